@@ -1,10 +1,8 @@
 """Write checkpoints atomically in the background: two lines of text and a payload of torch.save."""
 
-import dataclasses
 import hashlib
 import io
 import json
-import os
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -15,7 +13,7 @@ from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
-from typing_extensions import Buffer, override
+from typing_extensions import override
 
 from hvd_train import plain_file
 from hvd_train.errors import UsageError
@@ -26,8 +24,7 @@ from hvd_train.state import Snapshot, TrainState, result_in, to_host
 
 BEST, FINAL = "model-best.pt", "model-final.pt"
 MAGIC = b"hvd_train checkpoint\n"
-_KEYS = {field.name for field in dataclasses.fields(TrainState)} | {"buffers", "config"}
-_HEADER_SIZE, _PIECE_BYTES = 512, 1 << 20
+_HEADER_SIZE = 512
 _NAME = re.compile(r"step-(\d{10})\.ckpt")
 Report = Callable[[str], None]  # prints a line for the user
 
@@ -89,7 +86,7 @@ class DiskStore(Store):
             with self._weights_lock:
                 if final_weights:
                     self._unwritten[FINAL] = result_in(snapshot)
-                return self._write_weights(last=True) and saved
+                return self._write_weights() and saved
 
         self._last = self._writer.submit(write_all)
         return self._last
@@ -132,7 +129,7 @@ class DiskStore(Store):
                 self._write_weights(quietly=True)
         return True
 
-    def _write_weights(self, *, quietly: bool = False, last: bool = False) -> bool:
+    def _write_weights(self, *, quietly: bool = False) -> bool:
         """Write the pending weights; return whether all are on disk."""
         for name, weights in list(self._unwritten.items()):
             try:
@@ -140,8 +137,7 @@ class DiskStore(Store):
                     _save(weights, file)
             except OSError as error:
                 if not quietly:
-                    kept = "" if last else "; it is kept in memory until it fits"
-                    self._report(f"cannot write {self.folder / name}: {error.strerror}{kept}")
+                    self._report(f"cannot write {self.folder / name}: {error.strerror}")
             else:
                 del self._unwritten[name]
         return not self._unwritten
@@ -167,13 +163,6 @@ def newest_good(folder: Path, report: Report) -> Snapshot | None:
     return None
 
 
-def write(path: Path, snapshot: Snapshot) -> None:
-    """Write a checkpoint durably. Raises OSError."""
-    path.parent.mkdir(exist_ok=True)
-    with durable.writing(path) as file:
-        write_into(file, snapshot)
-
-
 def write_into(file: BinaryIO, snapshot: Snapshot) -> None:
     """Write a checkpoint into an open file, without a copy in between. Raises OSError."""
     file.write(MAGIC)
@@ -184,7 +173,7 @@ def write_into(file: BinaryIO, snapshot: Snapshot) -> None:
         _save(snapshot, payload)
     finally:
         torch.serialization.set_crc32_options(before)
-    header = {"digest": payload.digest.hexdigest(), "size": payload.size, **snapshot["progress"]}
+    header = {"digest": payload.digest.hexdigest(), **snapshot["progress"]}
     line = json.dumps(header).encode().ljust(_HEADER_SIZE - 1) + b"\n"
     assert len(line) == _HEADER_SIZE
     file.seek(len(MAGIC))
@@ -204,11 +193,10 @@ class _Digested:
     """A file for torch.save that computes the digest of what is written."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self.size, self.digest = file, 0, hashlib.blake2b(digest_size=32)
+        self._file, self.digest = file, hashlib.blake2b(digest_size=32)
 
     def write(self, data: bytes) -> int:
         self.digest.update(data)
-        self.size += len(data)
         return self._file.write(data)
 
     def flush(self) -> None:
@@ -219,76 +207,24 @@ def read(path: Path) -> Snapshot:
     """Return the snapshot in a file. Raises BadCheckpoint, which names a file that is damaged or no checkpoint."""
     try:
         with plain_file.opened(path) as file:
-            size, digest = _header(path, file)
-            there = os.fstat(file.fileno()).st_size - file.tell()
-            if there != size:
-                raise BadCheckpoint(f"{path} is truncated: {there} of {size} bytes")
-            if there > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
-                raise BadCheckpoint(f"{path} is larger than the memory")
-            payload = _Payload(file)
-            if payload.digest() != digest:
-                raise BadCheckpoint(f"{path}: its contents do not match their checksum")
-            snapshot: Snapshot = torch.load(io.BufferedReader(payload), map_location="cpu", weights_only=True)
-            if lacking := _KEYS.difference(snapshot):
-                raise BadCheckpoint(f"{path} is no checkpoint of this version: it has no {', '.join(sorted(lacking))}")
-            return snapshot
+            if file.readline(64) != MAGIC:
+                raise BadCheckpoint(f"{path} is not a checkpoint of hvd_train")
+            header, payload = file.readline(4096), file.read()
+        if hashlib.blake2b(payload, digest_size=32).hexdigest() != json.loads(header)["digest"]:
+            raise BadCheckpoint(f"{path} is damaged: its contents do not match their checksum")
+        snapshot: Snapshot = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+        return snapshot
     except OSError as error:
         raise BadCheckpoint(f"{path}: {error.strerror}") from None
-    except MemoryError:
-        raise BadCheckpoint(f"{path} is larger than the memory") from None
-    except UNREADABLE:
-        raise BadCheckpoint(f"{path} holds more than plain values and tensors; it is not loaded") from None
-
-
-class _Payload(io.RawIOBase):
-    """The rest of a file as a file: torch.load needs no second copy in memory."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._begin = file, file.tell()
-
-    def digest(self) -> str:
-        """Return the digest of the payload and rewind it."""
-        digest = hashlib.blake2b(digest_size=32)
-        while piece := self._file.read(_PIECE_BYTES):
-            digest.update(piece)
-        self.seek(0)
-        return digest.hexdigest()
-
-    @override
-    def seekable(self) -> bool:
-        return True
-
-    @override
-    def readable(self) -> bool:
-        return True
-
-    @override
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        return self._file.seek(offset + (self._begin if whence == os.SEEK_SET else 0), whence) - self._begin
-
-    @override
-    def readinto(self, buffer: Buffer) -> int:
-        data = memoryview(buffer).cast("B")
-        piece = self._file.read(min(len(data), _PIECE_BYTES))
-        data[: len(piece)] = piece
-        return len(piece)
-
-
-def _header(path: Path, file: BinaryIO) -> tuple[Any, Any]:
-    """Return the size and the digest of the payload that follows. Raises BadCheckpoint and OSError."""
-    if file.readline(64) != MAGIC:
-        raise BadCheckpoint(f"{path} is not a checkpoint of hvd_train")
-    try:
-        header = json.loads(file.readline(4096))
-        return header["size"], header["digest"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise BadCheckpoint(f"{path}: its header is damaged") from None
+    except UNREADABLE:
+        raise BadCheckpoint(f"{path} holds more than plain values and tensors; it is not loaded") from None
 
 
 def read_weights(path: Path) -> dict[str, Tensor] | None:
     """Return the state_dict in a file, on the CPU; None if it cannot be read."""
     try:
-        weights: dict[str, Tensor] = tensors_in(path)
+        return dict[str, Tensor](tensors_in(path))
     except UNREADABLE:
         return None
-    return weights

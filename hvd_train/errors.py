@@ -41,12 +41,6 @@ class UsageError(HvdTrainError):
     exit_code = 2
 
 
-class Untrainable(UsageError):
-    """The model cannot be trained in such batches, or not on several ranks."""
-
-    of_all_ranks = True
-
-
 class RankLost(HvdTrainError):
     """A collective operation broke because another rank ended or could not be reached."""
 

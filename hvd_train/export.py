@@ -21,8 +21,8 @@ def export(target: Path, output: Path, *, onnx: bool, trust: bool = False) -> li
     """Write a run's best weights (or a checkpoint's), the torch.export program and, if asked for, ONNX.
 
     The program maps images float32 [batch, channels, height, width], normalised as model.json says, to logits
-    [batch, classes]. Returns the paths of the files. Raises UsageError if `target` is no run, the model cannot be
-    exported, or the program gives other logits; `trust` is as in `run.evaluate`.
+    [batch, classes]. Returns the paths of the files. Raises UsageError if `target` is no run or the program gives
+    other logits, and torch's errors if it cannot export the model; `trust` is as in `run.evaluate`.
     """
     config, parts = trained_parts(target, Place(), device="cpu", trust=trust)
     model = parts.model.eval()
@@ -48,10 +48,7 @@ def export(target: Path, output: Path, *, onnx: bool, trust: bool = False) -> li
 
 
 def _program(model: nn.Module, images: Tensor, expected: Tensor, path: Path) -> Path:
-    try:
-        program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
-    except Exception as error:  # torch may raise anything for a model that it cannot trace
-        raise UsageError(f"torch.export cannot take this model: {_first_line(error)}") from error
+    program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
     with durable.writing(path) as file:
         torch.export.save(program, file)
     loaded = torch.export.load(path).module()
@@ -67,10 +64,7 @@ def _onnx(model: nn.Module, images: Tensor, expected: Tensor, path: Path) -> Pat
         raise UsageError(f"--onnx needs {error.name}: pip install onnx onnxscript onnxruntime") from None
     path.unlink(missing_ok=True)  # a link would be followed
     options: dict[str, Any] = {"dynamo": True, "external_data": False, "verbose": False}
-    try:
-        torch.onnx.export(model, (images,), path, dynamic_shapes=({0: torch.export.Dim("batch", min=1)},), **options)
-    except Exception as error:
-        raise UsageError(f"torch.onnx cannot take this model: {_first_line(error)}") from error
+    torch.onnx.export(model, (images,), path, dynamic_shapes=({0: torch.export.Dim("batch", min=1)},), **options)
     session: Any = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     (name,) = (found.name for found in session.get_inputs())
     _check(path, expected, lambda: torch.from_numpy(session.run(None, {name: images.numpy()})[0]))
@@ -82,7 +76,3 @@ def _check(path: Path, expected: Tensor, run: Callable[[], Tensor]) -> None:
         difference = float((run() - expected).abs().max())
     if not difference <= _CLOSE * max(1.0, float(expected.abs().max())):
         raise UsageError(f"{path} gives other logits than the model: by up to {difference:.2g}; do not use it")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import IO
 
 import torch
-from torch import Tensor
 
 from hvd_train import checkpoint
 from hvd_train.checkpoint import BadCheckpoint
 from hvd_train.config import Config
-from hvd_train.console import say
 from hvd_train.elastic.members import Member, RankReport, change_between
-from hvd_train.errors import FaultRepeats, RankLost, ReplicasDiffer, UsageError, counted, first_few
+from hvd_train.errors import FaultRepeats, RankLost, ReplicasDiffer, UsageError, first_few
 from hvd_train.job import Arrival
 from hvd_train.launch import launcher
 from hvd_train.network.buffers import tensors_in
@@ -25,10 +23,8 @@ from hvd_train.run_files import run_folder
 from hvd_train.run_files.run_folder import Busy
 from hvd_train.state import TrainState, digest_of_snapshot, map_tensors
 from hvd_train.world.wire import has_no_gaps
-from hvd_train.world.world import Place, World, unwatched
+from hvd_train.world.world import Place, World
 
-_QUIET_S = 3.0  # a shorter transfer is not worth a line
-_EVERY_S = 10.0
 _PATIENCE_S = 100.0  # a file server keeps the locks of a dead host for a while: NFS 4 for 90 s
 _POLL_S = 0.2
 _RESUME = "the same command resumes from there"
@@ -114,41 +110,19 @@ def synchronize(state: TrainState, world: World, root: int) -> None:
     something else than the root sent; UsageError: if the state belongs to another model or optimizer.
     """
     is_root = world.place.rank == root
-    snapshot = map_tensors(state.live(), _without_gaps) if is_root else {}
+    dense = lambda tensor: tensor.detach() if has_no_gaps(tensor) else tensor.detach().contiguous()  # noqa: E731
+    snapshot = map_tensors(state.live(), dense) if is_root else {}
     outline = map_tensors(snapshot, lambda tensor: torch.empty_like(tensor, device="meta"))
     outline = world.broadcast(outline, root)
     if not is_root:
         snapshot = map_tensors(outline, lambda tensor: torch.empty_like(tensor, device="cpu"))
     tensors = [tensor for _, tensor in tensors_in(snapshot)]
-    sent = _Notice(sum(tensor.nbytes for tensor in tensors), world.place.size - 1) if is_root else unwatched
-    world.broadcast_tensors(tensors, root, sent)
+    world.broadcast_tensors(tensors, root)
     digests = world.gather(digest_of_snapshot(snapshot))
     if damaged := [rank for rank, digest in enumerate(digests) if digest != digests[root]]:
         raise ReplicasDiffer(f"the state of rank {root} arrived damaged on ranks {first_few(damaged)}")
     if not is_root:
         state.load(snapshot)
-
-
-def _without_gaps(tensor: Tensor) -> Tensor:
-    return tensor.detach() if has_no_gaps(tensor) else tensor.detach().contiguous()
-
-
-class _Notice:
-    """Shows the progress of a long transfer."""
-
-    def __init__(self, num_bytes: int, num_ranks: int) -> None:
-        self._num_bytes, self._sent = num_bytes, 0
-        self._ranks = counted(num_ranks, "rank")
-        self._begun = time.monotonic()
-        self._next = self._begun + _QUIET_S
-
-    def __call__(self, num_bytes: int) -> None:
-        self._sent += num_bytes
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + _EVERY_S
-            sent, whole = (f"{count / 1e6:,.0f}" for count in (self._sent, self._num_bytes))
-            say(f"sending the state to {self._ranks}: {sent} of {whole} MB after {now - self._begun:.0f} s")
 
 
 def commit_for_all(output: Output, config: Config, state: TrainState, run_dir: Path) -> str:

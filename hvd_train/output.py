@@ -208,7 +208,7 @@ def _adapted(
     _check_settings(config, old, Progress(**snapshot["progress"]))
     check_same_shapes(state.model.state_dict(), snapshot["model"])
     mine, theirs = config.settings(), old.settings()
-    notes, changed = list[str](), dict[str, Any](best=None)
+    notes, changed = list[str](), dict[str, Any](best=None)  # the best weights are not in the file
     if differences := config.differences(old):
         notes.append(f"other settings than in {file} hold from here on: {'; '.join(differences)}")
     if any(mine[name] != theirs[name] for name in _OF_CUT):
@@ -224,9 +224,6 @@ def _adapted(
         changed["average"] = {"n_averaged": torch.tensor(1), **weights}
         changed["buffers"] = snapshot["buffers"][:1] * 2  # the model's, for the average as well
         notes.append(f"the moving average starts from the weights in {file}")
-    if best := snapshot["best"]:
-        score = f"top-1 {best['top1']:.2%} in epoch {best['epoch']}"
-        notes.append(f"the best weights so far ({score}) are not in {file}: this run keeps its own best")
     return {**snapshot, **changed}, notes
 
 

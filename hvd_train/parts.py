@@ -21,7 +21,7 @@ from hvd_train.network.models import Builder, any_size, compile_model, micro_bat
 from hvd_train.progress import order
 from hvd_train.progress.clock import Split
 from hvd_train.state import TrainState
-from hvd_train.step import Mixer, Step, trainable, unmixed
+from hvd_train.step import Mixer, Step, unmixed
 from hvd_train.world.world import Place, Reduction, World
 
 _LOADER_PROCESSES = 4  # usually enough to keep a GPU busy
@@ -80,8 +80,7 @@ def _compile(config: Config, world: World, parts: Parts) -> None:
     freeze.apply(config.model, parts.model, 0)
     train_sizes = any_size(train_sizes) if launcher.elastic(os.environ) else train_sizes
     autocast = Step(config, world, parts.model, parts.device).autocast()
-    with trainable():
-        compile_model(parts.model, parts.example, autocast, train_sizes=train_sizes, eval_sizes=eval_sizes)
+    compile_model(parts.model, parts.example, autocast, train_sizes=train_sizes, eval_sizes=eval_sizes)
     freeze.prepare(config.model, parts.model)
 
 

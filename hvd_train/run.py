@@ -25,7 +25,7 @@ from hvd_train.network import freeze, models, weights
 from hvd_train.network.models import Builder
 from hvd_train.parts import Parts, build
 from hvd_train.progress.stop import StopSignal
-from hvd_train.run_files import history, run_folder
+from hvd_train.run_files import run_folder
 from hvd_train.step import Step
 from hvd_train.training import Result, Training
 from hvd_train.validate import Scores
@@ -88,9 +88,8 @@ def check(config: Config) -> None:
         raise UsageError("--reduction adasum does not go with an elastic job: workers come and go in any number")
     if config.run.profile is not None and os.environ.get(launcher.TIMELINE, launcher.ON_DEMAND) != launcher.ON_DEMAND:
         raise UsageError(f"--profile writes Horovod's timeline itself: unset {launcher.TIMELINE}")
-    named = config.run.resume not in ("auto", "never") and not launcher.continues(
-        os.environ
-    )  # then the job has read it
+    # A job that continues has read the file.
+    named = config.run.resume not in ("auto", "never") and not launcher.continues(os.environ)
     if named and not Path(config.run.resume).is_file():
         raise UsageError(f"--resume {config.run.resume}: no such file; it must be auto, never or a checkpoint file")
 
@@ -210,8 +209,6 @@ def _data_of(path: Path) -> Identity | None:
         return found
     except FileNotFoundError:  # the disk may have been full
         return None
-    except (OSError, ValueError, RecursionError):
-        raise UsageError(f"cannot read {path}; delete it to go without a check of the classes") from None
 
 
 def which_weights(target: Path) -> str:
@@ -220,11 +217,7 @@ def which_weights(target: Path) -> str:
         return "weights of the checkpoint"
     if not (target / checkpoint.BEST).exists():
         return "last weights: the run has no best yet"
-    run = history.read(target)
-    by, sign = ("val_loss", -1) if run.settings.get("best_by") == "loss" else ("val_top1", 1)
-    scored = [(score, epoch) for epoch in run.epochs if (score := history.number(epoch, by)) is not None]
-    _, best = max(scored, key=lambda pair: sign * pair[0], default=(0.0, {}))  # the first of equals, as in training
-    return f"best weights of epoch {best['epoch']}" if history.whole(best.get("epoch")) else "best weights"
+    return "best weights"
 
 
 OWN = "custom"  # the name in the config of a function that cannot be imported

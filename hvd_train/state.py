@@ -156,13 +156,6 @@ class TrainState:
         """Return a fingerprint of weights, buffers, optimizer state and progress."""
         return digest_of_snapshot(self.live())
 
-    def digests(self) -> dict[str, str]:
-        """Return fingerprints of the parts that must be equal on all ranks, by name."""
-        live = self.live()
-        tensors = tensors_in({name: live[name] for name in _TENSORS})
-        digests = {path.removeprefix("/"): digest_of("", [("", tensor)]) for path, tensor in tensors}
-        return digests | {name: repr(live[name]) for name in _FACTS}
-
 
 def result_in(snapshot: Snapshot) -> dict[str, Tensor]:
     """Return the weights of the model that `TrainState.result` names, out of a snapshot."""
@@ -179,19 +172,13 @@ def digest_of_snapshot(snapshot: Snapshot) -> str:
 
 
 def confirm_equal(state: TrainState, world: World) -> None:
-    """Compare the states of all ranks bit for bit. Raises ReplicasDiffer, which says what differs, and RankLost."""
+    """Compare the states of all ranks bit for bit. Raises ReplicasDiffer, and RankLost."""
     digests = world.gather(state.digest())
     if odd := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
-        of_ranks = world.gather(state.digests())
-        found = "; ".join(f"rank {rank} in {first_few(_differing(of_ranks[rank], of_ranks[0]))}" for rank in odd[:3])
         raise ReplicasDiffer(
             f"ranks {', '.join(map(str, odd))} hold other weights than rank 0 at step {state.progress.step}; "
-            f"this must not happen: please report it with the run's config.yaml. They differ: {found}"
+            "this must not happen: please report it with the run's config.yaml"
         )
-
-
-def _differing(mine: Mapping[str, object], theirs: Mapping[str, object]) -> list[str]:
-    return [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
 
 
 def to_host(value: Any) -> Any:
@@ -213,6 +200,6 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 def check_same_shapes(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
     """Raise UsageError that names the first tensors in which two models differ."""
     shapes, other = ({name: tuple(t.shape) for name, t in each.items()} for each in (mine, theirs))
-    if wrong := sorted(_differing(shapes, other)):
+    if wrong := sorted(name for name in {**shapes, **other} if shapes.get(name) != other.get(name)):
         shown = first_few([f"{name} {other.get(name, 'absent')} for {shapes.get(name, 'absent')}" for name in wrong], 3)
         raise UsageError(f"the checkpoint is of another model: {shown}; start it with the same --model and --data")

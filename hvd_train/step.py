@@ -2,9 +2,8 @@
 
 import math
 import operator
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, reduce
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from hvd_train.config import Config
 from hvd_train.data.loader import Batch, MicroBatch
-from hvd_train.errors import RankLost, Untrainable
+from hvd_train.errors import RankLost
 from hvd_train.network.buffers import StepBuffers
 from hvd_train.network.device import seed
 from hvd_train.network.normalization import sums_in_passes
@@ -58,27 +57,6 @@ class StepResult:
     fingerprint: int | None = None  # of the samples of all ranks (`progress.order`), if the run keeps a ledger
 
 
-@contextmanager
-def trainable() -> Iterator[None]:
-    """Raise Untrainable for what torch's batch norm and Horovod's hooks refuse inside this block."""
-    try:
-        yield
-    except ValueError as error:
-        if "more than 1 value per channel" not in str(error):
-            raise
-        raise Untrainable(
-            "batch norm needs two samples in each micro-batch; type a larger --batch-size or --global-batch-size"
-        ) from None
-    except AssertionError as error:
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        if frame.f_globals.get("__name__") != "horovod.torch.optimizer":
-            raise
-        raise Untrainable(
-            "a backward pass makes a gradient twice, as of a block that is used twice under torch's checkpoint(); "
-            "give that use_reentrant=False"
-        ) from None
-
-
 class Step:
     """Takes optimizer steps. It holds settings and the values of the model's buffers, but no progress."""
 
@@ -117,12 +95,11 @@ class Step:
     ) -> StepResult:
         """Take one step with all ranks; the weights change, the progress does not (`TrainState.count_step`).
 
-        `meanwhile` is called while gradients are reduced. Raises RankLost and Untrainable before the state changes.
+        `meanwhile` is called while gradients are reduced. Raises RankLost before the state changes.
         """
         try:
-            with trainable():
-                return self._take(state, batch, votes, want_norm, meanwhile)
-        except (RankLost, Untrainable):
+            return self._take(state, batch, votes, want_norm, meanwhile)
+        except RankLost:
             self._buffers.put_back()
             raise
 

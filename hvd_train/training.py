@@ -222,14 +222,7 @@ class Training:
         If a rank is lost meanwhile, nothing is closed yet: the next world of an elastic job writes the files.
         """
         if finished:
-            try:
-                confirm_equal(job.state, job.world)
-            except ReplicasDiffer as error:
-                job.output.store.save_weights(checkpoint.FINAL, job.state)
-                # All ranks wait for the commit: if one ends, launchers end the others.
-                kept = job.world.broadcast(job.output.commit_last(job.state), 0)
-                done = "committed" if kept else "NOT committed"
-                raise ReplicasDiffer(f"{error}; what rank 0 holds is {done}") from error
+            confirm_equal(job.state, job.world)
         signals = [number for number in job.world.gather(self._stop.received) if number is not None]
         saved = result_of_rank_0(job.world, job.output.store.commit_last(job.state, final_weights=finished))
         test = self._test(job) if finished else None
@@ -285,8 +278,6 @@ def describe(job: Job) -> str:
     if number < place.size:
         idle = f"{_ranks(place.size - number)} of {place.size} idle"
         line += f"; {idle} (a new run may have smaller micro-batches: --batch-size)"
-    elif number % place.size:
-        line += f"; {number} micro-batches do not divide over {_ranks(place.size)}: some idle in part of each step"
     if training.progress.step:
         line += f"; resuming at epoch {training.progress.epoch + 1}, step {training.progress.step}"
     return line

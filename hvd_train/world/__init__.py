@@ -1,5 +1,5 @@
 """Communication between ranks: `Place` and `World`, the world of one, and the only importer of Horovod.
 
 Start with `world`, the protocol. `horovod_world` implements it, with `grouped_optimizer` for gradients and `wire` for
-what is sent. `elastic_world` adds ranks that come and go, with `heartbeat`.
+what is sent. `elastic_world` adds ranks that come and go.
 """

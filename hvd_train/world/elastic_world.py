@@ -1,24 +1,159 @@
-"""The `World` of an elastic job: workers form one world after another."""
+"""The `World` of an elastic job: workers form one world after another, and send heartbeats to the driver."""
 
+import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import TypeVar
 
 from typing_extensions import override
 
-from hvd_train.errors import RankLost
+from hvd_train.errors import RankLost, UsageError
 from hvd_train.launch import client, launcher
-from hvd_train.world import heartbeat, horovod_world
+from hvd_train.launch.launcher import WORKER
+from hvd_train.progress.clock import RunningClock
+from hvd_train.world import horovod_world
 from hvd_train.world.world import DriverLost, Place, Request, already_in_sync
 
 T = TypeVar("T")
 
 _DRIVER_CHECK_S = 0.5
 _ATTEMPTS = 5  # to reach the driver, which decides how often ranks try to connect
+_EVERY_S = 1.0
+_ANSWER_S = 2.0
+_PAUSED_S = 5.0  # a heartbeat takes 3 s if the driver is silent; a longer time is a pause of this process
+_GONE_S = 10.0  # a driver that does not answer for this long counts as gone, or out of reach
+_GONE_WHILE_LEAVING_S = 3.0  # after a signal: this process may soon be killed, or its driver has been
+_COMMIT_S = 30.0  # from then until this process must have begun its last commit
+_WRITE_S = 600.0  # and the time for writing it
+_ANSWERS = ("train", "change", "stop", "end")
+_RANK_AND_SIZE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+
+
+class Heartbeat:
+    """Sends a heartbeat to our driver every second, from a thread of its own.
+
+    `requested` is the driver's last answer: "train", "change" or "stop". It stays "change" once this worker is evicted,
+    and is "stop" if the driver has not answered for `_GONE_S` seconds. In both cases the worker commits what it can and
+    ends; if that takes too long, this thread ends the process.
+    """
+
+    def __init__(self) -> None:
+        self.requested: Request = "train"
+        self._got_signal = self._evicted = False
+        self._wake = threading.Event()
+        self.now = RunningClock(_PAUSED_S)
+        self._all_was_well = self.now()
+        self._patience_s = _GONE_S + _COMMIT_S
+
+    def start(self, environ: Mapping[str, str]) -> None:
+        """Start the thread; `environ` has the address of the driver."""
+        threading.Thread(target=self._beat, args=(dict(environ),), daemon=True, name="heartbeat").start()
+
+    @property
+    def driver_gone(self) -> bool:
+        """Whether the driver has not answered for `_GONE_S` seconds."""
+        return self.now() - self._all_was_well > _GONE_S and not self._evicted
+
+    @property
+    def silent_since(self) -> float:
+        """When the driver answered last, by `now`; after an eviction, the current time."""
+        return self.now() if self._evicted else self._all_was_well
+
+    def signal_received(self) -> None:
+        """Report a signal at once; the driver answers whether this worker leaves or all stop."""
+        if not self._got_signal:
+            self._got_signal = True
+            self._wake.set()
+
+    def world_formed(self) -> None:
+        """Note that the ranks have connected, which was the requested change."""
+        if self.requested == "change":
+            self.requested = "train"  # a further change is requested again with the next beat
+
+    def training_left(self) -> None:
+        """Give this worker, which trains no more, minutes to write its last files."""
+        self._patience_s = self.now() - self._all_was_well + _WRITE_S
+
+    def all_written(self) -> None:
+        """Give this process, which has written its files, less time to end."""
+        self._patience_s = self.now() - self._all_was_well + _COMMIT_S
+
+    def _beat(self, environ: Mapping[str, str]) -> None:
+        self._all_was_well = self.now()
+        while True:
+            self._note(_answer(environ, "leaving" if self._got_signal else "heartbeat"))
+            if self.now() - self._all_was_well > self._patience_s:
+                os._exit(1)
+            self._pause()
+
+    def _note(self, answer: str | None) -> None:
+        now_evicted = answer == "end" and not self._evicted
+        self._evicted = self._evicted or now_evicted
+        if now_evicted or (answer is not None and not self._evicted):
+            self._all_was_well = self.now()
+        silence_s = self.now() - self._all_was_well
+        if self.requested == "stop":
+            return
+        if self._evicted:  # the others may continue, so this worker must not vote for a stop
+            self.requested = "change"
+        elif answer == "stop" or silence_s > (_GONE_WHILE_LEAVING_S if self._got_signal else _GONE_S):
+            self.requested = "stop"
+        elif answer is not None:
+            self.requested = "change" if answer == "change" else "train"
+
+    def _pause(self) -> None:
+        self._wake.wait(_EVERY_S)
+        self._wake.clear()
+
+
+def _answer(environ: Mapping[str, str], scope: str) -> str | None:
+    try:
+        answer = client.get(environ, f"{scope}/{environ[WORKER]}", _ANSWER_S)
+    except OSError:
+        return None
+    return answer if answer in _ANSWERS else None
+
+
+def announce_rejoining(environ: Mapping[str, str], beat: Heartbeat, connect_error: str = "") -> None:
+    """Ask our driver whether Horovod's core may ask for the next rank.
+
+    The core asks by host and local rank, which another process has by now if this one was evicted. `connect_error` says
+    why the ranks could not connect or synchronize. Retries until the driver has not answered `beat` for `_GONE_S`
+    seconds.
+    Raises: SystemExit (0): if this worker is evicted; DriverLost: if the driver is gone.
+    """
+    deadline = beat.silent_since + _GONE_S
+    while True:
+        try:
+            if connect_error:
+                client.put(environ, f"connect_error/{environ[WORKER]}", connect_error, _ANSWER_S)
+            answer = client.get(environ, f"may_ask/{environ[WORKER]}", _ANSWER_S)
+            break
+        except OSError as error:
+            if beat.now() > deadline:
+                raise DriverLost(f"the driver has not answered for {_GONE_S:.0f} s ({error})") from error
+            time.sleep(_EVERY_S)
+    if answer == "end":
+        raise SystemExit(0)
+
+
+def wait_for_first_rank(environ: MutableMapping[str, str], facts: Mapping[str, str]) -> None:
+    """Wait for a rank, and set the variables that Horovod's core reads.
+
+    Raises: UsageError: if `facts` differ from the job's; OSError: if the driver cannot be reached; SystemExit (0): if
+    there is no rank for this worker.
+    """
+    client.put(environ, f"facts/{environ[WORKER]}", json.dumps({"host": environ["HOROVOD_HOSTNAME"], **facts}))
+    if difference := client.get(environ, f"problem/{environ[WORKER]}"):
+        raise UsageError(difference)
+    values = client.get(environ, f"rank_and_size/{environ['HOROVOD_HOSTNAME']}:{environ[WORKER]}").split(",")
+    if values[0] == "-1":
+        raise SystemExit(0)
+    environ.update({f"HOROVOD_{name}": value for name, value in zip(_RANK_AND_SIZE, values, strict=True)})
 
 
 class ElasticWorld(horovod_world.HorovodWorld):
@@ -33,7 +168,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
         self._connect_error = ""  # why the state is not synchronized yet in this world
         launcher.kill_predecessor(os.environ)
         client.find_driver(os.environ)
-        self._heartbeat = heartbeat.Heartbeat()
+        self._heartbeat = Heartbeat()
         self._heartbeat.start(os.environ)
         super().__init__(facts=facts)
 
@@ -100,12 +235,13 @@ class ElasticWorld(horovod_world.HorovodWorld):
         while True:
             try:
                 if self._has_had_rank:
-                    heartbeat.announce_rejoining(os.environ, self._heartbeat, self._connect_error)
+                    announce_rejoining(os.environ, self._heartbeat, self._connect_error)
                     attempts = 0
                 else:
-                    heartbeat.wait_for_first_rank(os.environ, self._facts)
+                    wait_for_first_rank(os.environ, self._facts)
                     self._has_had_rank = True
-                heartbeat.choose_interface(os.environ)
+                elsewhere = client.get(os.environ, f"elsewhere/{os.environ[WORKER]}", _ANSWER_S)
+                client.choose_interface(os.environ, elsewhere)
                 place = self._start_core()
                 break
             except (ValueError, OSError) as error:
@@ -113,9 +249,8 @@ class ElasticWorld(horovod_world.HorovodWorld):
                 attempts += 1
                 if attempts == _ATTEMPTS:
                     raise RankLost(f"cannot connect to the other ranks: {error}") from error
-                self._connect_error = str(error).partition(". Please check")[
-                    0
-                ]  # Horovod refers to its log, which is off
+                # Horovod refers to its log, which is off.
+                self._connect_error = str(error).partition(". Please check")[0]
                 if isinstance(error, OSError):
                     time.sleep(1.0)
         self._heartbeat.world_formed()

@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hvd_train.world.wire import Compression
+from hvd_train.world.wire import InMemoryOrder
 from hvd_train.world.world import Reduction
 
 Group = tuple[Tensor, ...]
@@ -18,48 +17,19 @@ StartSums = Callable[[Sequence[Tensor], str], int]
 _GROUP_BYTES = 25 * 2**20  # a group is sent while the gradients of the next are computed
 
 
-class HorovodOptimizer(Protocol):
-    """What `GroupedOptimizer` uses of the optimizer that `hvd.DistributedOptimizer` of Horovod 0.28.1 returns.
-
-    A unit test compares this list with the installed Horovod. A hook on each parameter counts down its backward passes.
-    After the last one it increments the count of its group, and sends the group if it is complete.
-    """
-
-    param_groups: list[dict[str, Any]]
-    backward_passes_per_step: int
-
-    _requires_update: set[Tensor]
-    """`synchronize` waits for their gradients. Empty in a world of one, which has no hooks."""
-    _groups: list[Group] | None  # if None, each hook reduces its own gradient
-    _p_to_group: dict[Tensor, Group]
-    _group_counts: dict[Group, int]  # how many parameters of a group have all gradients of this step
-    _handles: dict[Any, tuple[int | None, Any]]
-    """Handles of this step by group (by parameter: a hook whose group is not complete)."""
-    _grouped_allreduce_grad_async: Callable[[Group], tuple[int, Sequence[Any]]]
-    """Begins to reduce a group; returns the handle, and the `ctx` of `decompress` for each parameter."""
-
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """Have the hooks send gradients after this number of backward passes, counted from here."""
-
-    def synchronize(self) -> None:
-        """Wait for all reductions and write their results into the gradients."""
-
-    def skip_synchronize(self) -> AbstractContextManager[None]:
-        """Keep `step` from synchronizing again inside this block."""
-
-
 class GroupedOptimizer:
     """Sends gradients in our groups by Horovod's hooks, and one more tensor with the first group.
 
     Horovod's constructor would broadcast the names in its groups, before the rendezvous of an elastic job. Its own
-    grouped reduction supports neither Adasum nor factors, so groups are sent by `start_sums`.
+    grouped reduction supports neither Adasum nor factors, so groups are sent by `start_sums`. A hook on each parameter
+    counts down its backward passes, then increments the count of its group, and sends the group if it is complete.
     """
 
     def __init__(
         self,
-        horovod: HorovodOptimizer,
+        horovod: Any,  # what `hvd.DistributedOptimizer` of Horovod 0.28.1 returns
         names: Mapping[Tensor, str],
-        compression: Compression,
+        compression: InMemoryOrder,
         reduction: Reduction,
         start_sums: StartSums,
     ) -> None:

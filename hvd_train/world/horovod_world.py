@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import horovod.torch as hvd
@@ -26,7 +27,7 @@ from hvd_train.errors import RankLost, UsageError
 from hvd_train.launch import client, launcher, roll_call, slurm
 from hvd_train.world.grouped_optimizer import GroupedOptimizer, StartSums
 from hvd_train.world.wire import MOST_BYTES, InMemoryOrder, Piece, packed, pieces, unpacked
-from hvd_train.world.world import PendingSum, Place, Reduction, World, WorldChanged, fill_missing_gradients, unwatched
+from hvd_train.world.world import PendingSum, Place, Reduction, World, WorldChanged, fill_missing_gradients
 
 T = TypeVar("T")
 
@@ -93,22 +94,14 @@ class HorovodWorld(World):
         return value if is_root else unpacked(payload)
 
     @override
-    def broadcast_tensors(
-        self, tensors: Sequence[Tensor], root: int, arrived: Callable[[int], None] = unwatched
-    ) -> None:
-        under_way: deque[tuple[Piece, Callable[[], None]]] = deque()
-
-        def wait_for_first() -> None:
-            piece, wait = under_way.popleft()
-            wait()
-            arrived(piece.num_bytes)
-
+    def broadcast_tensors(self, tensors: Sequence[Tensor], root: int) -> None:
+        under_way: deque[Callable[[], None]] = deque()
         for number, piece in enumerate(pieces(tensors)):
             if len(under_way) == _PIECES_UNDER_WAY:
-                wait_for_first()
-            under_way.append((piece, self._start_piece(piece, root, f"hvd_train.tensors.{number % _PIECES_UNDER_WAY}")))
+                under_way.popleft()()
+            under_way.append(self._start_piece(piece, root, f"hvd_train.tensors.{number % _PIECES_UNDER_WAY}"))
         while under_way:
-            wait_for_first()
+            under_way.popleft()()
 
     def _start_piece(self, piece: Piece, root: int, name: str) -> Callable[[], None]:
         is_root = self.place.rank == root
@@ -261,16 +254,6 @@ class ElasticState(State):  # type: ignore[misc]  # Horovod has no types
             raise HorovodInternalError(str(error)) from error
 
 
-class _NoNotifications:
-    """Replace Horovod's notifications, which listen on a port for pickles; our driver answers heartbeats instead."""
-
-    def init(self) -> None: ...
-
-    def register_listener(self, _: ElasticState) -> None: ...
-
-    def remove_listener(self, _: ElasticState) -> None: ...
-
-
 def run_elastic(state: ElasticState, body: Callable[[], T], rejoin: Callable[[], None]) -> T:
     """Run `body` in each world of `hvd.elastic`, after `rejoin` and the state's `sync`.
 
@@ -286,7 +269,9 @@ def run_elastic(state: ElasticState, body: Callable[[], T], rejoin: Callable[[],
         except WorldChanged:
             raise HostsUpdatedInterrupt(skip_sync=False) from None
 
-    elastic.notification_manager = _NoNotifications()
+    # Horovod's notifications listen on a port for pickles; our driver answers heartbeats instead.
+    nothing: Callable[..., None] = lambda *_: None  # noqa: E731
+    elastic.notification_manager = SimpleNamespace(init=nothing, register_listener=nothing, remove_listener=nothing)
     run: Callable[[ElasticState], T] = run_fn(in_one_world, rejoin)
     with as_rank_lost():
         return run(state)

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +46,6 @@ class Piece:
     def __init__(self, parts: list[Tensor]) -> None:
         self._parts = parts  # flat views of bytes, in memory of their owners
         self.num_bytes = sum(part.numel() for part in parts)
-
         self._is_in_place = len(parts) == 1 and parts[0].device.type == "cpu"
 
     def outgoing(self) -> Tensor:
@@ -84,23 +83,13 @@ def pieces(tensors: Iterable[Tensor], most_bytes: int = MOST_BYTES) -> Iterator[
         yield Piece(parts)
 
 
-class Compression(Protocol):
-    """A compression of Horovod's, such as `hvd.Compression.fp16`."""
-
-    def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
-        """Return the tensor to send in place of `tensor`, and the `ctx` for `decompress`."""
-
-    def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
-        """Return the gradient that is received as `tensor`."""
-
-
 class InMemoryOrder:
-    """A compression that sends a gradient in its memory order, cast by another compression.
+    """A compression that sends a gradient in its memory order, cast by one of `hvd.Compression`.
 
     Horovod takes contiguous tensors only, unlike the gradients of a model in `channels_last`.
     """
 
-    def __init__(self, cast: Compression) -> None:
+    def __init__(self, cast: Any) -> None:
         self._cast = cast
 
     def compress(self, tensor: Tensor) -> tuple[Tensor, Tensor]:

@@ -58,10 +58,6 @@ def already_in_sync() -> None:
     """Do nothing: the `sync` of `World.run` if ranks have no state to synchronize."""
 
 
-def unwatched(num_bytes: int) -> None:
-    """Do nothing: the `arrived` of `World.broadcast_tensors` if no caller counts."""
-
-
 class World:
     """Processes that train one model. All ranks call the operations in the same order.
 
@@ -87,14 +83,11 @@ class World:
         """Return rank `root`'s `value`, sent as a pickle; tensors in it must be on the CPU."""
         return value
 
-    def broadcast_tensors(
-        self, tensors: Sequence[Tensor], root: int, arrived: Callable[[int], None] = unwatched
-    ) -> None:
+    def broadcast_tensors(self, tensors: Sequence[Tensor], root: int) -> None:
         """Fill the `tensors` of every rank from rank `root`, on the CPU without a copy.
 
         All ranks pass the same number of tensors, of the same shapes, types and orders in memory, without gaps.
-        `arrived` is called with the number of further bytes that have arrived. After a RankLost the tensors of other
-        ranks may hold any mixture of their own values and the root's.
+        After a RankLost the tensors of other ranks may hold any mixture of their own values and the root's.
         """
 
     def gather(self, value: T) -> list[T]:

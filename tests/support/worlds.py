@@ -31,7 +31,6 @@ from hvd_train.world.world import (
     already_in_sync,
     fill_missing_gradients,
     together,
-    unwatched,
 )
 
 T = TypeVar("T")
@@ -125,15 +124,12 @@ class ThreadWorld(World):
         return result
 
     @override
-    def broadcast_tensors(
-        self, tensors: Sequence[Tensor], root: int, arrived: Callable[[int], None] = unwatched
-    ) -> None:
+    def broadcast_tensors(self, tensors: Sequence[Tensor], root: int) -> None:
         is_root = self.place.rank == root
         for piece in pieces(tensors, self.most_bytes):
             payload = self._exchange("tensors", piece.outgoing() if is_root else None)[root]
             if not is_root:
                 piece.arrived(piece.room().copy_(payload))
-            arrived(piece.num_bytes)
 
     @override
     def gather(self, value: T) -> list[T]:

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from hvd_train import checkpoint
 from hvd_train.checkpoint import MAGIC, BadCheckpoint, DiskStore, committed, newest_good, path_of, read
 from hvd_train.config import OptimizerConfig
-from hvd_train.errors import UsageError
 from hvd_train.network import optim
 from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files import run_folder
@@ -81,15 +80,13 @@ def test_a_checkpoint_is_read_back_bit_for_bit() -> None:
     state = state_at(0)
     state.load(snapshot)
     assert state.digest() == state_at(5).digest()
-    lines = path_of(RUN, 5).read_bytes().split(b"\n")
-    assert lines[0] == b"hvd_train checkpoint"
-    assert json.loads(lines[1])["step"] == 5
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("whole") / "step-0000000005.ckpt"
-    checkpoint.write(path, {**state_at(5).snapshot(), "config": {}})
+    with path.open("wb") as file:
+        checkpoint.write_into(file, state_at(5).snapshot())
     return path.read_bytes()
 
 
@@ -114,37 +111,13 @@ def test_a_damaged_file_is_found(whole: bytes, data: st.DataObject) -> None:
         assert snapshot["progress"]["step"] == 5
 
 
-def test_a_hole_a_pipe_and_a_missing_file_are_refused() -> None:
-    for beginning in (b"", MAGIC, MAGIC + b'{"size": 1000000000000, "digest": ""}\n'):
-        Path("hole.ckpt").write_bytes(beginning)
-        os.truncate("hole.ckpt", 2**40)
-        with pytest.raises(UsageError, match=r"hole\.ckpt.* (is not a checkpoint|is damaged|is truncated)"):
-            checkpoint.read(Path("hole.ckpt"))
-    os.mkfifo("x.ckpt")
-    with pytest.raises(UsageError, match=r"x\.ckpt: it is no file, but a pipe or a device"):
-        checkpoint.read(Path("x.ckpt"))
-    with pytest.raises(UsageError, match=r"none\.ckpt: No such file"):
-        checkpoint.read(Path("none.ckpt"))
-
-
-def test_a_checkpoint_that_lacks_a_value_is_skipped() -> None:
-    """Its checksum is right, so another version wrote it."""
-    commit(5)
-    snapshot = read(path_of(RUN, 5))
-    del snapshot["buffers"]
-    checkpoint.write(path_of(RUN, 6), snapshot)
-    with pytest.raises(UsageError, match=r"0006\.ckpt is no checkpoint of this version: it has no buffers$"):
-        checkpoint.read(path_of(RUN, 6))
-    assert newest_step() == 5
-
-
 def test_a_checkpoint_with_code_in_it_is_not_run() -> None:
     """Though its checksum is valid; the checkpoint before it is used."""
     commit(5)
     buffer = io.BytesIO()
     torch.save({"model": Malicious()}, buffer)
     payload = buffer.getvalue()
-    header = {"digest": hashlib.blake2b(payload, digest_size=32).hexdigest(), "size": len(payload)}
+    header = {"digest": hashlib.blake2b(payload, digest_size=32).hexdigest()}
     path_of(RUN, 6).write_bytes(MAGIC + json.dumps(header).encode() + b"\n" + payload)
     with pytest.raises(BadCheckpoint, match="not loaded"):
         read(path_of(RUN, 6))
@@ -199,28 +172,6 @@ def test_commits_are_written_one_at_a_time_in_their_order(monkeypatch: pytest.Mo
     assert steps_on_disk() == [5, 3, 1]
 
 
-@pytest.mark.parametrize("last", [False, True])
-def test_later_steps_are_not_in_a_commit(last: bool) -> None:
-    """Training continues while the file is written."""
-    disk, state = store(), state_at(5)
-    continued, trains = threading.Event(), threading.current_thread()
-
-    def late(*_: object) -> None:
-        assert threading.current_thread() is trains or continued.wait(60)
-
-    state.model.register_state_dict_pre_hook(late)
-    disk.commit_last(state, final_weights=True) if last else disk.commit(state)
-    with torch.no_grad():
-        state.model.get_parameter("bias").fill_(6.0)
-    state.progress = state.progress.after_step(4)
-    continued.set()
-    disk.close()
-    assert steps_on_disk() == [5]
-    assert read(path_of(RUN, 5))["model"]["bias"].tolist() == [5.0, 5.0]
-    if last:
-        assert bias_in("model-final.pt") == [5.0, 5.0]
-
-
 def test_weights_for_use_are_a_plain_state_dict() -> None:
     disk, state = store(), state_at(5)
     disk.save_weights("model-best.pt", state_at(1))
@@ -236,7 +187,7 @@ def test_weights_for_use_are_a_plain_state_dict() -> None:
 
 
 def test_a_full_disk_costs_no_checkpoint_that_is_there() -> None:
-    """One line names the newest file, one says that the disk has space again; a last commit always has a line."""
+    """A line says so, names the newest file, and another says that the disk has space again."""
     lines: list[str] = []
     commit(1)
     disk = store(lines, keep=1)
@@ -250,13 +201,10 @@ def test_a_full_disk_costs_no_checkpoint_that_is_there() -> None:
     commit_next(disk, 5)
     disk.close()
     assert steps_on_disk() == [5]
-    folder, why = "cannot write run/checkpoints/step-000000000", "No space left on device"
-    assert lines == [
-        f"{folder}2.ckpt: {why}; training continues, the newest good checkpoint is step-0000000001.ckpt",
-        f"{folder}3.ckpt: {why}; the newest good checkpoint is step-0000000001.ckpt",
-        f"cannot write run/model-final.pt: {why}",
-        "disk has space again: wrote the checkpoint of step 4",
-    ]
+    first, *_, final, last = lines
+    assert first.startswith("cannot write run/checkpoints/step-0000000002.ckpt: No space left on device; training cont")
+    assert final == "cannot write run/model-final.pt: No space left on device"
+    assert last == "disk has space again: wrote the checkpoint of step 4"
 
 
 def test_a_process_that_was_stopped_does_not_replace_a_newer_file(monkeypatch: pytest.MonkeyPatch) -> None:

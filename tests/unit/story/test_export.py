@@ -44,20 +44,11 @@ def test_the_exported_program_runs_without_this_package(trained_run: Path) -> No
     assert float(done.stdout.splitlines()[-1]) == pytest.approx(evaluate(trained_run).top1)
 
 
-def test_an_export_has_the_best_weights(
-    trained_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Impossible exports are refused in one line, and so is a program that differs."""
+def test_an_export_has_the_best_weights(trained_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that differs is refused."""
     export(trained_run, Path("out"), onnx=False)
     assert equal(*(torch.load(path, weights_only=True) for path in ("out/weights.pt", "run/model-best.pt")))
     assert json.loads(Path("out/model.json").read_text())["input"] == ["batch", 1, 8, 8]
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    for arguments, reason in (
-        (["nothing"], "nothing: no such run folder or checkpoint"),
-        (["run", "--onnx"], "--onnx needs onnxruntime: pip install onnx onnxscript onnxruntime"),
-    ):
-        assert run(["export", *arguments]) == 2
-        assert reason in capsys.readouterr().err
     other = SimpleNamespace(module=lambda: lambda images: torch.zeros(len(images), 10))
     monkeypatch.setattr(torch.export, "load", lambda path: other)
     with pytest.raises(UsageError, match="gives other logits than the model"):

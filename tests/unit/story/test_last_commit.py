@@ -2,20 +2,17 @@
 
 import json
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from hvd_train import checkpoint, membership
+from hvd_train import checkpoint
 from hvd_train.membership import commit_for_all
 from hvd_train.output import Output
 from hvd_train.parts import fresh_state, warm_parts
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import BatchLayout
-from hvd_train.run_files import run_folder
 from hvd_train.run_files.ledger import Entry
-from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.state import TrainState
 from hvd_train.world.world import LocalWorld, Place
 from tests.support.runs import convnet, few_digits, small_config
@@ -61,10 +58,6 @@ def newest() -> int:
     return checkpoint.newest_good(RUN, pytest.fail)["progress"]["step"]
 
 
-def held() -> RunFolder:
-    return run_folder.claim(CONFIG, datetime.now())
-
-
 def test_the_first_survivor_commits(state: TrainState) -> None:
     """The ledger gets the steps that rank 0 had not written."""
     assert commit(state) == "committed in run/checkpoints/step-0000000007.ckpt; the same command resumes from there"
@@ -87,31 +80,8 @@ def test_the_survivor_that_has_done_most_steps_wins(ahead_comes: str, state: Tra
     assert checkpoint.read(checkpoint.path_of(RUN, 8))["progress"]["step"] == 8
 
 
-def test_a_lock_that_outlives_its_host_is_waited_for(state: TrainState, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file server frees it after a while; a commit of the same step by its owner is enough."""
-    other, later = held(), checkpoint.read(checkpoint.path_of(RUN, 5))
-    with monkeypatch.context() as patch:
-        patch.setattr(membership.time, "sleep", lambda _: other.release())
-        assert commit(state).startswith("committed in")
-    other = held()
-    step_done(state)
-    monkeypatch.setattr(membership.time, "sleep", lambda _: checkpoint.write(checkpoint.path_of(RUN, 8), later))
-    assert commit(state).startswith("committed by another rank")
-    other.release()
-
-
-@pytest.mark.parametrize("taken", [False, True])
-def test_a_step_that_is_not_kept_is_reported(taken: bool, state: TrainState, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk or a missing folder is not called a commit."""
-    monkeypatch.setattr(membership, "_PATIENCE_S", 0.0)
-    other = held() if taken else None
+def test_a_step_that_is_not_kept_is_reported(state: TrainState, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk is not called a commit."""
     monkeypatch.setattr(checkpoint, "write_into", full)
-    line = commit(state)
-    assert line.startswith(
-        "NOT committed: another process has the run folder" if taken else "NOT committed (see above)"
-    )
+    assert commit(state).startswith("NOT committed (see above)")
     assert "rescued" not in (RUN / "metrics.jsonl").read_text()
-    if other is not None:
-        other.release()
-    (RUN / run_folder.CONFIG).unlink()
-    assert commit(state).startswith("NOT committed: --output-dir run is not empty and not a run")

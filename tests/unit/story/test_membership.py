@@ -1,7 +1,6 @@
 """A process at a rendezvous: its report, repeated faults, and the state, which arrives whole or not at all."""
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -9,51 +8,27 @@ import pytest
 from torch import Tensor
 from typing_extensions import override
 
-from hvd_train.elastic.members import Member, RankReport
-from hvd_train.errors import FaultRepeats, RankLost, ReplicasDiffer
+from hvd_train.errors import RankLost, ReplicasDiffer
 from hvd_train.membership import Membership, synchronize
 from hvd_train.run_files import run_folder
 from hvd_train.state import Evaluation, TrainState
-from hvd_train.world.world import LocalWorld, unwatched
+from hvd_train.world.world import LocalWorld
 from tests.support.runs import small_config
 from tests.support.worlds import Killed, ThreadWorld, run_ranks
 from tests.unit.story.test_state import state_after, step
 
 
-def test_a_step_that_fails_five_times_in_a_row_ends_the_job(state: TrainState) -> None:
-    """A finished step or the death of a process restarts the count."""
-    membership, lost = Membership(), RankLost("connection reset")
-    for done in (7, 7, 7, 7, 8, 7, 7, 7, 7):
-        membership.count_fault(lost, done)
-    with pytest.raises(FaultRepeats, match="step 8 has failed 5 times in a row; the last time: connection reset"):
-        membership.count_fault(lost, 7)
-    membership = Membership()
-    others = [RankReport(Member("h2", number)) for number in range(9)]
-    membership.join([RankReport(Member("h1", 1)), *others], 0)
-    for deaths in range(1, 10):
-        membership.count_fault(lost, 7)
-        membership.join([membership.report(state), *others[deaths:]], 7)
-    for _ in range(4):
-        membership.count_fault(lost, 7)
-        membership.join([membership.report(state)], 7)
-    with pytest.raises(FaultRepeats):
-        membership.count_fault(lost, 7)
-
-
-@pytest.mark.parametrize("elastic", [True, False])
 def test_the_next_job_waits_for_members_of_an_elastic_job(
-    elastic: bool, state: TrainState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    state: TrainState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They may still commit; a static job ends its ranks together."""
+    """They may still commit."""
     config = small_config(output_dir=tmp_path / "run")
     run_folder.claim(config, datetime.now()).release()
-    if elastic:
-        monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     member = Membership()
     member.run_dir = tmp_path / "run"
-    for done in range(2):
-        member.join([member.report(state)], done)
-    with pytest.raises(run_folder.Busy) if elastic else nullcontext():
+    member.join([member.report(state)], 0)
+    with pytest.raises(run_folder.Busy):
         run_folder.claim(config, datetime.now(), wait=True).release()
     member.close()
     run_folder.claim(config, datetime.now(), wait=True).release()
@@ -110,10 +85,8 @@ class LosesTheLast(ThreadWorld):
     """A network that reports success, but leaves out the last tensor on rank 2."""
 
     @override
-    def broadcast_tensors(
-        self, tensors: Sequence[Tensor], root: int, arrived: Callable[[int], None] = unwatched
-    ) -> None:
-        super().broadcast_tensors(tensors, root, arrived)
+    def broadcast_tensors(self, tensors: Sequence[Tensor], root: int) -> None:
+        super().broadcast_tensors(tensors, root)
         if self.place.rank == 2:
             tensors[-1].zero_()
 

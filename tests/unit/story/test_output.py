@@ -2,8 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -15,14 +13,12 @@ from hvd_train.launch import launcher
 from hvd_train.output import Claim, Output
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import BatchLayout
-from hvd_train.run_files.journal import StepRecord
 from hvd_train.run_files.ledger import Entry, read
 from hvd_train.state import TrainState
 from hvd_train.world.world import Place
 from tests.support.runs import small_config
 from tests.unit.story.test_checkpoint import RUN, steps_on_disk
 
-STEP = StepRecord(1, 1, 20, 0.5, 0.1, 0.2, 0.01, None, None, 0, 100.0, None)
 BUSY = "another process is training in run"
 
 
@@ -107,16 +103,6 @@ def test_a_job_takes_its_own_folder_over(state: TrainState, monkeypatch: pytest.
     former.close()
 
 
-@pytest.mark.parametrize("earlier", [[], [RUN]], ids=["no run", "a run"])
-def test_a_batch_that_does_not_fit_changes_no_file(state: TrainState, earlier: list[Path]) -> None:
-    for _ in earlier:
-        opened(small_config(), state).close()
-    with pytest.raises(UsageError, match="too large"):
-        layout = Mock(side_effect=UsageError("too large"))
-        Output(small_config(resume="never")).claim(state, None, layout, from_disk=True)
-    assert list(Path().iterdir()) == earlier
-
-
 def test_a_run_resumes_from_its_newest_whole_checkpoint(state: TrainState) -> None:
     """Unless a rank has a newer state; a damaged file and a moved run are named."""
     config = small_config(keep_checkpoints=2, label_smoothing=0.25)
@@ -138,20 +124,6 @@ def test_a_run_resumes_from_its_newest_whole_checkpoint(state: TrainState) -> No
     assert str(newest) in note
     opened(small_config(resume="never"), state).close()
     assert messages("note") == ["the earlier run in run is now in run.old"]
-
-
-def test_repeated_steps_are_counted(state: TrainState) -> None:
-    """Since the last commit or the start; a run that repeats none has no line."""
-    output = opened(small_config(), state)
-    for step in (7, 20):
-        output.journal.step(replace(STEP, step=step))
-    output.close()
-    opened(small_config(), state).close()
-    (line,) = messages("lost")
-    lost = 20 - state.progress.step
-    assert line.startswith(f"at least {lost} steps lost")
-    opened(small_config(), state).close()
-    assert messages("lost") == [line]
 
 
 def test_a_rank_that_is_no_longer_rank_0_releases_the_folder(state: TrainState) -> None:

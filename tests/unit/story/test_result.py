@@ -1,21 +1,13 @@
-"""The first and last lines of a run, and its summary."""
+"""The last lines of a run, and its summary."""
 
 import json
 import math
 import signal
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import Mock
-
-import pytest
-import torch
 
 from hvd_train import recipes
-from hvd_train.progress.order import BatchLayout
-from hvd_train.state import TrainState
-from hvd_train.training import Result, describe, ending, summary
-from hvd_train.world.world import Place
+from hvd_train.training import Result, ending, summary
 
 DIGITS = recipes.get("digits")
 DONE = Result(
@@ -25,21 +17,6 @@ DONE = Result(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("layout", "size", "said"),
-    [
-        ((128, 32), 3, "of 32; 4 micro-batches do not divide over 3 ranks: some idle in part of each step"),
-        ((5, 2), 2, "5 images a step in 2 micro-batches of up to 3"),
-        ((64, 32), 3, "of 32; 1 rank of 3 idle (a new run may have smaller micro-batches: --batch-size)"),
-    ],
-)
-def test_the_first_line_describes_a_step_and_idle_ranks(layout: tuple[int, int], size: int, said: str) -> None:
-    parts = SimpleNamespace(train_loader=SimpleNamespace(num_samples=1437), device=torch.device("cpu"))
-    state = TrainState(torch.nn.Linear(2, 2), Mock(), Mock(), BatchLayout(*layout))
-    job = Mock(config=DIGITS, state=state, world=Mock(place=Place(size=size)), parts=parts)
-    assert describe(job).endswith(said)
-
-
 def test_a_finished_run_prints_the_next_command() -> None:
     """The command is quoted, and has --trust for the user's own code."""
     assert ending(DONE, DIGITS).splitlines() == [
@@ -47,9 +24,6 @@ def test_a_finished_run_prints_the_next_command() -> None:
         "files: runs/my run",
         "next:  hvd-train evaluate 'runs/my run'",
     ]
-    tested = replace(DONE, test_loss=0.25, test_top1=0.9, test_top5=1.0)
-    assert "epoch 11), test loss 0.2500, test top-1 90.00%, 2,306" in ending(tested, DIGITS)
-    assert ending(replace(DONE, top1=math.nan), DIGITS).startswith("done: 2,306 images/s")
     assert ending(replace(DONE, saved=False), DIGITS).endswith("NOT all files could be written (see above)")
     for own in ({"model": "mine:model"}, {"data": "mine:data"}):
         assert ending(DONE, DIGITS.replace(**own)).endswith("\nnext:  hvd-train evaluate 'runs/my run' --trust")

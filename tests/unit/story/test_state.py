@@ -1,4 +1,4 @@
-"""The training state: snapshot, load, digest, and equality of ranks."""
+"""The training state: snapshot, load and digest."""
 
 import itertools
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.network import optim
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import BatchLayout
-from hvd_train.state import Evaluation, Progress, TrainState, confirm_equal
+from hvd_train.state import Evaluation, TrainState, confirm_equal
 from tests.support import runs
 from tests.support.worlds import ThreadWorld, own_generator, run_ranks
 
@@ -80,11 +80,10 @@ CHANGES: dict[str, Callable[[TrainState], object]] = {
 def test_states_that_differ_in_anything_have_different_digests(what: str) -> None:
     """Survivors with equal digests continue as one."""
     state = complete()
-    digest, parts = state.digest(), state.digests()
-    assert (complete().digest(), complete().digests()) == (digest, parts)
+    digest = state.digest()
+    assert complete().digest() == digest
     CHANGES[what](state)
     assert state.digest() != digest
-    assert len([name for name, part in state.digests().items() if part != parts[name]]) == 1
 
 
 def test_later_steps_change_nothing_of_a_snapshot() -> None:
@@ -94,58 +93,29 @@ def test_later_steps_change_nothing_of_a_snapshot() -> None:
     for change in CHANGES.values():
         change(state)
     same.load(snapshot)
-    assert same.digests() == complete().digests()
+    assert same.digest() == complete().digest()
     state.load(snapshot)  # over a state that differs in everything
-    assert (state.digest(), state.digests()) == (same.digest(), complete().digests())
+    assert state.digest() == same.digest()
     assert (state.layout, state.best, state.scaler.get_scale()) == (same.layout, same.best, 64.0)
 
 
-@pytest.mark.parametrize(("there", "here"), [(True, False), (False, True)])
-def test_a_loss_scale_may_begin_or_end_with_a_checkpoint(there: bool, here: bool) -> None:
-    """A run that resumes with another precision has its own loss scale."""
-    first, second = complete(), complete()
-    for state, enabled in ((first, there), (second, here)):
-        state.scaler = torch.amp.GradScaler("cpu", init_scale=16.0, enabled=enabled)
-    second.progress = Progress()
-    second.load(first.snapshot())
-    assert second.progress == first.progress
-    assert second.scaler.get_scale() == (16.0 if here else 1.0)
-
-
 def test_ranks_that_deviate_are_named() -> None:
-    """The error names all of them, and the difference of three."""
-
-    def body(world: ThreadWorld) -> str:
+    def body(world: ThreadWorld) -> None:
         state = state_after(1)
-        state.model.append(runs.Remembers())
-        rank, bias = world.place.rank, state.model.get_parameter("5.bias")
-        if rank in (1, 5):
-            state.optimizer.state[bias]["exp_avg"].view(torch.int32)[0] ^= 1
-        elif rank == 3:
-            state.model.get_buffer("6.unsaved").add_(1)
-        elif rank == 4:
-            state.layout = BatchLayout(7, 7)
-        with pytest.raises(ReplicasDiffer) as caught:
+        if world.place.rank in (1, 3):
+            state.model.get_parameter("5.bias").data.view(torch.int32)[0] ^= 1
+        with pytest.raises(ReplicasDiffer, match="ranks 1, 3 hold other weights than rank 0 at step 1"):
             confirm_equal(state, world)
-        return str(caught.value)
 
-    (line,) = set(run_ranks(6, body))
-    assert line.startswith("ranks 1, 3, 4, 5 hold other weights than rank 0 at step 1;")
-    assert line.endswith(
-        "They differ: rank 1 in optimizer/state/4/exp_avg; rank 3 in buffers/0/6.unsaved; rank 4 in layout"
-    )
+    run_ranks(4, body)
 
 
-def test_a_snapshot_of_another_model_or_optimizer_is_refused() -> None:
+def test_a_snapshot_of_another_model_is_refused() -> None:
     other = own_generator(runs.convnet(10))
     snapshot = TrainState(other, torch.optim.AdamW(other.parameters()), scaler(), BatchLayout(1, 1)).snapshot()
     state = state_after(1)
     before = state.digest()
     with pytest.raises(UsageError, match=r"of another model: 0\.bias \(8,\) for absent.* and \d+ more; start it"):
-        state.load(snapshot)
-    snapshot = state_after(1).snapshot()
-    snapshot["optimizer"]["param_groups"][0]["params"].pop()
-    with pytest.raises(UsageError, match="of another optimizer"):
         state.load(snapshot)
     assert state.digest() == before
 

@@ -15,12 +15,8 @@ from hypothesis import strategies as st
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from hvd_train import checkpoint
 from hvd_train.elastic.worker import Stage
-from hvd_train.errors import ReplicasDiffer
-from hvd_train.run_files import ledger
 from hvd_train.run_files.ledger import audit
-from hvd_train.state import Snapshot, TrainState
 from hvd_train.world.world import Request
 from tests.support import runs
 from tests.support.elastic import (
@@ -127,24 +123,6 @@ def test_loader_processes_survive() -> None:
 
 
 @pytest.mark.parametrize(
-    "events",
-    [
-        [Kill(10, rank=0), Kill(11, rank=0)],
-        [Unheard(7, 0), Hosts(12, (ONE, TWO, THREE))],
-        [Kill(8, rank=0), Kill(8, rank=1)],
-    ],
-    ids=str,
-)
-def test_steps_that_share_a_line_of_the_ledger(events: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In long epochs a line holds many steps; none is missing if ranks die before it is written."""
-    monkeypatch.setattr(ledger, "_LINES_PER_EPOCH", 2)
-    job, folder = play(events, ONE, TWO, commit_steps=3)
-    check(job, folder, PLAIN())
-    lines = (folder / "ledger.jsonl").read_text().splitlines()
-    assert len(lines) <= 4 + 2 * len(job.sizes)
-
-
-@pytest.mark.parametrize(
     ("events", "hosts", "sizes"),
     [
         ([Hosts(5, (ONE, TWO))], (ONE,), {1, 2}),
@@ -162,15 +140,6 @@ def test_hosts_come_and_go(events: list[Event], hosts: tuple[tuple[str, int], ..
     job, folder = play(events, *hosts, kind=kind)
     check(job, folder, PLAIN())
     assert sizes <= set(job.sizes)
-
-
-@pytest.mark.parametrize("global_batch", [20, None])
-def test_a_newcomer_takes_the_batch_layout_of_the_run(global_batch: int | None) -> None:
-    """The same settings would make another layout for its number of workers."""
-    batch = {"global_batch_size": global_batch, "batch_size": 5, "accumulation_steps": 2}
-    job, folder = play([Hosts(5, (ONE, TWO, THREE))], ONE, TWO, kind=Complete, **batch)
-    check(job, folder, undisturbed(global_batch_size=20, batch_size=5))
-    assert 3 in job.sizes
 
 
 def test_per_worker_batches_follow_the_world() -> None:
@@ -261,13 +230,6 @@ class HalfASum(ElasticThreadWorld):
                 parameter.data += 0.01
 
 
-def test_survivors_that_differ_before_the_first_commit_end_the_job() -> None:
-    config = small_config(epochs=1)
-    with pytest.raises(ReplicasDiffer, match="the survivors of a fault hold different weights, and there is no check"):
-        run_elastic(lambda world: trained(world, config), {"h1": 3}, [Kill(9, rank=2)], first=3, most=3, kind=HalfASum)
-    assert checkpoint.committed(Path("run")) == []
-
-
 @pytest.mark.parametrize("events", [[Kill(9, rank=3)], [Kill(9, rank=3), KillMeeting(2, 2, HALF_WAY)]], ids=str)
 def test_survivors_that_differ_go_back_to_the_last_commit(events: list[Event]) -> None:
     """Also if another fault interrupts the reload."""
@@ -276,24 +238,3 @@ def test_survivors_that_differ_go_back_to_the_last_commit(events: list[Event]) -
     assert audit(folder).faults == ()
     assert [event["steps_lost"] for event in events_of(folder)][:1] == [2]
     assert largest_difference(job.results[0][1], PLAIN()) <= TOLERANCE
-
-
-@pytest.mark.parametrize(
-    ("hosts", "event"),
-    [([ONE], Hosts(7, (ONE, TWO))), ([ONE, TWO], Kill(7, rank=0)), ([ONE, TWO], Unheard(7, rank=0))],
-    ids=["newcomer", "newcomer, new rank 0", "rank 0, a step behind"],
-)
-def test_a_wrong_load_ends_the_job(hosts: list[tuple[str, int]], event: Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its weights are neither trained nor committed."""
-    load = TrainState.load
-
-    def load_otherwise(state: TrainState, snapshot: Snapshot) -> None:
-        load(state, snapshot)
-        if state.progress.step:
-            state.model.get_parameter("4.bias").data += 1
-
-    monkeypatch.setattr(TrainState, "load", load_otherwise)
-    limits = {"first": len(hosts), "fewest": len(hosts), "most": 2}
-    with pytest.raises(ReplicasDiffer, match=r"ranks 1 hold .*: rank 1 in model/4\.bias$"):
-        run_elastic(lambda world: trained(world, small_config()), dict(hosts), [event], kind=Complete, **limits)
-    assert checkpoint.committed(Path("run")) == []

@@ -1,7 +1,7 @@
 """How an elastic worker continues in the next world; Horovod is simulated."""
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from unittest.mock import Mock
 
 import pytest
@@ -27,9 +27,12 @@ def starts(monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> Iterator[Starts
     for name in ("HOROVOD_DISABLE_GROUP_FUSION", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"):
         monkeypatch.setenv(name, "set by a test")
     monkeypatch.setenv("HVD_TRAIN_SLOT", "1")
-    for question in ("wait_for_first_rank", "announce_rejoining", "choose_interface"):
-        monkeypatch.setattr(elastic_world.heartbeat, question, lambda *_: None)
-    monkeypatch.setattr(elastic_world.heartbeat.Heartbeat, "start", lambda *_: None)
+    for question in ("wait_for_first_rank", "announce_rejoining"):
+        monkeypatch.setattr(elastic_world, question, lambda *_: None)
+    for question in ("get", "choose_interface"):
+        monkeypatch.setattr(elastic_world.client, question, lambda *_: None)
+    monkeypatch.setenv(elastic_world.WORKER, "1007")
+    monkeypatch.setattr(elastic_world.Heartbeat, "start", lambda *_: None)
     monkeypatch.delenv("HOROVOD_LOCAL_SIZE", raising=False)
     monkeypatch.setattr(horovod_world, "start", lambda: places.pop(0))
     monkeypatch.setattr(horovod_world, "stop", lambda: calls.append("stop"))
@@ -47,16 +50,6 @@ def test_a_worker_keeps_its_slot_and_so_its_gpu(starts: Starts, monkeypatch: pyt
     assert world.run(lambda: world.place) == Place(2, 3, 1, 1, 2)
 
 
-def test_the_driver_compares_data_before_a_worker_joins(starts: Starts, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent = list[Mapping[str, str]]()
-    monkeypatch.setattr(elastic_world.heartbeat, "wait_for_first_rank", lambda environ, facts: sent.append(facts))
-    starts.append(Place())
-    world = ElasticWorld(facts={"torch": "2.15"})
-    world.compare({"the data set": "7 images"})
-    world.run(lambda: None)
-    assert sent == [{"torch": "2.15", "the data set": "7 images"}]
-
-
 def test_a_fault_and_a_change_lead_into_the_next_world(starts: Starts) -> None:
     """The ranks synchronize the state in each world; a fault drops the step."""
     world, synced, optimizer = ElasticWorld(), list[int](), Mock()
@@ -67,13 +60,6 @@ def test_a_fault_and_a_change_lead_into_the_next_world(starts: Starts) -> None:
     assert (synced, optimizer.forget_step.call_count) == ([4, 3, 2, 3], 2)
     starts += [Place(0, 3), Place(0, 2)]
     assert ElasticWorld().run(lambda: "trained", Mock(side_effect=[RankLost("gone"), None])) == "trained"
-
-
-def test_an_error_of_the_body_ends_the_run_and_disconnects(starts: Starts, calls: list[str]) -> None:
-    starts.append(Place(0, 2))
-    with pytest.raises(KeyError):
-        ElasticWorld().run(lambda: {}["missing"])
-    assert calls == ["stop"]
 
 
 @pytest.mark.parametrize("why", ["the driver is gone", "cannot connect"])

@@ -57,14 +57,6 @@ expected = [parameter.grad.clone() for parameter in model.parameters()]
 assert reduced() == ["1.bias", "0.bias"]
 assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected))
 
-# Nor when the next step does not reach what the broken one has sent.
-for _ in range(2):
-    model(torch.ones(1, 3)).sum().backward()
-break_step()
-for _ in range(2):
-    model[1](torch.ones(1, 4)).sum().backward()
-assert reduced() == ["1.bias", "0.bias"]
-assert model[0].weight.grad.tolist() == [[0.0] * 3] * 4
 world.close()
 print("done")
 """

@@ -1,16 +1,14 @@
 """`HorovodWorld` without other ranks; tests/parallel runs the contract of a world on real ranks."""
 
 import os
-import socket
 from collections.abc import Callable
 from unittest.mock import Mock
 
 import pytest
 import torch
-from torch import nn
 
-from hvd_train.errors import RankLost, UsageError
-from hvd_train.launch import client, roll_call, slurm
+from hvd_train.errors import RankLost
+from hvd_train.launch import roll_call
 from hvd_train.world import horovod_world
 from hvd_train.world.horovod_world import HorovodInternalError, HorovodWorld, RankGroup, hvd
 from hvd_train.world.world import Place, Reduction
@@ -57,17 +55,6 @@ def test_an_operation_that_breaks_is_a_lost_rank(
     assert str(lost.value) == "connection closed"
 
 
-def test_adasum_needs_mpi_and_a_power_of_two(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(UsageError, match="--reduction adasum needs MPI"):
-        world.wrap(optimizer, model, Reduction(adasum=True))
-    monkeypatch.setattr(hvd, "mpi_enabled", lambda: True)
-    world.place = Place(0, 6)
-    with pytest.raises(UsageError, match="not on 6"):
-        world.wrap(optimizer, model, Reduction(adasum=True))
-
-
 def test_horovods_defaults_that_would_change_a_result_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums have a fixed order, and waiting ranks end if one hangs; settings of the user stay."""
     for name in ("HOROVOD_DISABLE_GROUP_FUSION", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"):
@@ -87,23 +74,3 @@ def test_runs_of_a_sweep_keep_the_gpus_of_the_whole_job(world: FourRanks, monkey
     monkeypatch.setattr(horovod_world, "start", lambda communicator: Place(0, 2, 0, 2, 0))
     place = HorovodWorld(RankGroup(None, local_rank=2, local_size=4)).place
     assert place == Place(0, 2, 2, 4, 0)
-
-
-def under_srun(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
-    """Act as rank 0 of a job that srun alone has started."""
-    variables = {client.ADDRESS: "localhost", client.PORT: str(port), "HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}
-    for name in variables:
-        monkeypatch.setenv(name, "before")
-    monkeypatch.setenv(client.KEY, "")
-    monkeypatch.setenv("XDG_CACHE_HOME", os.getcwd())
-    monkeypatch.setattr(slurm, "variables", lambda environ: variables)
-
-
-def test_a_port_in_use_under_srun_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as taken:
-        taken.bind(("", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        under_srun(monkeypatch, port)
-        with pytest.raises(UsageError, match=rf"port {port}, .* export {slurm.PORT}=N"):
-            horovod_world._rendezvous_of_srun()
