@@ -119,20 +119,13 @@ def test_a_killed_rank_ends_the_job_and_loses_nothing(
     assert equal(final_weights(tmp_path), undisturbed)
 
 
-@pytest.mark.parametrize(
-    ("launcher", "arguments", "hint"),
-    [
-        ("gloo", ["--model", "tests.support.runs:Recomputed"], "use_reentrant=False"),
-        pytest.param("mpi", ["--global-batch-size", "5000"], "larger than the training set of 1437", marks=slow),
-    ],
-)
-def test_bad_input_on_two_ranks_is_reported_once(
-    launcher: str, arguments: list[str], hint: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("launcher", ["gloo", pytest.param("mpi", marks=slow)])
+def test_bad_input_on_two_ranks_is_reported_once(launcher: str, tmp_path: Path) -> None:
     """The launcher ends with exit code 2."""
-    output = output_of(launch_line(launcher, 2, HVD_TRAIN, "train", *arguments), tmp_path, variables=OF_TESTS, code=2)
+    command = launch_line(launcher, 2, HVD_TRAIN, "train", "--global-batch-size", "5000")
+    output = output_of(command, tmp_path, variables=OF_TESTS, code=2)
     (line,) = [line for line in output.splitlines() if "hvd-train: " in line]
-    assert hint in line
+    assert "larger than the training set of 1437" in line
     assert "Traceback" not in output, output
 
 

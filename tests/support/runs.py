@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from hvd_train import Config
 from hvd_train.config import DataConfig
@@ -110,21 +109,6 @@ def convnet(num_classes: int) -> nn.Module:
 def batch_norm(num_classes: int) -> nn.Module:
     features = nn.Conv2d(1, 8, kernel_size=3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()
     return nn.Sequential(*features, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, num_classes))
-
-
-class Recomputed(nn.Module):
-    """A block that is used twice, with activation checkpointing."""
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.first, self.block, self.last = nn.Linear(64, 16), nn.Linear(16, 16), nn.Linear(16, num_classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        hidden = self.first(images.flatten(1))
-        for _ in range(2):
-            hidden = checkpoint(self.block, hidden, use_reentrant=True)
-        logits: Tensor = self.last(hidden)
-        return logits
 
 
 def dropout(num_classes: int) -> nn.Module:

@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from hvd_train import checkpoint
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import BatchLayout
-from hvd_train.run import which_weights
 from hvd_train.run_files import ledger
 from hvd_train.state import Snapshot
 from hvd_train.world.world import LocalWorld
@@ -51,16 +49,6 @@ def test_another_optimizer_starts_with_fresh_state() -> None:
     assert "adamw starts with fresh state" in notes
 
 
-def test_a_new_moving_average_starts_from_the_weights() -> None:
-    file = file_of()
-    before = checkpoint.read(file)["model"]
-    snapshot, notes = resumed(file, ema_decay=0.75)
-    for name, old in before.items():
-        mean = 0.75 * old + 0.25 * snapshot["model"][name]
-        torch.testing.assert_close(snapshot["average"][f"module.{name}"], mean)
-    assert "moving average starts from the weights" in notes
-
-
 def test_another_batch_size_holds_and_no_sample_comes_twice() -> None:
     snapshot, _ = resumed(file_of(ledger=True), steps=None, ledger=True, epochs=2, global_batch_size=14, batch_size=7)
     assert BatchLayout(**snapshot["layout"]) == BatchLayout(14, 7)
@@ -68,11 +56,9 @@ def test_another_batch_size_holds_and_no_sample_comes_twice() -> None:
     assert (audit.faults, audit.epochs) == ((), 1)
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_settings_of_the_checkpoint_keep_its_batch_layout(kept: bool) -> None:
-    """An audit accepts a run whose earlier part kept no ledger."""
+def test_settings_of_the_checkpoint_keep_its_batch_layout() -> None:
     per_worker = {"global_batch_size": None, "batch_size": 5, "accumulation_steps": 2}
-    snapshot, notes = resumed(file_of(ledger=kept, **per_worker), steps=12, ledger=True, **per_worker)
+    snapshot, notes = resumed(file_of(ledger=True, **per_worker), steps=12, ledger=True, **per_worker)
     assert (BatchLayout(**snapshot["layout"]), "other settings" in notes) == (BatchLayout(10, 5), False)
     assert ledger.audit(SECOND).faults == ()
 
@@ -90,12 +76,3 @@ def test_fixed_settings_are_refused_before_a_folder_is_made(settings: dict[str, 
     with pytest.raises(UsageError, match=answer):
         resumed(file_of(), **settings)
     assert not SECOND.exists()
-
-
-def test_evaluate_says_which_weights_it_takes() -> None:
-    """A run from a file keeps its own best: the file has no earlier best weights."""
-    file = file_of(after=50)
-    assert which_weights(FIRST) == "best weights"
-    assert which_weights(file) == "weights of the checkpoint"
-    assert resumed(file, steps=None)[0]["best"] is None
-    assert which_weights(SECOND) == "last weights: the run has no best yet"

@@ -1,37 +1,17 @@
 """A process at a rendezvous: its report, repeated faults, and the state, which arrives whole or not at all."""
 
 from collections.abc import Sequence
-from datetime import datetime
-from pathlib import Path
 
 import pytest
 from torch import Tensor
 from typing_extensions import override
 
 from hvd_train.errors import RankLost, ReplicasDiffer
-from hvd_train.membership import Membership, synchronize
-from hvd_train.run_files import run_folder
-from hvd_train.state import Evaluation, TrainState
+from hvd_train.membership import synchronize
+from hvd_train.state import Evaluation
 from hvd_train.world.world import LocalWorld
-from tests.support.runs import small_config
 from tests.support.worlds import Killed, ThreadWorld, run_ranks
 from tests.unit.story.test_state import state_after, step
-
-
-def test_the_next_job_waits_for_members_of_an_elastic_job(
-    state: TrainState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They may still commit."""
-    config = small_config(output_dir=tmp_path / "run")
-    run_folder.claim(config, datetime.now()).release()
-    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-    member = Membership()
-    member.run_dir = tmp_path / "run"
-    member.join([member.report(state)], 0)
-    with pytest.raises(run_folder.Busy):
-        run_folder.claim(config, datetime.now(), wait=True).release()
-    member.close()
-    run_folder.claim(config, datetime.now(), wait=True).release()
 
 
 class SmallPieces(ThreadWorld):

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from hvd_train import Config
 from hvd_train.data.loader import Batch, MicroBatch
 from hvd_train.progress.order import BatchLayout, fingerprint
-from hvd_train.state import Progress, TrainState, to_host
+from hvd_train.state import TrainState
 from hvd_train.step import Step, StepResult, Votes
 from hvd_train.world.world import LocalWorld, Reduction, World
 from tests.support import runs
-from tests.support.runs import equal
 from tests.support.worlds import ThreadWorld, own_generator, run_ranks
 
 pytestmark = pytest.mark.numeric
@@ -134,23 +133,6 @@ def test_votes_and_samples_of_all_ranks_come_with_the_gradients(vote: Votes) -> 
     assert run_ranks(3, lambda world: body(world, ledger=False)) == [(vote, None)] * 3
 
 
-def test_random_numbers_depend_on_seed_step_and_micro_batch() -> None:
-    """They are the same if the step is repeated, and differ between micro-batches, steps and seeds."""
-
-    def draws(seed: int, step: int) -> list[float]:
-        model, numbers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), list[float]()
-        model.register_forward_hook(lambda *_: numbers.append(float(torch.rand(()))))
-        state = state_of(model)
-        state.progress = Progress(step=step)
-        take(Config().replace(seed=seed), state, batch(2))
-        return numbers
-
-    first = draws(0, 0)
-    torch.rand(3)
-    assert draws(0, 0) == first
-    assert len({*first, *draws(0, 1), *draws(1, 0)}) == 12
-
-
 def test_adasum_gets_the_mean_gradient_of_each_rank() -> None:
     """Not a fraction of the mean over the global batch."""
     half = dataclasses.replace(batch(4), micro_batches=batch(4).micro_batches[:1])
@@ -161,25 +143,3 @@ def test_adasum_gets_the_mean_gradient_of_each_rank() -> None:
     state = state_of(InDoublePrecision())
     found = take(Config().replace(reduction="adasum"), state, half, norm=True)
     assert found.gradient_norm == pytest.approx(float(norm), rel=ROUNDINGS)
-
-
-class OneLogit(nn.Module):
-    """A sample of its second class has an infinite loss and finite gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-
-    def forward(self, images: Tensor) -> Tensor:
-        return torch.stack([self.weight * images[:, 0, 0, 0], torch.full((len(images),), -torch.inf)], 1)
-
-
-def test_a_loss_that_is_not_finite_skips_the_step() -> None:
-    """Although the gradient is finite."""
-    model = OneLogit()
-    before = to_host(model.state_dict())
-    targets = torch.tensor([0, 0, 0, 1]), torch.tensor([1, 0, 1, 0])
-    micros = zip(batch(4).micro_batches, targets, strict=True)
-    part = Batch(8, 2, tuple(dataclasses.replace(micro, targets=t) for micro, t in micros))
-    assert take(Config(), state_of(model), part).skipped
-    assert equal(to_host(model.state_dict()), before)

@@ -164,13 +164,9 @@ def test_a_new_rank_0_writes_into_the_same_folder(event: Event, why: str) -> Non
     report = audit(folder)
     assert (report.faults, report.epochs, report.steps) == ((), 1, 10)
     records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    names = [record["name"] for record in records if record["kind"] == "event"]
-    assert names.count("start") == 1
-    assert names.index("start") < names.index("world")
+    assert [record.get("name") for record in records].count("start") == 1
     first, *_ = events_of(folder)
     assert (first["previous_size"], first["world_size"], first["why"]) == (2, 1, why)
-    assert first["step"] == 4 or isinstance(event, Hosts)
-    assert first["seconds"] > 0
     assert {result.run_dir for result, _ in job.results} <= {folder, None}
 
 
@@ -196,25 +192,7 @@ def test_any_history(plays: int) -> None:
     any_history()
 
 
-# Exchanges of a rendezvous: a part of the state has been sent; ranks have loaded it and are about to compare.
-HALF_WAY, LOADED = 7, 13
-
-
-@pytest.mark.parametrize(("rank", "exchange"), [(1, 1), (1, 4), (0, 4), (0, HALF_WAY), (0, LOADED)])
-def test_a_death_in_the_first_rendezvous(rank: int, exchange: int) -> None:
-    """A rank that was receiving the first state still has its own."""
-    job, folder = play([KillMeeting(1, rank, exchange)], ONE, TWO, fewest=2)
-    check(job, folder, PLAIN())
-    assert not job.events
-
-
-@pytest.mark.parametrize(("exchange", "commit_steps"), [(4, 1), (HALF_WAY, 1), (LOADED, None)])
-def test_a_newcomer_that_outlives_the_sender_loses_no_step(exchange: int, commit_steps: int | None) -> None:
-    """It resumes from the last commit, or from the state that it has loaded."""
-    events = [Hosts(5, (ONE, TWO)), KillMeeting(2, 0, exchange)]
-    job, folder = play(events, ONE, commit_steps=commit_steps, commit_seconds=1000, kind=Complete)
-    check(job, folder, PLAIN())
-    assert not job.events
+HALF_WAY = 7  # an exchange of a rendezvous: a part of the state has been sent
 
 
 class HalfASum(ElasticThreadWorld):

@@ -55,32 +55,16 @@ def with_a_test_set(config: DataConfig) -> DataSet:
     return replace(few, test=few.val)
 
 
-def signal_ranks(monkeypatch: pytest.MonkeyPatch, is_due: Callable[[str], bool]) -> list[StopSignal]:
+def signal_ranks(monkeypatch: pytest.MonkeyPatch, is_due: Callable[[str], bool]) -> None:
     """Send SIGTERM before the first step to the ranks whose thread names match."""
-    signals = list[StopSignal]()
 
     class Signalled(StopSignal):
         @override
         def __enter__(self) -> StopSignal:
-            signals.append(self)
             self.received = 15 if is_due(threading.current_thread().name) else None
             return self
 
     monkeypatch.setattr(run, "StopSignal", Signalled)
-    return signals
-
-
-def kill_writer(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, due: Callable[..., bool]) -> list[Killed]:
-    """Kill the first rank that calls this writer when it is due; the list is empty afterwards."""
-    write, deaths = getattr(owner, name), [Killed("while it writes")]
-
-    def dies_once(*given: Any) -> Any:
-        if deaths and due(*given):
-            raise deaths.pop()
-        return write(*given)
-
-    monkeypatch.setattr(owner, name, dies_once)
-    return deaths
 
 
 class Leaves(LocalWorld):
@@ -196,7 +180,14 @@ def test_all_ranks_know_that_the_final_files_are_not_on_disk(what: str, monkeypa
 
 @pytest.mark.parametrize("file", [f"checkpoints/step-{STEPS:010}.ckpt", checkpoint.FINAL])
 def test_a_rank_that_dies_in_the_last_write_is_replaced(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    deaths = kill_writer(monkeypatch, RunFolder, "writing", lambda folder, name: name == file)
+    writing, deaths = RunFolder.writing, [Killed("while it writes")]
+
+    def dies_once(folder: RunFolder, name: str) -> AbstractContextManager[BinaryIO]:
+        if name == file and deaths:
+            raise deaths.pop()
+        return writing(folder, name)
+
+    monkeypatch.setattr(RunFolder, "writing", dies_once)
     job, folder = play([], ONE, TWO, THREE, most=3)
     check(job, folder, undisturbed())
     assert not deaths

@@ -54,13 +54,8 @@ def test_a_message_runs_no_code() -> None:
 
 def test_a_message_keeps_types() -> None:
     """Plain values, our types, errors and tensors arrive bit for bit."""
-    values = [
-        None,
-        (1, 2.5, True, "ä", b"\0", {3}),
-        RankReport(Member("h1", 7), run_dir=Path("run")),
-        UsageError("wrong"),
-    ]
-    for value in values:
+    report = RankReport(Member("h1", 7), run_dir=Path("run"))
+    for value in (None, (1, 2.5, True, "ä", b"\0", {3}), report, UsageError("wrong")):
         arrived = unpacked(packed(value))
         assert (type(arrived), repr(arrived)) == (type(value), repr(value))
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.uint16, torch.float8_e4m3fn):
