@@ -80,6 +80,9 @@ def test_a_checkpoint_is_read_back_bit_for_bit() -> None:
     state = state_at(0)
     state.load(snapshot)
     assert state.digest() == state_at(5).digest()
+    path_of(RUN, 5).write_bytes(path_of(RUN, 5).read_bytes().replace(torch.full((2,), 5.0).numpy().tobytes(), bytes(8)))
+    with pytest.raises(BadCheckpoint, match="checksum"):
+        read(path_of(RUN, 5))
 
 
 @pytest.fixture(scope="module")
