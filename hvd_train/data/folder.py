@@ -3,13 +3,11 @@
 simplejpeg decodes sound JPEG files, Pillow everything else.
 """
 
-import math
 import os
 import struct
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -31,56 +29,10 @@ from hvd_train.errors import UsageError
 
 _AT_ONCE = 1000  # files whose sizes one of 16 threads asks for: a network file system needs milliseconds for each
 _VAL_CROP = 224 / 256  # fraction of the shorter side that evaluation shows; usual since AlexNet
-_THIN = 16  # an image more times as long as wide is not resized as a whole: that takes too much memory
 _DAMAGED = (ValueError, TypeError, SyntaxError, EOFError, LookupError, ArithmeticError, struct.error)
 UNREADABLE = (OSError, *_DAMAGED)  # the file is damaged, has too many pixels or is no image in a supported format
 _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # torchvision's IMG_EXTENSIONS
 _ORIENTATION, _BITS_PER_SAMPLE = 0x0112, 258  # tags of Exif and TIFF
-
-
-class RandomCrop:
-    """Does the same as torchvision's RandomResizedCrop and RandomHorizontalFlip, 60 microseconds faster."""
-
-    def __init__(self, size: int) -> None:
-        self._side, self._crop = [size, size], v2.RandomResizedCrop(size, antialias=True)
-
-    def __call__(self, image: Tensor) -> Tensor:
-        """Return an image [3, size, size] for an image [3, height, width], both uint8."""
-        box = self._crop.make_params([image])
-        part = image[:, box["top"] : box["top"] + box["height"], box["left"] : box["left"] + box["width"]]
-        resized: Tensor = v2.functional.resize(part, self._side, antialias=True)
-        return resized.flip(-1) if torch.rand(1) < 0.5 else resized
-
-
-class CenterCrop:
-    """Shows the middle `crop` pixels of an image whose shorter side is resized to `resize` >= `crop` pixels."""
-
-    def __init__(self, resize: int, crop: int) -> None:
-        self._resize, self._crop = resize, crop
-        self._change = v2.Compose([v2.Resize(resize, antialias=True), v2.CenterCrop(crop)])
-
-    def __call__(self, image: Tensor) -> Tensor:
-        """Return an image [3, crop, crop] for an image [3, height, width], both uint8."""
-        height, width = image.shape[1:]
-        shorter = min(height, width)
-        if max(height, width) <= _THIN * shorter:
-            resized: Tensor = self._change(image)
-            return resized
-        # Resize only what is shown. But for rounding the result is the same.
-        left, right, *x = _middle_span(width, int(self._resize * width / shorter), self._crop)
-        top, bottom, *y = _middle_span(height, int(self._resize * height / shorter), self._crop)
-        part = Image.fromarray(image[:, top:bottom, left:right].permute(1, 2, 0).contiguous().numpy())
-        shown = part.resize((self._crop, self._crop), Image.Resampling.BILINEAR, box=(x[0], y[0], x[1], y[1]))
-        return torch.from_numpy(np.array(shown)).permute(2, 0, 1)
-
-
-def _middle_span(side: int, resized: int, crop: int) -> tuple[int, int, float, float]:
-    """Return the pixels [start, stop) that the middle `crop` of `resized` needs, and its place in them."""
-    scale = side / resized
-    first = round((resized - crop) / 2) * scale
-    reach = max(1.0, scale)  # of bilinear interpolation
-    start, stop = max(0, int(first - reach)), min(side, math.ceil(first + crop * scale + reach))
-    return start, stop, first - start, min(first + crop * scale - start, stop - start)
 
 
 class ImageFolder(Staged):
@@ -169,13 +121,18 @@ def open_folder(root: Path, config: DataConfig) -> DataSet:
             raise UsageError(
                 f"{root}: train/ and {split}/ must have the same classes; only in one: {', '.join(only[:5])}"
             )
-    evaluated = CenterCrop(config.val_resize_size or round(crop / _VAL_CROP), crop)
-    view = CenterCrop(round(size / _VAL_CROP), size) if config.augment == "none" else RandomCrop(size)
-    trained = training_transform(config, [view], IMAGENET_MEAN)
+    evaluated = v2.Compose(_middle(config.val_resize_size or round(crop / _VAL_CROP), crop))
+    usual = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
+    view = _middle(round(size / _VAL_CROP), size) if config.augment == "none" else usual
+    trained = training_transform(config, view, IMAGENET_MEAN)
     limit = config.max_image_pixels
     train = ImageFolder(root / "train", classes, trained, limit)
     val, *test = (ImageFolder(root / split, classes, evaluated, limit) for split in splits[1:])
     return DataSet(train, val, tuple(classes), 3, size, IMAGENET_MEAN, IMAGENET_STD, test=test[0] if test else None)
+
+
+def _middle(resize: int, crop: int) -> list[v2.Transform]:
+    return [v2.Resize(resize, antialias=True), v2.CenterCrop(crop)]
 
 
 def _size(path: bytes) -> int:
@@ -206,23 +163,16 @@ def decode(data: bytes, max_pixels: int = DataConfig.max_image_pixels) -> Tensor
 
     Raises UNREADABLE if the file cannot be decoded or, before allocating them, has more than `max_pixels` pixels.
     """
-    with _opened(data, max_pixels) as image:
-        pixels = None
-        if image.format == "JPEG" and image.mode == "RGB" and image.getexif().get(_ORIENTATION, 1) == 1:  # upright
-            pixels = _decode_jpeg(data, max_pixels)  # in two thirds of Pillow's time
-        return torch.from_numpy(_decode_by_pillow(image) if pixels is None else pixels).permute(2, 0, 1)
-
-
-@contextmanager
-def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
-    """Open an image with Pillow, and limit it to `max_pixels` meanwhile. Raises UNREADABLE."""
     # Pillow warns above its own limit, and refuses images above twice that limit.
     usual, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, max_pixels / 2  # type: ignore[assignment]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a warning names no file, and each image with odd Exif data gives some
             with Image.open(BytesIO(data), formats=_FORMATS) as image:
-                yield image
+                pixels = None
+                if image.format == "JPEG" and image.mode == "RGB" and image.getexif().get(_ORIENTATION, 1) == 1:
+                    pixels = _decode_jpeg(data, max_pixels)  # in two thirds of Pillow's time
+                return torch.from_numpy(_decode_by_pillow(image) if pixels is None else pixels).permute(2, 0, 1)
     except UnidentifiedImageError:
         raise ValueError(f"it is damaged, or none of {', '.join(_FORMATS)}") from None
     except Image.DecompressionBombError:

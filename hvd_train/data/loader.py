@@ -286,11 +286,7 @@ class MapLoader(Loader):
 
 
 def _collate(items: list[tuple[Tensor, int] | UsageError]) -> list[Tensor] | UsageError:
-    errors = [item for item in items if isinstance(item, UsageError)]
-    try:
-        return errors[0] if errors else default_collate(items)
-    except RuntimeError as error:
-        return UsageError(f"the items of a batch do not fit together: {str(error).splitlines()[0]}")
+    return next((item for item in items if isinstance(item, UsageError)), None) or default_collate(items)
 
 
 class Ahead:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, TensorDataset
@@ -59,7 +58,9 @@ def _apply_augmentation(config: DataConfig, data: DataSet) -> DataSet:
 
 def _digits(config: DataConfig, seed: int) -> DataSet:
     """Return the test part of the UCI Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998)."""
-    rows = _rows_of_digits()
+    package = importlib.util.find_spec("sklearn")  # it is slow to import
+    assert package is not None
+    rows = np.loadtxt(Path(str(package.origin)).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
     pixels = (rows[:, :-1] * (255 / 16)).round().astype(np.uint8)  # from 0..16
     images = torch.from_numpy(pixels).view(-1, 1, 8, 8)
     labels = torch.from_numpy(rows[:, -1].astype(np.int64))
@@ -67,18 +68,6 @@ def _digits(config: DataConfig, seed: int) -> DataSet:
     train, val = (Arrays(images[part], labels[part], len(part)) for part in (shuffled[360:], shuffled[:360]))
     classes, change = tuple(map(str, range(10))), {"degrees": 10, "shift": 0.1, "scale": 0.1}
     return DataSet(train, val, classes, 1, 8, (0.305,), (0.376,), affine_jitter(**change), partial(_affine, **change))
-
-
-def _rows_of_digits() -> npt.NDArray[np.float64]:
-    """Return 64 pixels and the label of each image, if possible without importing scikit-learn."""
-    package = importlib.util.find_spec("sklearn")
-    file = Path((package and package.origin) or "").parent / "datasets" / "data" / "digits.csv.gz"
-    if file.exists():
-        return np.loadtxt(file, delimiter=",")
-    from sklearn.datasets import load_digits  # for a version that keeps the file elsewhere
-
-    raw = load_digits()
-    return np.column_stack([raw.data, raw.target])
 
 
 def _cifar(name: str, mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[[DataConfig, int], DataSet]:

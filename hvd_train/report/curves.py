@@ -20,7 +20,7 @@ Axis = tuple[str, str, float]  # the label of the x axis, the field of a record 
 _METRICS = (("loss", "Loss"), ("top1", "Top-1 accuracy"), ("top5", "Top-5 accuracy"))
 _SPEEDS = 60  # points of a line of throughput, which is noise from one step to the next
 _STEEP = 50.0  # a loss whose largest value is more times its smallest gets a logarithmic axis
-_MOST_EVENTS, _MOST_CHANGES = 60, 10
+_MOST_EVENTS = 60
 
 
 def learning(runs: Sequence[History], names: Sequence[str], keys: Sequence[str]) -> Markup:
@@ -32,8 +32,8 @@ def learning(runs: Sequence[History], names: Sequence[str], keys: Sequence[str])
     return Markup().join([pieces.paragraph(text), legend, pieces.tabs(choices)])
 
 
-def throughput(runs: Sequence[History], names: Sequence[str], keys: Sequence[str]) -> Markup:
-    """Return images/s over time, and a table of changes of the world."""
+def throughput(runs: Sequence[History], keys: Sequence[str]) -> Markup:
+    """Return images/s over time, with marks of changes of the world."""
     text = "Of all workers, between two logged steps of an epoch; waiting for a new world counts, evaluation does not."
     label, _, unit = axis = _time(runs)
     lines: list[Line] = []
@@ -45,7 +45,7 @@ def throughput(runs: Sequence[History], names: Sequence[str], keys: Sequence[str
     if len(runs) > 1:  # a chart of all runs has no room for their events
         charts += [(f"Images/s of {line[0]}", [line], m) for line, m in zip(lines, marks, strict=True) if m]
     figures = [Chart(title, label, of, zero=True, events=m) for title, of, m in charts]
-    return Markup().join([pieces.paragraph(text), pieces.figures(figures), _changes_of_world(runs, names)])
+    return Markup().join([pieces.paragraph(text), pieces.figures(figures)])
 
 
 def phases(runs: Sequence[History], names: Sequence[str]) -> Markup:
@@ -90,8 +90,8 @@ def _learning_charts(runs: Sequence[History], keys: Sequence[str], axis: Axis) -
         if len(runs) == 1:
             groups = {title: [("training", *training[0][1:]), ("validation", *validation[0][1:])]}
         for name, lines in groups.items():
-            log, top = _loss_scale(lines) if metric == "loss" else (False, None)
-            charts.append(Chart(name, axis[0], lines, percent=metric != "loss", log=log, top=top, events=events))
+            log = metric == "loss" and _is_steep(lines)
+            charts.append(Chart(name, axis[0], lines, percent=metric != "loss", log=log, events=events))
     rates = [_line(key, run.steps, "learning_rate", axis) for key, run in zip(keys, runs, strict=True)]
     return [*charts, Chart("Learning rate", axis[0], rates)]
 
@@ -102,13 +102,9 @@ def _line(key: str, records: Sequence[Record], field: str, axis: Axis) -> Line:
     return (key, *thinned(places, [number(record, field) for record in records]))
 
 
-def _loss_scale(lines: Sequence[Line]) -> tuple[bool, float | None]:
-    """Return whether the axis of a loss is logarithmic, and the end of the axis."""
+def _is_steep(lines: Sequence[Line]) -> bool:
     values = sorted(value for _, _, y in lines for value in y if value is not None)
-    if not values or values[0] <= 0 or values[-1] <= _STEEP * values[0]:
-        return False, None
-    median = values[len(values) // 2]
-    return True, 100 * median if values[-1] > 1000 * median else None  # a run that diverges would flatten the others
+    return bool(values) and values[0] > 0 and values[-1] > _STEEP * values[0]
 
 
 def _time(runs: Sequence[History]) -> Axis:
@@ -129,18 +125,6 @@ def _events(run: History, axis: Axis) -> list[tuple[float, str]]:
         if label and place is not None and event is not first:
             marks.append((place / axis[2], label))
     return marks
-
-
-def _changes_of_world(runs: Sequence[History], names: Sequence[str]) -> Markup:
-    rows = []
-    for run, name in zip(runs, names, strict=True):
-        for event in (event for event in run.events if event.get("name") == "world"):
-            keys = ("previous_size", "world_size", "step", "why", "steps_lost")
-            before, after, step, why, lost = (page.written(event.get(key)) for key in keys)
-            rows.append([name, f"{before} → {after}", step, why, f"{number(event, 'seconds') or 0:.1f}", lost])
-    table = pieces.table(["run", "workers", "at step", "why", "seconds to the next step", "steps lost"], rows)
-    count = f"{len(rows)} change{'s' if len(rows) != 1 else ''} of the world"
-    return Markup().join([pieces.details(count, table, len(rows) <= _MOST_CHANGES)] if rows else [])
 
 
 RECORD = "scaling.json"

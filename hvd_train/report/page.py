@@ -73,7 +73,6 @@ class Chart:
     percent: bool = False  # y values are fractions of 1, written as percentages
     log: bool = False  # a logarithmic y axis, without values that are not above 0
     zero: bool = False  # the y axis begins at 0
-    top: float | None = None  # the end of the y axis; None: the end of the lines
     ticks: Sequence[float] = ()  # the only x values to mark, on a logarithmic axis
     events: Sequence[tuple[float, str]] = ()  # x values and labels of vertical lines
 
@@ -133,9 +132,8 @@ class Chart:
             axes.yaxis.set_minor_locator(NullLocator())
         if self.zero:
             axes.set_ylim(0, 1.05 * axes.dataLim.ymax)
-        axes.set_ylim(top=self.top)
-        axes.xaxis.set_major_formatter(_number)
-        axes.yaxis.set_major_formatter(PercentFormatter(1) if self.percent else _number)
+        axes.xaxis.set_major_formatter("{x:,.6g}")
+        axes.yaxis.set_major_formatter(PercentFormatter(1) if self.percent else "{x:,.6g}")
 
     def _mark_events(self, axes: Axes) -> None:
         low, high = axes.get_xlim()
@@ -146,10 +144,3 @@ class Chart:
                 labelled = at
                 above = axes.get_xaxis_transform()
                 axes.text(at, 0.98, label, transform=above, rotation=90, ha="right", va="top", size=8, color=_GREY)
-
-
-def _number(value: float, _: object = None) -> str:
-    for unit, letter, least in ((1e9, "G", 1e9), (1e6, "M", 1e6), (1e3, "k", 1e4)):  # 1,500 but 25k
-        if abs(value) >= least:
-            return f"{value / unit:g}{letter}"
-    return f"{value:,.6g}"

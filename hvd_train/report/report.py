@@ -68,7 +68,7 @@ def compose(
         sections = [
             ("Summary", _summary(runs, names)),
             ("Learning curves", curves.learning(runs, names, keys)),
-            ("Throughput", curves.throughput(runs, names, keys)),
+            ("Throughput", curves.throughput(runs, keys)),
             ("Where the time goes", curves.phases(runs, names)),
             *sections,
             ("Predictions", _shown(runs, names, predictions)),

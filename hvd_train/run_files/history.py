@@ -26,8 +26,8 @@ _MOST_POINTS = 120  # of a curve: a chart is a few hundred pixels wide
 class History:
     """A run as its files describe it.
 
-    Steps, epochs and events are records of metrics.jsonl with three more fields: `elapsed`, the seconds of training
-    without pauses before a resume, and `samples_done` and `epochs_done`, the progress, or None if unknown.
+    Records have three more fields: `elapsed`, the seconds of training without pauses before a resume, and
+    `samples_done` and `epochs_done`, the progress, or None if unknown.
     """
 
     path: Path
@@ -92,9 +92,7 @@ def read(path: Path) -> History:
     if not path.is_dir():
         raise UsageError(f"{path}: no such run folder")
     if not (path / run_folder.CONFIG).exists() and not (path / run_folder.METRICS).exists():
-        inside = any(path.glob(f"*/{run_folder.CONFIG}"))
-        hint = f"; its folders are: name them, as in {path}/*" if inside else ""
-        raise UsageError(f"{path} is not a run of hvd_train: it has no {run_folder.CONFIG}{hint}")
+        raise UsageError(f"{path} is not a run of hvd_train: it has no {run_folder.CONFIG}")
     gaps: list[str] = []
     settings: dict[str, Any] = {}
     for name, value in _mapping(path / run_folder.CONFIG, config_file.parse, gaps).items():
@@ -177,12 +175,8 @@ def _lines(path: Path, gaps: list[str]) -> list[dict[str, Any]]:
             lines.append(record)
         else:
             bad.append(line_number)
-    if bad == [len(texts)]:
-        gaps.append(f"the last line of {path.name} is torn: the process ended while it wrote, or is still writing")
-    elif bad:
-        gaps.append(f"{len(bad)} lines of {path.name} cannot be read, the first of them line {bad[0]}")
-    if not lines:
-        gaps.append(f"no metrics: {path.name} is empty")
+    if bad:
+        gaps.append(f"{len(bad)} lines of {path.name} are torn or damaged, the first of them line {bad[0]}")
     return lines
 
 

@@ -2,12 +2,9 @@
 
 import json
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
@@ -15,7 +12,6 @@ from typing_extensions import override
 from hvd_train.console import printable
 from hvd_train.elastic.members import Change
 from hvd_train.plain_file import in_place
-from hvd_train.run_files.durable import lines_backwards
 from hvd_train.run_files.ledger import Entry, LedgerFile
 from hvd_train.run_files.run_folder import METRICS, RunFolder
 
@@ -200,8 +196,8 @@ class RunJournal(Journal):
         from hvd_train.run_files.board import Board  # slow to import, and only one rank needs it
 
         self._display = _TerminalDisplay() if live else _LineDisplay()
-        report, path = self._display.say, folder.path / METRICS
-        self._last_step, self._last_epoch, reached = _forget_after(path, resumed_step, epochs_done)
+        report = self._display.say
+        self._last_step, self._last_epoch, reached = _forget_after(folder, resumed_step, epochs_done)
         self.steps_lost = max(0, reached - resumed_step)  # at least: not every step has a line
         self._lines = folder.append(METRICS, report)
         self._board = Board(folder, resumed_step, report)
@@ -285,42 +281,33 @@ class RunJournal(Journal):
             self._board.add(known, step)
 
 
-def _forget_after(path: Path, step: int, epochs_done: int) -> tuple[int, int, int]:
-    """Remove a torn last line and lines after `step` from metrics.jsonl.
+def _forget_after(folder: RunFolder, step: int, epochs_done: int) -> tuple[int, int, int]:
+    """Remove lines after `step` and torn or foreign lines from metrics.jsonl.
 
     Return the last step and epoch that are left, and the last step before. The line of an epoch that will end again
-    is removed, too. Kept lines are written in place, so that a full disk has room for them. Raises OSError.
+    is removed, too. Raises OSError.
     """
+    path = folder.path / METRICS
     if not path.exists():
         return step, epochs_done, step  # the run resumes in another folder
     last_step = last_epoch = reached = 0
-    kept = list[bytes]()  # kept lines since `begin`, the last one first
-    with open(path, "r+b", opener=in_place) as file:
-        begin = 0
-        for offset, line in lines_backwards(file):
-            begin = offset
-            try:
-                record = json.loads(line)
-                kind, number, _ = record["kind"], int(record.get("step", 0)), int(record.get("epoch", 0))
-            except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-                continue  # a torn or foreign line
-            reached = max(reached, number)
-            ends_again = kind == "epoch" and record["epoch"] > epochs_done
-            if record.get("step", 0) <= step and not ends_again:
-                kept.append(line.rstrip(b"\n") + b"\n")
-                if kind == "step":
-                    last_step = max(last_step, record["step"])
-                if kind in ("step", "epoch"):  # an epoch's record comes before the next epoch's steps
-                    last_epoch = max(last_epoch, record["epoch"] - (kind == "step"))
-            if kind == "step" and record["step"] < step:
-                break
-        tail = b"".join(reversed(kept))
-        file.seek(begin)
-        if file.read() != tail:
-            file.seek(begin)  # write first, then truncate: a kill in between loses no kept line
-            file.write(tail)
-            file.flush()
-            os.ftruncate(file.fileno(), begin + len(tail))
-            with suppress(OSError):  # a full disk may fail here; the file is truncated all the same
-                os.fsync(file.fileno())
+    with open(path, "rb", opener=in_place) as file:
+        lines = file.readlines()
+    kept = []
+    for line in lines:
+        try:
+            record = json.loads(line)
+            kind, number, epoch = record["kind"], int(record.get("step", 0)), int(record.get("epoch", 0))
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+            continue
+        reached = max(reached, number)
+        if number <= step and (kind != "epoch" or epoch <= epochs_done):
+            kept.append(line.rstrip(b"\n") + b"\n")
+            if kind == "step":
+                last_step = number
+            if kind in ("step", "epoch"):  # an epoch's record comes before the next epoch's steps
+                last_epoch = max(last_epoch, epoch - (kind == "step"))
+    if kept != lines:
+        with folder.writing(METRICS) as whole:
+            whole.writelines(kept)
     return last_step, last_epoch, reached

@@ -301,9 +301,6 @@ def environment(hosts: Sequence[str], gpu: str | None) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Return the processor's model name, or else its architecture."""
-    with suppress(OSError):  # psutil and platform.processor() do not know the model name
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()  # platform.processor() has no model name
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
