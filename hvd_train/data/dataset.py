@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -22,8 +22,7 @@ class MapDataset(Protocol):
     def __getitem__(self, index: int, /) -> tuple[Tensor, int]: ...
 
 
-@runtime_checkable
-class Staged(MapDataset, Protocol):
+class Staged(MapDataset):
     """A map-style data set that reports stages of reading, for `hvd-train bench input`."""
 
     def __getitem__(self, index: int, /) -> tuple[Tensor, int]:
@@ -31,6 +30,7 @@ class Staged(MapDataset, Protocol):
 
     def staged_item(self, index: int, mark: Mark) -> tuple[Tensor, int]:
         """Return an item, and call `mark` at the end of each stage of reading it."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

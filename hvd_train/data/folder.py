@@ -8,6 +8,7 @@ import struct
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +26,7 @@ from hvd_train import plain_file
 from hvd_train.config import DataConfig
 from hvd_train.data.augment import training_transform
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet, Mark, Staged
-from hvd_train.errors import UsageError
+from hvd_train.errors import UsageError, first_few
 
 _AT_ONCE = 1000  # files whose sizes one of 16 threads asks for: a network file system needs milliseconds for each
 _VAL_CROP = 224 / 256  # fraction of the shorter side that evaluation shows; usual since AlexNet
@@ -112,15 +113,11 @@ def open_folder(root: Path, config: DataConfig) -> DataSet:
     """Return the data set of train/, val/ and an optional test/ in `root`. Raises UsageError for wrong folders."""
     size = config.image_size or 224
     crop = config.val_crop_size or size
-    if not root.is_dir():
-        raise UsageError(f"--data-dir {root} is not a folder; it must hold train/ and val/")
     splits = ["train", "val", *(["test"] if (root / "test").is_dir() else [])]
     classes, *others = (_classes(root / split) for split in splits)
     for split, names in zip(splits[1:], others, strict=True):
         if only := sorted(set(classes) ^ set(names)):
-            raise UsageError(
-                f"{root}: train/ and {split}/ must have the same classes; only in one: {', '.join(only[:5])}"
-            )
+            raise UsageError(f"{root}: train/ and {split}/ must have the same classes; only in one: {first_few(only)}")
     evaluated = v2.Compose(_middle(config.val_resize_size or round(crop / _VAL_CROP), crop))
     usual = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
     view = _middle(round(size / _VAL_CROP), size) if config.augment == "none" else usual
@@ -143,15 +140,10 @@ def _size(path: bytes) -> int:
 
 
 def _classes(split: Path) -> list[str]:
-    if not split.is_dir():
-        raise UsageError(f"{split} is missing; the data folder must hold train/ and val/ with one folder per class")
-    try:
-        names = [name for name in find_classes(str(split))[0] if not _is_hidden(name)]
-    except FileNotFoundError:
-        names = []
-    if not names:
-        raise UsageError(f"{split} is empty; it must hold one folder of images per class")
-    return names
+    with suppress(OSError):
+        if names := [name for name in find_classes(str(split))[0] if not _is_hidden(name)]:
+            return names
+    raise UsageError(f"{split} is missing or empty; --data-dir must hold train/ and val/ with one folder per class")
 
 
 def _is_hidden(name: str) -> bool:

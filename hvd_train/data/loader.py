@@ -248,8 +248,7 @@ class MapLoader(Loader):
                 batches = iter(self._loader)
         except Exception as error:  # noqa: BLE001  # a data set may raise anything when it is pickled
             reason = str(error).partition("\n")[0]
-            advice = "export a shorter TMPDIR" if "path too long" in reason else "type --workers 0"
-            raise UsageError(f"loader processes cannot be sent the data set ({reason}); {advice}") from None
+            raise UsageError(f"loader processes cannot be sent the data set ({reason}); type --workers 0") from None
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         try:

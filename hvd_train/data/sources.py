@@ -201,12 +201,10 @@ def _checked(title: str, part: Any, num_classes: int) -> Any:
     in_memory = isinstance(part, Arrays)
     items = _CheckedItems(title, TensorDataset(part.images, part.labels) if in_memory else part, num_classes)
     image, _ = items[0]
-    labels = getattr(part, "targets", getattr(part, "labels", None))
-    labels = labels.tolist() if isinstance(labels, (Tensor, np.ndarray)) else labels
-    if isinstance(labels, (list, tuple)) and len(labels) == len(items):
-        # If a label looks wrong, check its item, which may have another label.
-        items[next((i for i, label in enumerate(labels) if _class_number(label) not in range(num_classes)), 0)]
     if in_memory:
+        for index, label in enumerate(part.labels.tolist()):
+            if _class_number(label) not in range(num_classes):
+                items[index]  # raises the error
         return replace(part, labels=part.labels.reshape(-1).long())
     return replace(items, form=(image.dtype, image.shape))
 

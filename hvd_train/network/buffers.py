@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from hvd_train.errors import UsageError
+from hvd_train.errors import UsageError, first_few
 from hvd_train.world.world import World
 
 
@@ -62,11 +62,8 @@ def averaged(model: nn.Module, patterns: Sequence[str]) -> set[str]:
     for pattern in patterns:
         matching = [buffer for buffer in buffers if fnmatchcase(buffer.name, pattern)]
         if not matching:
-            others = [buffer.name for buffer in buffers if not is_statistic(buffer)]
-            known = f"they are called {', '.join(others[:4])}{', ...' * (len(others) > 4)}" if others else "it has none"
-            raise UsageError(
-                f"--average-buffers: no buffer of the model is called {pattern}; besides running statistics, {known}"
-            )
+            others = first_few([buffer.name for buffer in buffers if not is_statistic(buffer)])
+            raise UsageError(f"--average-buffers: no buffer of the model is called {pattern}; there are {others}")
         for buffer in matching:
             if not (buffer.tensor.is_floating_point() or buffer.tensor.dtype in (torch.int32, torch.int64)):
                 kind = str(buffer.tensor.dtype).removeprefix("torch.")

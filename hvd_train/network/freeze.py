@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hvd_train.config import ModelConfig
-from hvd_train.errors import UsageError
+from hvd_train.errors import UsageError, first_few
 from hvd_train.network.models import head_of
 
 _UNFREEZE = re.compile(r"(\d+):(.+)")
@@ -81,6 +81,5 @@ def ever_trained(config: ModelConfig, model: nn.Module) -> set[str]:
 def _matching(pattern: str, names: Iterable[str]) -> set[str]:
     matching = {name for name in names if fnmatchcase(name, pattern)}
     if not matching:
-        known = ", ".join(list(names)[:4])
-        raise UsageError(f"no parameter of the model is called {pattern}; they are called {known}, ...")
+        raise UsageError(f"no parameter of the model is called {pattern}; they are called {first_few(list(names))}")
     return matching

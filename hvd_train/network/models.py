@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,20 +22,10 @@ Builder = Callable[[int], nn.Module]  # the user's own function, of the number o
 
 def digits_convnet(num_classes: int, channels: int = 1) -> nn.Module:
     """Return a small network: images [batch, channels, 8 or more, 8 or more] to logits [batch, num_classes]."""
-    return nn.Sequential(
-        nn.Conv2d(channels, 32, kernel_size=3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, kernel_size=3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, kernel_size=3, padding=1),
-        nn.ReLU(),
-        nn.AdaptiveMaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(256, 128),
-        nn.ReLU(),
-        nn.Linear(128, num_classes),
-    )
+    conv = partial(nn.Conv2d, kernel_size=3, padding=1)
+    body = (conv(channels, 32), nn.ReLU(), conv(32, 64), nn.ReLU(), nn.MaxPool2d(2), conv(64, 64), nn.ReLU())
+    head = (nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, num_classes))
+    return nn.Sequential(*body, *head)
 
 
 def check_name(name: str) -> None:
@@ -136,10 +127,9 @@ def compile_model(
     train_sizes: list[int],
     eval_sizes: list[int],
 ) -> None:
-    """Compile the model with batches of these sizes, made of `example` images.
+    """Compile the model with batches of these sizes, made of `example` images; its state stays the same.
 
-    torch.compile compiles at the first call with each kind of input; after the rendezvous all ranks would wait for it.
-    The moving average, and epochs that freeze other parameters, are compiled later. The state stays the same.
+    torch.compile compiles at the first call with each kind of input: after the rendezvous all ranks would wait for it.
     """
     model.compile()
     modes = [(module, module.training) for module in model.modules()]

@@ -82,24 +82,22 @@ def start_from(weights: str, model: nn.Module, name: str, num_classes: int) -> s
         head, left_out = "classifier", ("classifier.",)
     for key in [key for key in state if key.startswith(left_out)]:
         del state[key]
-    differing = {key for key in before if _shape(before, key) != _shape(state, key)}
-    in_head = {key for key in differing if head is not None and key.startswith(f"{head}.")}
-    misshapen = sorted((differing - in_head) & state.keys())
-    shapes = [f"{key} ({_shape(state, key)} for {_shape(before, key)})" for key in misshapen]
-    for key in differing & state.keys():
+    own_head = {key for key in before if head is not None and key.startswith(f"{head}.")}
+    fresh = {key for key in own_head if key not in state or state[key].shape != before[key].shape}
+    for key in fresh & state.keys():
         del state[key]
     # With the model's version only, torch and torchvision convert the tensors of older files.
     state._metadata = {"": {"version": getattr(model, "_version", None)}}  # type: ignore[attr-defined]
-    found = {"other shapes": shapes}
     try:
-        missing, found["unexpected"] = model.load_state_dict(state, strict=False)
-        found["missing"] = [key for key in missing if key not in {*in_head, *misshapen}]
+        missing, unexpected = model.load_state_dict(state, strict=False)
+        found = {"unexpected": unexpected, "missing": [key for key in missing if key not in fresh]}
+        faults = [f"{what}: {first_few(keys)}" for what, keys in found.items() if keys]
     except (RuntimeError, ValueError) as error:
-        found["torch says"] = [str(error).splitlines()[-1].strip()]
-    if faults := [f"{what}: {first_few(keys)}" for what, keys in found.items() if keys]:
+        faults = [line.strip() for line in str(error).splitlines()[-1:]]
+    if faults:
         model.load_state_dict(before)
         raise UsageError(f"--weights {weights} do not fit --model {name}: {'; '.join(faults)}")
-    new_head = f", but a new last layer ({head}) for {num_classes} classes" if in_head else ""
+    new_head = f", but a new last layer ({head}) for {num_classes} classes" if fresh else ""
     return f"starting from the weights {weights}{part}{new_head}"
 
 
@@ -167,7 +165,3 @@ def _safetensors_in(path: Path) -> dict[str, Tensor]:
         return load(plain_file.read_bytes(path, most_bytes=2**40))
     except SafetensorError as error:
         raise ValueError(str(error)) from None
-
-
-def _shape(weights: Mapping[str, Tensor], key: str) -> str:
-    return " x ".join(map(str, weights[key].shape)) or "1" if key in weights else "nothing"

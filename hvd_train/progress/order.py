@@ -231,10 +231,7 @@ def choose_layout(batch: BatchConfig, size: int, num_samples: int) -> BatchLayou
     if batch.global_batch_size is None:
         layout = _per_worker(batch, size)
     elif batch.batch_size is None and batch.accumulation_steps > 1:
-        raise UsageError(
-            f"--accumulation-steps {batch.accumulation_steps} with --global-batch-size {batch.global_batch_size} "
-            "needs --batch-size, the samples of a pass"
-        )
+        raise UsageError("--accumulation-steps with --global-batch-size needs --batch-size, the samples of a pass")
     else:
         layout = BatchLayout(batch.global_batch_size, batch.batch_size or _micro_batch_size(batch.global_batch_size))
     if layout.global_batch > num_samples:

@@ -23,23 +23,22 @@ _STEEP = 50.0  # a loss whose largest value is more times its smallest gets a lo
 _MOST_EVENTS = 60
 
 
-def learning(runs: Sequence[History], names: Sequence[str], keys: Sequence[str]) -> Markup:
-    """Return the learning curves over epochs, samples or time; `keys` are for legends."""
+def learning(runs: Sequence[History], names: Sequence[str]) -> Markup:
+    """Return the learning curves over epochs, samples or time."""
     text = "Training: means of the logged steps, with random augmentation. Validation: every sample once."
-    legend = pieces.paragraph(" · ".join(names)) if len(runs) > 1 and names != keys else Markup()
     axes: list[Axis] = [("epochs", "epochs_done", 1.0), ("samples", "samples_done", 1.0), _time(runs)]
-    choices = [(axis[0].partition(",")[0], _learning_charts(runs, keys, axis)) for axis in axes]
-    return Markup().join([pieces.paragraph(text), legend, pieces.tabs(choices)])
+    choices = [(axis[0].partition(",")[0], _learning_charts(runs, names, axis)) for axis in axes]
+    return Markup().join([pieces.paragraph(text), pieces.tabs(choices)])
 
 
-def throughput(runs: Sequence[History], keys: Sequence[str]) -> Markup:
+def throughput(runs: Sequence[History], names: Sequence[str]) -> Markup:
     """Return images/s over time, with marks of changes of the world."""
     text = "Of all workers, between two logged steps of an epoch; waiting for a new world counts, evaluation does not."
     label, _, unit = axis = _time(runs)
     lines: list[Line] = []
-    for run, key in zip(runs, keys, strict=True):
+    for run, name in zip(runs, names, strict=True):
         times, rates = speeds(run.steps, _SPEEDS)
-        lines.append((key, [time / unit for time in times if time is not None], rates))
+        lines.append(("" if len(runs) == 1 else name, [time / unit for time in times if time is not None], rates))
     marks = [_events(run, axis) for run in runs]
     charts = [("Images/s", lines, marks[0] if len(runs) == 1 else [])]
     if len(runs) > 1:  # a chart of all runs has no room for their events
@@ -76,12 +75,13 @@ def events(runs: Sequence[History], names: Sequence[str]) -> Markup:
     return Markup().join(bodies)
 
 
-def _learning_charts(runs: Sequence[History], keys: Sequence[str], axis: Axis) -> list[Chart]:
+def _learning_charts(runs: Sequence[History], names: Sequence[str], axis: Axis) -> list[Chart]:
     """Return charts of metrics (training and validation together for a single run) and learning rate."""
     logged = [run.steps if len(run.steps) >= len(run.epochs) else run.epochs for run in runs]
     # A loss that is not finite is null in JSON, next to the other scores of its epoch.
     evaluated = [[e for e in run.epochs if any(e.get(f"val_{m}") is not None for m, _ in _METRICS)] for run in runs]
     events = _events(runs[0], axis) if len(runs) == 1 else []
+    keys = names if len(runs) > 1 else [""]
     charts = []
     for metric, title in _METRICS:
         training = [_line(key, records, metric, axis) for key, records in zip(keys, logged, strict=True)]

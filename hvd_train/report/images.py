@@ -103,10 +103,8 @@ def _grid(images: Tensor, names: list[str]) -> Image.Image:
 
 def _labels(data: DataSet) -> Tensor:
     train = data.train.arrays if isinstance(data.train, Items) else data.train
-    if isinstance(train, Arrays):
+    if isinstance(train, (Arrays, ImageFolder)):
         return train.labels[torch.arange(len(train)) % len(train.labels)]
-    if isinstance(train, ImageFolder):
-        return train.labels
     return torch.tensor([int(train[number][1]) for number in range(len(train))])  # this reads all images
 
 

@@ -14,10 +14,7 @@ from hvd_train.report.curves import Scaling
 from hvd_train.report.page import pieces
 from hvd_train.run_files.history import History, Record, number, read
 
-_SHORT = 9  # letters of a name in the legend of a chart; if one is longer, charts call the runs A, B, C
 _MOST_CLASSES = 24  # of a confusion matrix; of more classes, the pairs confused most often are named
-_MOST_PAIRS = 20
-_MOST_OPEN = 3  # runs whose predictions are shown without a click
 
 
 @dataclass(frozen=True)
@@ -58,17 +55,13 @@ def compose(
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         names = [str(run.path) for run in runs]
-    keys = names if len(runs) != 1 else [""]
-    if len(runs) > 1 and max(map(len, names)) > _SHORT:
-        keys = [chr(ord("A") + index) if index < 26 else str(index + 1) for index in range(len(runs))]
-        names = [f"{key}  {name}" for key, name in zip(keys, names, strict=True)]
     settings = [{key: value for key, value in run.settings.items() if key != "output_dir"} for run in runs]
     sections = [("Scaling", curves.scaling(scalings))]
     if runs:
         sections = [
             ("Summary", _summary(runs, names)),
-            ("Learning curves", curves.learning(runs, names, keys)),
-            ("Throughput", curves.throughput(runs, keys)),
+            ("Learning curves", curves.learning(runs, names)),
+            ("Throughput", curves.throughput(runs, names)),
             ("Where the time goes", curves.phases(runs, names)),
             *sections,
             ("Predictions", _shown(runs, names, predictions)),
@@ -160,7 +153,7 @@ def _shown(runs: Sequence[History], names: Sequence[str], predictions: Mapping[P
         pictures = pieces.pictures([(image.png, str(image)) for image in found.worst])
         worst = pictures if found.worst else pieces.paragraph("None: every validation image was right.")
         body = _confused_classes(found) + pieces.heading("Worst-classified images") + worst
-        parts.append(pieces.details(f"{name}: confusion matrix and worst images", body, len(runs) <= _MOST_OPEN))
+        parts.append(pieces.details(f"{name}: confusion matrix and worst images", body, len(runs) <= 3))
     return Markup().join(parts)
 
 
@@ -177,5 +170,5 @@ def _confused_classes(found: Predictions) -> Markup:
         return Markup().join([pieces.paragraph(text), pieces.matrix(classes, matrix)])
     text = f"{score} The pairs of classes confused most often:"
     wrong = sorted(((count, *pair) for pair, count in counts.items() if pair[0] != pair[1]), reverse=True)
-    rows = [[classes[truth], classes[predicted], f"{count:,}"] for count, truth, predicted in wrong[:_MOST_PAIRS]]
+    rows = [[classes[truth], classes[predicted], f"{count:,}"] for count, truth, predicted in wrong[:20]]
     return Markup().join([pieces.paragraph(text), pieces.table(["is", "was taken for", "images"], rows)])

@@ -18,7 +18,6 @@ from hvd_train.run_files.history import History, number, read, speeds, thinned
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH, _MOST_EVENTS, _RECENT_LINES = 40, 5, 10
-_READING_SHARE = 0.1  # the largest fraction of the time to spend on reading, as the file grows
 _SILENCE_S = 60.0  # after which the time of the last record is shown
 
 
@@ -29,12 +28,9 @@ def watch(path: Path, *, once: bool, interval_s: float) -> None:
         console.print(view(history, time.time()))
         return
     with Live(view(history, time.time()), console=console, auto_refresh=False) as live:
-        reading_s = 0.0
         while not history.ended:
-            time.sleep(max(interval_s, reading_s / _READING_SHARE))
-            started = time.monotonic()
+            time.sleep(interval_s)
             history = read(path)
-            reading_s = time.monotonic() - started
             live.update(view(history, time.time()), refresh=True)
 
 

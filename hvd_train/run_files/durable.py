@@ -75,8 +75,8 @@ class AppendedFile:
     def __init__(self, path: Path, report: Callable[[str], None], held: Callable[[], bool] = lambda: True) -> None:
         """Prepare to append to `path`, which need not exist. No method raises OSError.
 
-        `report` is called once each if entries do not fit, if more than 64 MB wait and the oldest are dropped, and if
-        entries are missing at the end. If `held()` is False before a write, entries are dropped.
+        `report` is called if entries do not fit, and if entries are missing at the end: if more than 64 MB wait, the
+        oldest are dropped. If `held()` is False before a write, entries are dropped.
         """
         self._path, self._report, self._held = path, report, held
         self._waiting = deque[bytes]()
@@ -91,8 +91,6 @@ class AppendedFile:
         while self._waiting_bytes > _MOST_BYTES:
             self._forget_first()
             self._lost += 1
-            if self._lost == 1:
-                self._report(f"{self._path}: too much is waiting for the disk, the oldest of it is lost")
         if time.monotonic() >= self._next_try:
             self._flush()
 

@@ -99,7 +99,7 @@ class _TerminalDisplay(_LineDisplay):
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self._epochs = self._samples = 0
+        super().__init__()
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
         metrics = (TextColumn("{task.fields[metrics]}"), TimeRemainingColumn())
         # Under a launcher stdout is a pipe to the terminal, which rich would take for a file.
@@ -240,18 +240,10 @@ class RunJournal(Journal):
 
     @override
     def world(self, change: Change, step: int, seconds: float) -> None:
-        self.event(
-            "world",
-            change.describe(seconds),
-            step=step,
-            world_size=len(change.after),
-            previous_size=len(change.before),
-            left=[str(member) for member in change.left],
-            came=[str(member) for member in change.came],
-            why=change.reason,
-            seconds=round(seconds, 3),
-            steps_lost=change.steps_lost,
-        )
+        facts = {"step": step, "why": change.reason, "seconds": round(seconds, 3), "steps_lost": change.steps_lost}
+        sizes = {"world_size": len(change.after), "previous_size": len(change.before)}
+        members = {"left": list(map(str, change.left)), "came": list(map(str, change.came))}
+        self.event("world", change.describe(seconds), **facts, **sizes, **members)
         self._plot({"world/size": len(change.after), "world/seconds_to_next_step": seconds}, step)
 
     @override

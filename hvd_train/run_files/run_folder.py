@@ -138,10 +138,9 @@ def claim(
 ) -> RunFolder:
     """Choose and lock the folder of this run, and write its config.yaml.
 
-    `now` names a new folder without `--output-dir`. `start` is called before a folder is made or moved aside; if it
-    raises, nothing has changed. A job `owner` resumes in the folder that it claimed before, even with --resume never.
-    Without `--output-dir` a busy folder is skipped, unless `wait` is set. With `wait` a folder is also busy while a
-    process stays in it. Raises Busy, and UsageError if the folder has another config or cannot be written.
+    `now` names a new folder. `start` is called before a folder is made or moved aside; if it raises, nothing has
+    changed. A job `owner` resumes in the folder that it claimed before. Without `--output-dir` and `wait` a busy folder
+    is skipped. With `wait` a folder is also busy while a process stays in it. Raises Busy and UsageError.
     """
     try:
         if config.run.output_dir:
@@ -211,14 +210,10 @@ def _reopen(path: Path, config: Config, owner: str, *, wait: bool) -> RunFolder:
             "(the old run is kept aside), or name another --output-dir"
         )
     lock = _lock(path, owner, wait=wait)
-    notes = []
     text = config_file.dump(config)
-    if plain_file.read_text(path / CONFIG, config_file.MOST_BYTES) != text:
-        try:
-            durable.write_text(path / CONFIG, text)
-        except OSError as error:  # the file differs in settings that may change on resume
-            notes.append(f"cannot write {path / CONFIG}: {error.strerror}; it stays as it is")
-    return RunFolder(path, earlier=True, notes=tuple(notes), _lock=lock)
+    if plain_file.read_text(path / CONFIG, config_file.MOST_BYTES) != text:  # settings that may change on resume
+        durable.write_text(path / CONFIG, text)
+    return RunFolder(path, earlier=True, _lock=lock)
 
 
 def _lock(path: Path, owner: str, *, wait: bool = False) -> IO[str]:
@@ -258,10 +253,7 @@ def _check_no_links(path: Path) -> None:
             continue
         plain = stat.S_ISREG(status.st_mode) and (status.st_nlink == 1 or entry.name not in _WRITTEN_IN_PLACE)
         if not plain and not stat.S_ISDIR(status.st_mode):
-            raise UsageError(
-                f"{entry} is a symlink or a device, and a run does not write through it: remove it, or name another "
-                "--output-dir"
-            )
+            raise UsageError(f"{entry} is a symlink or a device: remove it, or name another --output-dir")
 
 
 def _is_foreign(path: Path) -> bool:
@@ -287,17 +279,11 @@ def environment(hosts: Sequence[str], gpu: str | None) -> dict[str, Any]:
     for name in ("torch", "torchvision", "horovod", "numpy"):
         with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-    return {
-        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "host": socket.gethostname(),
-        "world_size": len(hosts),
-        "ranks_of_hosts": dict(Counter(hosts)),
-        "device": gpu or _processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "system": platform.platform(),
-        "versions": versions,
-    }
+    started = datetime.now().astimezone().isoformat(timespec="seconds")
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    ranks = {"world_size": len(hosts), "ranks_of_hosts": dict(Counter(hosts)), "device": gpu or _processor()}
+    machine = {"host": socket.gethostname(), "cores": len(os.sched_getaffinity(0)), "system": platform.platform()}
+    return {"started": started, "command": command, **ranks, **machine, "versions": versions}
 
 
 def _processor() -> str:

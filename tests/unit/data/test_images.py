@@ -1,7 +1,6 @@
 """Image files, and class folders as data sets."""
 
 import json
-import os
 import random
 import re
 import shutil
@@ -13,12 +12,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import EpsImagePlugin, Image
-from torchvision.transforms import v2
 
 from hvd_train.config import DataConfig
 from hvd_train.data import identity, sources
 from hvd_train.data.dataset import DataSet
-from hvd_train.data.folder import UNREADABLE, CenterCrop, RandomCrop, decode, open_folder
+from hvd_train.data.folder import UNREADABLE, decode, open_folder
 from hvd_train.data.loader import MapLoader
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import BatchLayout, EpochOrder, assignments
@@ -84,7 +82,7 @@ def test_other_formats_are_refused_and_run_no_program(tmp_path: Path, monkeypatc
     (tmp_path / "gs").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
-    for kind in ("eps", "gif", "tga", "ico", "dds", "jpeg2000"):
+    for kind in ("eps", "gif", "jpeg2000"):
         with pytest.raises(UNREADABLE, match="none of JPEG, PNG, PPM, BMP, TIFF, WEBP"):
             decode(encoded(noise(16, 16), kind))
     assert not Path("started").exists()
@@ -163,10 +161,6 @@ def test_an_unreadable_image_is_named(folder: Path) -> None:
             with pytest.raises(UsageError) as error:
                 list(loader.load(0, assignments(EpochOrder(0, 0, 6), 0, BatchLayout(2, 2), 0, 1)))
             assert re.fullmatch(r"cannot read the image .*cat/1\.jpg: .*", str(error.value))
-    bad.unlink()
-    os.mkfifo(bad)
-    with pytest.raises(UsageError, match=rf"cannot read the image {bad}: "):
-        data.train[1]
 
 
 def test_hidden_files_are_skipped(folder: Path) -> None:
@@ -183,17 +177,13 @@ def test_an_image_of_too_many_pixels_is_named(folder: Path) -> None:
     bomb.write_bytes(BOMBS["jpeg"](12_000))
     with pytest.raises(UsageError, match=rf"the image {bomb}: .* more pixels than --max-image-pixels 90000000 allows"):
         open_folder(folder, DataConfig(image_size=16)).val[1]
-    shutil.copytree(folder / "train", folder / "test")
-    for split in ("train", "val", "test"):
-        with pytest.raises(UsageError, match="--max-image-pixels 1199 allows"):
-            getattr(open_folder(folder, DataConfig(image_size=16, max_image_pixels=1199)), split)[0]
-        getattr(open_folder(folder, DataConfig(image_size=16, max_image_pixels=1200)), split)[0]
+    with pytest.raises(UsageError, match="--max-image-pixels 1199 allows"):
+        open_folder(folder, DataConfig(image_size=16, max_image_pixels=1199)).train[0]
+    open_folder(folder, DataConfig(image_size=16, max_image_pixels=1200)).train[0]
 
 
 FAULTS = {
-    "no folder": (lambda root: shutil.rmtree(root), r"images is not a folder"),
     "no val": (lambda root: shutil.rmtree(root / "val"), r"images/val is missing"),
-    "empty train": (lambda root: (shutil.rmtree(root / "train"), (root / "train").mkdir()), r"images/train is empty"),
     "other classes": (lambda root: (root / "val" / "dog").rename(root / "val" / "wolf"), r"only in one: dog, wolf"),
     "empty class": (lambda root: [p.unlink() for p in (root / "train/dog").iterdir()], r"images/train: .*dog"),
 }
@@ -217,32 +207,3 @@ def test_a_folder_that_cannot_be_used_is_refused(folder: Path, fault: str) -> No
     with pytest.raises(UsageError, match=message) as caught:
         sources.open_data(DataConfig(data="folder", data_dir=folder), seed=0)
     assert "\n" not in str(caught.value)
-
-
-def test_crops_equal_torchvision() -> None:
-    usual = v2.Compose([v2.RandomResizedCrop(24, antialias=True), v2.RandomHorizontalFlip()])
-    ours = RandomCrop(24)
-    for width, height in ((500, 375), (33, 47), (300, 20), (9, 120)):
-        image = whole(encoded(noise(width, height), quality=90))
-        for seed in range(25):
-            torch.manual_seed(seed)
-            found = ours(image)
-            torch.manual_seed(seed)
-            assert torch.equal(found, usual(image)), (width, height, seed)
-    image = whole(encoded(noise(250, 190)))
-    middle = v2.Compose([v2.Resize(64, antialias=True), v2.CenterCrop(56)])
-    assert torch.equal(CenterCrop(64, 56)(image), middle(image)), "evaluation"
-
-
-@pytest.mark.parametrize("kind", ["png", "jpeg"])
-def test_of_a_thin_image_only_the_middle_is_resized(kind: str) -> None:
-    for width, height in ((3000, 7), (2, 1000), (9000, 300)):
-        data = encoded(noise(width, height), kind)
-        for resize, crop in ((64, 56), (64, 64), (37, 20)):
-            usual = v2.Compose([v2.Resize(resize, antialias=True), v2.CenterCrop(crop)])(whole(data))
-            found = CenterCrop(resize, crop)(decode(data))
-            assert (found.int() - usual.int()).abs().max() <= 1, (width, height, resize, crop)
-    for size in ((20_000, 1), (1, 20_000)):
-        data = encoded(noise(*size), kind)
-        for view in (CenterCrop(256, 224), RandomCrop(224)):
-            assert peak_growth(lambda data=data, view=view: view(decode(data))) < 20e6

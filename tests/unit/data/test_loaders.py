@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from hvd_train.data.augment import Augment
 from hvd_train.data.dataset import Arrays, DataSet
@@ -102,26 +101,9 @@ def test_copies_of_an_item_have_random_numbers_of_their_own() -> None:
     assert not (pairs[:, 0, 1:] == pairs[:, 1, 1:]).any()
 
 
-class Items:
-    def __init__(self, *items: Tensor) -> None:
-        self._items = items
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self._items[index], index
-
-
 def test_a_data_set_that_cannot_be_sent_to_processes_is_an_error_of_use() -> None:
-    data = Items(torch.zeros(1, 2, 2), torch.zeros(1, 2, 2))
+    data = RandomItems()
     data.closure = lambda: None
     MapLoader(data, PLAIN, CPU, seed=0, num_workers=0).start()
     with pytest.raises(UsageError, match=r"cannot be sent the data set \(.*; type --workers 0$"):
         MapLoader(data, PLAIN, CPU, seed=0, num_workers=2).start()
-
-
-def test_items_of_different_sizes_are_an_error_of_use() -> None:
-    loader = MapLoader(Items(torch.zeros(1, 2, 2), torch.zeros(1, 3, 2)), PLAIN, CPU, seed=0, num_workers=0)
-    with pytest.raises(UsageError, match="the items of a batch do not fit together"):
-        list(loader.load(0, assignments(EpochOrder(0, 0, 2), 0, BatchLayout(2, 2), 0, 1)))

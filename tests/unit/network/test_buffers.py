@@ -172,7 +172,7 @@ def test_buffers_are_averaged_by_name(size: int) -> None:
 
 def test_buffers_that_cannot_be_averaged_are_an_error_of_use() -> None:
     for pattern, reason in (
-        ("means", r"no buffer of the model is called means; besides running statistics, they are called 0\.mean, .*"),
+        ("means", r"no buffer of the model is called means; there are 0\.mean, .*"),
         ("0.numb*", r"--average-buffers 0\.numb\*: 0\.numbers holds uint8, which has no mean"),
     ):
         with pytest.raises(UsageError, match=reason):

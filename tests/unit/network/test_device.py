@@ -40,8 +40,6 @@ def test_each_rank_has_its_own_gpu_unless_nccl_shares_them(gpus: None, monkeypat
 def test_missing_gpus_are_an_error_of_use(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="3 ranks on this host but 2 GPUs"):
         device.choose_device(Config(), Place(0, 3, 0, 3))
-    with pytest.raises(UsageError, match="--gpu-ids: there is no GPU 2 on this host; they are 0 to 1"):
-        device.choose_device(Config().replace(gpu_ids=(2,)), Place())
     for available, count in ((False, 2), (True, 0)):  # a driver that is too old shows GPUs that cannot be used
         monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
@@ -53,9 +51,6 @@ def test_missing_gpus_are_an_error_of_use(gpus: None, monkeypatch: pytest.Monkey
 def test_deterministic_gpus_repeat_themselves(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "earlier")
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
-    device.choose_device(Config(), Place(1, 2, 1, 2))
-    assert torch.backends.cudnn.benchmark
-    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
     try:
         device.choose_device(Config().replace(deterministic=True), Place())
         assert torch.are_deterministic_algorithms_enabled()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from hvd_train.config import Config, ModelConfig
+from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.network import freeze
 from hvd_train.run import check
@@ -66,15 +66,10 @@ def test_gradual_thawing_while_workers_come_and_go() -> None:
 
 def test_impossible_freeze_settings_are_refused() -> None:
     for settings, reason in (
-        ({"freeze": "layer9.*"}, r"no parameter of the model is called layer9\.\*; they are called 0.weight"),
         ({"freeze": "*"}, r"--freeze \* freezes every parameter"),
         ({"freeze": "backbone", "unfreeze": ("3:nothing.*",)}, r"no parameter of the model is called nothing\.\*"),
     ):
         with pytest.raises(UsageError, match=reason):
             trained(LocalWorld(), small_config(**settings), runs.batch_norm)
-    with pytest.raises(UsageError, match="--unfreeze without --freeze"):
-        check(Config().replace(unfreeze=("5:x",)))
     with pytest.raises(UsageError, match="--unfreeze layer4: write it as EPOCH:PATTERN"):
         check(Config().replace(freeze="backbone", unfreeze=("layer4",)))
-    with pytest.raises(UsageError, match="--freeze backbone: the model has no linear or convolutional layer"):
-        freeze.frozen(ModelConfig(freeze="backbone"), torch.nn.BatchNorm1d(3), 0)

@@ -23,18 +23,11 @@ def test_models_of_timm_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         models.check_name("timm:resnet10t")
 
 
-def test_an_unknown_model_is_answered_with_the_nearest() -> None:
-    for name, meant in (("resnet81", "'resnet18'"), ("digits_convnet", "'digits-convnet'"), ("fcn_resnet50", "")):
-        with pytest.raises(UsageError, match=f"unknown model '{name}'; did you mean {meant}"):
-            models.check_name(name)
-    models.check_name("vit_b_16")
-
-
 def test_own_models_by_name() -> None:
+    with pytest.raises(UsageError, match="unknown model 'resnet81'; did you mean 'resnet18'"):
+        models.check_name("resnet81")
     with pytest.raises(UsageError, match=r"it returned str, not a torch\.nn\.Module"):
         models.build("mine:net", num_classes=5, channels=1, seed=0, own=lambda classes: "a model")
-    with pytest.raises(UsageError, match=r"unknown function in .* for --model 'convnett'; did you mean"):
-        models.check_name("tests.support.runs:convnett")
 
 
 def test_a_model_that_cannot_take_the_images_is_refused() -> None:
@@ -59,11 +52,9 @@ class InTraining(nn.Module):
 
 
 def test_a_model_that_returns_no_logits_is_refused() -> None:
-    pairs = nn.AdaptiveMaxPool2d(1, return_indices=True)
-    for model, got in ((nn.Flatten(), r"shape \(2, 4\)"), (nn.Flatten(0), r"shape \(8,\)"), (pairs, "tuple")):
-        with pytest.raises(UsageError, match=rf"model m returns {got}; it must return logits of shape \[batch, 10\]"):
-            models.check_fits(model, "m", torch.zeros(2, 1, 2, 2), 10)
-    for change in (lambda x: (x, x), lambda x: [x], lambda x: {"logits": x}, lambda x: x[:, :5]):
+    with pytest.raises(UsageError, match=r"returns shape \(2, 4\); it must return logits of shape \[batch, 10\]"):
+        models.check_fits(nn.Flatten(), "m", torch.zeros(2, 1, 2, 2), 10)
+    for change in (lambda x: (x, x), lambda x: {"logits": x}):
         with pytest.raises(UsageError, match=r"model m returns .* in training; it must return logits"):
             models.check_fits(InTraining(change), "m", torch.zeros(2, 4), 10, trains=True)
 

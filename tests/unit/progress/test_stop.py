@@ -13,7 +13,7 @@ from hvd_train.progress.stop import StopSignal
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_is_noted_and_not_acted_on(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with StopSignal() as stop:

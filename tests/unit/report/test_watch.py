@@ -52,7 +52,6 @@ def test_gaps_and_changes_are_shown() -> None:
         assert words in output
     assert "[red]danger[/red]" in output
     assert "[bold]run" in output
-    assert "metrics.jsonl is empty" in shown(write(Path("empty"), []))
 
 
 def test_the_view_follows_a_run_to_its_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

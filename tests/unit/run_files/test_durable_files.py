@@ -1,15 +1,11 @@
 """Files that are whole or absent, and files that grow by whole entries."""
 
-import io
 import os
 import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from hvd_train.errors import UsageError
 from hvd_train.run_files import durable
 from hvd_train.run_files.durable import AppendedFile
 from tests.support.faults import no_room
@@ -92,25 +88,4 @@ def test_memory_has_an_end_and_the_oldest_entries_go_first(monkeypatch: pytest.M
     file.write(b"4234\n")
     file.close()
     assert PATH.read_text() == "3234\n4234\n"
-    assert lines[1:] == [
-        "file: too much is waiting for the disk, the oldest of it is lost",
-        "file lacks 2 entries, which could not be written",
-    ]
-
-
-@given(content=st.lists(st.sampled_from([b"\n", b"x", b"yy", b"a line of some length", b"\r"])).map(b"".join))
-@pytest.mark.parametrize("block", [1, 7, 1 << 16])
-def test_lines_come_backwards_with_their_offsets(content: bytes, block: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(durable, "_BLOCK", block)
-        found = list(durable.lines_backwards(io.BytesIO(content)))
-    assert [line for _, line in reversed(found)] == io.BytesIO(content).readlines()
-    assert all(content[offset:].startswith(line) for offset, line in found)
-
-
-def test_a_line_without_end_is_refused() -> None:
-    """A planted sparse file of a terabyte takes no memory."""
-    with PATH.open("w+b") as file:
-        file.truncate(1 << 40)
-        with pytest.raises(UsageError, match="file has a line of more than 16 MB"):
-            list(durable.lines_backwards(file))
+    assert lines[1:] == ["file lacks 2 entries, which could not be written"]

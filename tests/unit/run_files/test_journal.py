@@ -1,7 +1,6 @@
 """The journal: what it writes and shows, and what it removes when a run resumes."""
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
@@ -141,23 +140,6 @@ def test_a_full_disk_postpones_records(capsys: pytest.CaptureFixture[str], monke
     said = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("step ")]
     assert len(said) == 3
     assert all("No space left on device" in line for line in said)
-
-
-def test_a_process_killed_while_it_removes_records_loses_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kept records are written first; the next start removes what is left behind them."""
-    resumed(0, 0, 1, 2, 3, 4, 5, notes=True)
-
-    def dies(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "ftruncate", dies)
-        with pytest.raises(KeyboardInterrupt):
-            RunJournal(RunFolder(Path()), 2, 0, live=False)
-    resumed(2, 0, 3)
-    assert written()[:3] == [1, "after 1", 2]
-    assert {f"after {number}" for number in range(1, 6)} <= set(written())
-    assert [number for number in written() if isinstance(number, int)] == [1, 2, 3]
 
 
 HALFWAY = Moment(epoch=1, cursor=500, step=15, loss=0.5, top1=0.25, images_per_second=10.0)

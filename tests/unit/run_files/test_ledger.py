@@ -192,10 +192,6 @@ def test_an_audit_without_a_ledger_says_how_to_have_one(tmp_path: Path) -> None:
     (tmp_path / "ledger.jsonl").write_text("what\n" + entry.line())
     with pytest.raises(UsageError, match="does not say how many samples"):
         audit(tmp_path)
-    for lacking in ("repeated_augmentation", "seed"):
-        (tmp_path / "metrics.jsonl").write_text(json.dumps({**START, lacking: None}))
-        with pytest.raises(UsageError, match="in which order they come"):
-            audit(tmp_path)
     (tmp_path / "metrics.jsonl").write_text(json.dumps(START) + '\n{"name": "start", "nu')
     with pytest.raises(UsageError, match="line 1 is not a step"):
         audit(tmp_path)
@@ -209,10 +205,7 @@ def test_an_audit_without_a_ledger_says_how_to_have_one(tmp_path: Path) -> None:
         "[" * 100_000,
         "7",
         '{"epoch": 1e999}',
-        '{"epoch": 0, "world_size": 1, "steps": [1], "positions": [0, 1], "fingerprint": "00"}',
         '{"epoch": 0, "world_size": 1, "steps": [1, 1], "positions": [0, 1], "fingerprint": "xy"}',
-        '{"epoch": 0, "world_size": 1, "step": 1, "samples": [0]}',
-        '{"epoch": 0, "world_size": 1, "steps": [1, 9223372036854775808], "positions": [0, 1], "fingerprint": "00"}',
     ],
 )
 def test_what_is_no_entry_is_refused_by_its_place(line: str) -> None:
@@ -221,14 +214,10 @@ def test_what_is_no_entry_is_refused_by_its_place(line: str) -> None:
 
 
 def test_a_run_of_any_content_is_refused_in_one_line(tmp_path: Path) -> None:
-    for number in ('"many"', "[]", "0", "1" * 400):
+    for number in ('"many"', "0", "1" * 400):
         start = json.dumps({**START, "num_samples": -1}).replace("-1", number)
         write(tmp_path, '"start"' + "[" * 100_000, start)
-        with pytest.raises(UsageError, match="the ledger cannot be judged"):
-            audit(tmp_path)
-    for claimed in ({"num_samples": 10**18}, {"repeated_augmentation": 10**12}):
-        write(tmp_path, {**START, **claimed})
-        with pytest.raises(UsageError, match=r"metrics.jsonl has [10,]+ samples, an audit counts at most 10,0"):
+        with pytest.raises(UsageError, match="cannot judge"):
             audit(tmp_path)
     for name in ("metrics.jsonl", "ledger.jsonl"):
         write(tmp_path, START)
@@ -308,6 +297,6 @@ def test_steps_beyond_the_state_did_not_happen(back: int, tmp_path: Path) -> Non
 def test_something_else_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_text("what\nelse\n")
-    with pytest.raises(UsageError, match="the line at byte 5 is not a step of a ledger"):
+    with pytest.raises(UsageError, match=r"ledger\.jsonl: line 1 is not a step of a ledger"):
         LedgerFile(RunFolder(tmp_path), 0)
     assert path.read_text() == "what\nelse\n"

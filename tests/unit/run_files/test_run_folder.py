@@ -65,8 +65,6 @@ def test_what_is_no_run_folder_is_not_touched() -> None:
     Path("file").write_text("x")
     with pytest.raises(UsageError, match="file is a file; name a folder"):
         claim(named(output_dir=Path("file")), NOON)
-    with pytest.raises(UsageError, match=r"cannot use the output folder file/mine: Not a directory; choose another"):
-        claim(named(output_dir=Path("file/mine")), NOON)
 
 
 def test_a_folder_in_which_another_process_trains_is_refused() -> None:
@@ -106,8 +104,6 @@ def test_a_folder_is_taken_back_from_a_process_that_does_not_react() -> None:
     taken = claim(named(), NOON)
     assert taken.held()
     assert taken.earlier
-    with pytest.raises(Busy):
-        claim(named(), NOON)
     stopped.release()
     with pytest.raises(Busy):
         claim(named(), NOON)
