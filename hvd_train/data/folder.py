@@ -1,7 +1,4 @@
-"""Data sets of image files in class folders: train/CLASS/*.jpg and val/CLASS/*.jpg.
-
-simplejpeg decodes sound JPEG files, Pillow everything else.
-"""
+"""Data sets of image files in class folders, such as train/CLASS/*.jpg, decoded by simplejpeg or Pillow."""
 
 import os
 import struct

@@ -240,10 +240,7 @@ class _Other:
 
 
 def digest_of(facts: str, tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Return a digest of 32 hexadecimal digits, to detect errors, not attacks.
-
-    The tensors' order, device and memory format do not matter.
-    """
+    """Return a digest of 32 hexadecimal digits. The tensors' order, device and memory format do not matter."""
     fingerprint = xxhash.xxh3_128(facts.encode())
     for name, tensor in sorted(tensors, key=lambda named: named[0]):
         fingerprint.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())

@@ -22,7 +22,7 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def build(config: OptimizerConfig, model: nn.Module) -> Optimizer:
-    """Return the optimizer of the trainable parameters. Raises UsageError if there are none, or timm is missing."""
+    """Return the optimizer of the trainable parameters. Raises UsageError if there are none."""
     groups = parameter_groups(config, model)
     if not groups:
         raise UsageError("the model has no parameter to train")
@@ -42,10 +42,7 @@ def build(config: OptimizerConfig, model: nn.Module) -> Optimizer:
 
 
 def match_memory_format(optimizer: Optimizer) -> None:
-    """Give each state tensor of `optimizer` the memory format of its parameter.
-
-    A checkpoint may have another format (`--channels-last`), and fused optimizers (torch 2.15) read in memory order.
-    """
+    """Give each state tensor its parameter's memory format, which may differ in a checkpoint (`--channels-last`)."""
     for parameter, values in optimizer.state.items():
         for name, value in values.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
@@ -91,12 +88,10 @@ def parameter_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str
 
 
 def _of_timm(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[str, Any]) -> Optimizer:
-    """Return LARS (arXiv 1708.03888) or LAMB (arXiv 1904.00962). Raises UsageError if timm is not installed."""
-    try:
-        from timm.optim.lamb import Lamb
-        from timm.optim.lars import Lars
-    except ImportError:
-        raise UsageError(f"--optimizer {config.optimizer}: timm is not installed: pip install timm") from None
+    """Return LARS (arXiv 1708.03888) or LAMB (arXiv 1904.00962)."""
+    from timm.optim.lamb import Lamb
+    from timm.optim.lars import Lars
+
     if config.optimizer == "lamb":
         return Lamb(groups, **common)
     return Lars(groups, momentum=config.momentum, nesterov=config.nesterov, **common)

@@ -19,7 +19,6 @@ from hvd_train.network.models import head_of, torchvision_names
 
 # Auxiliary classifiers help these models to train from random weights; `models.build` leaves them out.
 _AUXILIARY = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
-_FEATURES = "IMAGENET1K_FEATURES"  # of VGG-16: the classifier in its file has no values
 _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.(?=[12]\.)")
 _PARTS = ("model", "state_dict", "model_state_dict", "model_ema", "state_dict_ema")  # the first in a file is taken
 _DAMAGED = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError, ImportError)
@@ -78,8 +77,6 @@ def start_from(weights: str, model: nn.Module, name: str, num_classes: int) -> s
     before = copy.deepcopy(model.state_dict())
     state = _with_names_of(before, loaded)
     head, left_out = head_of(model), _AUXILIARY.get(name, ())
-    if weights == _FEATURES:
-        head, left_out = "classifier", ("classifier.",)
     for key in [key for key in state if key.startswith(left_out)]:
         del state[key]
     own_head = {key for key in before if head is not None and key.startswith(f"{head}.")}
@@ -156,11 +153,9 @@ def _is_state(content: Any) -> bool:
 
 
 def _safetensors_in(path: Path) -> dict[str, Tensor]:
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load
-    except ImportError:
-        raise UsageError(f"--weights {path}: safetensors is not installed: pip install safetensors") from None
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
     try:
         return load(plain_file.read_bytes(path, most_bytes=2**40))
     except SafetensorError as error:

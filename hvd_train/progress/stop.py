@@ -13,9 +13,8 @@ from hvd_train.errors import HvdTrainError
 class StopSignal:
     """A context manager that records the first stop signal in `received`; a second one ends the process as usual.
 
-    Stop signals are SIGINT, SIGTERM, SIGUSR1, which batch systems can send before the end of a job, and SIGHUP, unless
-    it is ignored already (nohup). SIGHUP never ends the process: shells and the kernel send it several times. Signals
-    are recorded in the main thread only.
+    Stop signals are SIGINT, SIGTERM, SIGUSR1, and SIGHUP, unless it is ignored already (nohup). SIGHUP never ends the
+    process: shells and the kernel send it several times. Signals are recorded in the main thread only.
     """
 
     def __init__(self, *, hangup: bool = True) -> None:

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from hvd_train import plain_file
 from hvd_train.errors import UsageError
-from hvd_train.progress.clock import PHASES
+from hvd_train.progress.clock import PHASES, duration
 from hvd_train.report import page
 from hvd_train.report.page import Chart, Line, pieces
 from hvd_train.run_files import run_folder
@@ -18,8 +18,6 @@ from hvd_train.run_files.history import History, Record, number, speeds, thinned
 Axis = tuple[str, str, float]  # the label of the x axis, the field of a record with its values, and their unit
 
 _METRICS = (("loss", "Loss"), ("top1", "Top-1 accuracy"), ("top5", "Top-5 accuracy"))
-_SPEEDS = 60  # points of a line of throughput, which is noise from one step to the next
-_STEEP = 50.0  # a loss whose largest value is more times its smallest gets a logarithmic axis
 _MOST_EVENTS = 60
 
 
@@ -37,7 +35,7 @@ def throughput(runs: Sequence[History], names: Sequence[str]) -> Markup:
     label, _, unit = axis = _time(runs)
     lines: list[Line] = []
     for run, name in zip(runs, names, strict=True):
-        times, rates = speeds(run.steps, _SPEEDS)
+        times, rates = speeds(run.steps, 60)  # one step and the next differ by noise
         lines.append(("" if len(runs) == 1 else name, [time / unit for time in times if time is not None], rates))
     marks = [_events(run, axis) for run in runs]
     charts = [("Images/s", lines, marks[0] if len(runs) == 1 else [])]
@@ -67,7 +65,7 @@ def events(runs: Sequence[History], names: Sequence[str]) -> Markup:
     """Return the recorded events of each run and their times."""
     bodies = []
     for run, name in zip(runs, names, strict=True):
-        rows = [[page.written_duration(event["elapsed"]), str(event.get("message", ""))] for event in run.events]
+        rows = [[duration(event["elapsed"]), str(event.get("message", ""))] for event in run.events]
         body = pieces.table(["after", "event"], rows[:_MOST_EVENTS]) if rows else pieces.gap("no events recorded")
         if len(rows) > _MOST_EVENTS:
             body += pieces.paragraph(f"and {len(rows) - _MOST_EVENTS} more, in {run.path / run_folder.METRICS}")
@@ -104,7 +102,7 @@ def _line(key: str, records: Sequence[Record], field: str, axis: Axis) -> Line:
 
 def _is_steep(lines: Sequence[Line]) -> bool:
     values = sorted(value for _, _, y in lines for value in y if value is not None)
-    return bool(values) and values[0] > 0 and values[-1] > _STEEP * values[0]
+    return bool(values) and values[0] > 0 and values[-1] > 50 * values[0]
 
 
 def _time(runs: Sequence[History]) -> Axis:

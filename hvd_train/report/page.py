@@ -17,7 +17,6 @@ from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter
 
 from hvd_train.console import printable
 from hvd_train.errors import first_few
-from hvd_train.progress.clock import duration
 
 TEMPLATES = Environment(
     loader=PackageLoader("hvd_train.report"),
@@ -48,11 +47,6 @@ def written(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return " ".join(map(str, value)) or "none"
     return "not set" if value is None else str(value)
-
-
-def written_duration(seconds: float) -> str:
-    """Write seconds as a duration without a line break."""
-    return duration(seconds).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 Line = tuple[str, Sequence[float | None], Sequence[float | None]]  # name, x, y; None, NaN and infinity leave a gap

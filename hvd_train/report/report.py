@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from hvd_train._version import __version__
 from hvd_train.config import Config
+from hvd_train.progress.clock import duration
 from hvd_train.report import curves, page
 from hvd_train.report.curves import Scaling
 from hvd_train.report.page import pieces
@@ -29,8 +30,8 @@ class MisclassifiedImage:
     sample: int  # the number in the validation set
 
     def __str__(self) -> str:
-        sure = f"({self.confidence:.0%} sure)"
-        return f"is {self.truth}, predicted {self.predicted} {sure}, loss {self.loss:.2f}, no. {self.sample}"
+        answer = f"predicted {self.predicted} ({self.confidence:.0%} sure)"
+        return f"is {self.truth}, {answer}, loss {self.loss:.2f}, no. {self.sample}"
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def _results(run: History) -> dict[str, str]:
         "last val loss": f"{losses[-1]:.4f}" if losses else "none",
         "test top-1": "no test" if test is None else f"{test:.2%}",
         "images/s": f"{speed:,.0f}" if speed else "unknown",
-        "time": page.written_duration(run.seconds),
+        "time": duration(run.seconds),
         "skipped steps": f"{run.furthest('skipped_steps'):,.0f}",
     }
 

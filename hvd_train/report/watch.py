@@ -18,7 +18,6 @@ from hvd_train.run_files.history import History, number, read, speeds, thinned
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH, _MOST_EVENTS, _RECENT_LINES = 40, 5, 10
-_SILENCE_S = 60.0  # after which the time of the last record is shown
 
 
 def watch(path: Path, *, once: bool, interval_s: float) -> None:
@@ -40,7 +39,7 @@ def view(history: History, now: float) -> RenderableType:
     ranks = counted(size, "rank") if size else "ranks not known"
     facts = Table.grid(padding=(0, 2))
     silent = now - history.last_write if history.last_write is not None and not history.ended else 0.0
-    silence = f"; last record {duration(silent)} ago" if silent > _SILENCE_S else ""
+    silence = f"; last record {duration(silent)} ago" if silent > 60 else ""
     facts.add_row("state", _text(history.state + silence))
     facts.add_row("training", _text(f"{settings.get('model', '?')} on {settings.get('data', '?')}, {ranks}"))
     facts.add_row("progress", _progress(history))

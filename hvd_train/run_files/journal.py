@@ -274,10 +274,9 @@ class RunJournal(Journal):
 
 
 def _forget_after(folder: RunFolder, step: int, epochs_done: int) -> tuple[int, int, int]:
-    """Remove lines after `step` and torn or foreign lines from metrics.jsonl.
+    """Remove torn lines, lines after `step`, and the line of an epoch that will end again, from metrics.jsonl.
 
-    Return the last step and epoch that are left, and the last step before. The line of an epoch that will end again
-    is removed, too. Raises OSError.
+    Return the last step and epoch that are left, and the last step before. Raises OSError.
     """
     path = folder.path / METRICS
     if not path.exists():

@@ -254,11 +254,10 @@ def _last_event(path: Path, name: str, fact: str) -> dict[str, Any]:
     if path.exists():
         with plain_file.opened(path) as file:
             for line in plain_file.lines(file):
-                if f'"{name}"'.encode() in line:
-                    with suppress(ValueError, RecursionError):
-                        record = json.loads(line)
-                        if isinstance(record, dict) and record.get("name") == name and fact in record:
-                            found = record
+                with suppress(ValueError, RecursionError):
+                    record = json.loads(line)
+                    if isinstance(record, dict) and record.get("name") == name and fact in record:
+                        found = record
     return found
 
 

@@ -1,7 +1,6 @@
 """Image files, and class folders as data sets."""
 
 import json
-import random
 import re
 import shutil
 from contextlib import closing
@@ -42,24 +41,6 @@ def test_an_image_has_the_pixels_of_pillow(mode: str, kind: str, options: dict[s
         exif[0x0112] = orientation
         data = encoded(noise(40, 24, mode), kind, exif=exif, **options)
         assert torch.equal(decode(data), whole(data)), orientation
-
-
-def test_a_damaged_jpeg_is_refused_or_has_the_pixels_of_pillow() -> None:
-    chance, sound = random.Random(1), encoded(noise(48, 40), quality=80)
-    for _ in range(300):
-        changed = bytearray(sound)
-        for _ in range(chance.randint(1, 3)):
-            changed[chance.randrange(2, len(changed) - 2)] = chance.randrange(256)
-        try:
-            expected = whole(bytes(changed))
-        except (*UNREADABLE, Image.DecompressionBombError):
-            with pytest.raises(UNREADABLE):
-                decode(bytes(changed))
-            continue
-        assert torch.equal(decode(bytes(changed)), expected)
-    for length in range(0, len(sound), 97):
-        with pytest.raises(UNREADABLE):
-            decode(sound[:length])
 
 
 GREY = np.arange(0, 65536, 256, dtype=np.uint16).reshape(16, 16)
@@ -120,13 +101,8 @@ def test_class_folders_become_a_data_set(folder: Path) -> None:
 
 
 CHANGES = {
-    "removed": (lambda train, _: (train / "cat" / "1.jpg").unlink(), {"training": "5 images, the run had 6.*'cat'"}),
     "other size": (lambda train, _: (train / "cat" / "1.jpg").write_bytes(b"other"), {"training": "'cat'"}),
     "validation": (lambda _, val: (val / "dog" / "0.jpeg").unlink(), {"validation": "3 images, the run had 4.*'dog'"}),
-    "class renamed": (
-        lambda train, val: [split.joinpath("dog").rename(split / "wolf") for split in (train, val)],
-        {"classes": "class 'dog' is now 'wolf'"},
-    ),
     "class added": (
         lambda train, val: [shutil.copytree(split / "cat", split / "ape") for split in (train, val)],
         {"classes": "3 classes, the run had 2: class 'ape' is new"},

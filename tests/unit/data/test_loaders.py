@@ -8,21 +8,12 @@ import torch
 
 from hvd_train.data.augment import Augment
 from hvd_train.data.dataset import Arrays, DataSet
-from hvd_train.data.loader import ArrayLoader, Batch, MapLoader, Prepare, open_loader
+from hvd_train.data.loader import ArrayLoader, Batch, MapLoader, Prepare
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import BatchLayout, EpochOrder, RepeatedOrder, assignments
 from tests.support.runs import CPU, PLAIN, PLAIN_DATA, RandomItems, flat
 
 LAYOUT = BatchLayout(8, 3)
-
-
-def test_a_set_in_memory_repeats_its_rows() -> None:
-    data = Arrays(torch.arange(3.0).view(3, 1, 1, 1), torch.arange(3), num_samples=7)
-    loader = open_loader(data, PLAIN, CPU, 0, 4)
-    assert isinstance(loader, ArrayLoader)
-    batches = list(loader.load(0, assignments(EpochOrder(0, 0, 7), 0, BatchLayout(7, 7), 0, 1)))
-    assert sorted(flat(batches).flatten().tolist()) == [0, 0, 0, 1, 1, 2, 2]
-    assert torch.equal(flat(batches).flatten().long(), batches[0].micro_batches[0].targets)
 
 
 def test_images_are_scaled_resized_normalised_and_coloured_in_this_order() -> None:

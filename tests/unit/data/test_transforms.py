@@ -11,7 +11,6 @@ from torch import Tensor
 from hvd_train.config import DataConfig
 from hvd_train.data import sources
 from hvd_train.data.augment import Items, Mix, affine_jitter, crop_and_flip
-from hvd_train.errors import UsageError
 from hvd_train.progress import order
 from hvd_train.world.world import LocalWorld
 from tests.support.runs import equal, small_config, trained
@@ -61,11 +60,6 @@ def test_images_in_memory_are_changed_one_by_one_and_only_in_training() -> None:
     assert data.augment is None
     image, label = data.train[5]
     assert (image.dtype, image.shape, label) == (torch.uint8, (1, 8, 8), int(data.train.arrays.labels[5]))
-
-
-def test_a_policy_for_items_of_the_user_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"do not go with --data tests\.support\.runs:mapped_digits"):
-        sources.open_data(DataConfig(data="tests.support.runs:mapped_digits", augment="trivial"), seed=0)
 
 
 def test_mixup_and_cutmix_take_turns() -> None:

@@ -1,6 +1,5 @@
 """`--sync-batch-norm`: batch norm over all ranks is batch norm of the joined batch."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from hvd_train.errors import UsageError
 from hvd_train.network.models import Builder
-from hvd_train.network.normalization import SyncBatchNorm, synchronised
+from hvd_train.network.normalization import synchronised
 from hvd_train.world.world import LocalWorld
 from tests.support import runs
 from tests.support.runs import equal, largest_difference, small_config, trained
@@ -61,41 +60,6 @@ def test_outputs_gradients_and_statistics_equal_one_rank(ranks: int) -> None:
     for name in ("running_mean", "running_var", "num_batches_tracked"):
         for of_rank in found:
             torch.testing.assert_close(of_rank[name], expected[name], atol=1e-5, rtol=1e-5)
-
-
-def values(*shape: int) -> Tensor:
-    """Return numbers below 1, each feature with its own variance."""
-    made = torch.sin(torch.arange(float(torch.Size(shape).numel())).view(shape) * 1.7)
-    return made * torch.linspace(0.2, 1, shape[1]).view(1, -1, *[1] * (len(shape) - 2))
-
-
-@pytest.mark.parametrize(
-    ("make", "shape"),
-    [
-        (lambda: nn.BatchNorm3d(3), (2, 3, 2, 2, 2)),
-        (lambda: nn.BatchNorm1d(3, affine=False), (5, 3)),
-        (lambda: nn.BatchNorm1d(3, track_running_stats=False), (5, 3)),
-        (lambda: nn.BatchNorm1d(3, momentum=None), (5, 3)),
-    ],
-)
-def test_on_one_rank_it_equals_torchs_layer(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
-    given, found = values(*shape), []
-    for dtype in (torch.float32, torch.float64):
-        module = make()
-        with torch.no_grad():
-            for place, parameter in enumerate(module.parameters()):
-                parameter.copy_(torch.linspace(0.5, 1.5, len(parameter)) * (1 - 2 * place))
-        module = synchronised(module, LocalWorld()) if dtype == torch.float32 else module.double()
-        assert isinstance(module, SyncBatchNorm) == (dtype == torch.float32)
-        module(given.to(dtype))
-        slope = torch.cos(torch.arange(given.numel(), dtype=dtype).view(shape))
-        found.append(passed(module, given.to(dtype) + 1 / 8, slope))
-    mine, expected = found
-    assert mine.keys() == expected.keys()
-    # About four sums of at most `count` terms below 4; divisions by a standard deviation of at least 0.02.
-    tolerance = 4 * given.numel() // shape[1] * 4 * 2**-24 / 0.02
-    for name, of_torch in expected.items():
-        torch.testing.assert_close(mine[name].double(), of_torch.double(), rtol=0, atol=tolerance)
 
 
 def test_nothing_is_divided_by_a_variance_of_zero() -> None:

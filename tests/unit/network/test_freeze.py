@@ -13,8 +13,8 @@ from hvd_train.run import check
 from hvd_train.world.world import LocalWorld
 from tests.support import runs
 from tests.support.elastic import Hosts, Kill, run_elastic
-from tests.support.runs import equal, largest_difference, small_config, trained
-from tests.support.worlds import StoppingWorld, own_generator
+from tests.support.runs import largest_difference, small_config, trained
+from tests.support.worlds import own_generator
 
 pytestmark = pytest.mark.numeric
 
@@ -41,16 +41,6 @@ def test_thawing_is_a_function_of_the_epoch() -> None:
             assert {name for name, p in model.named_parameters() if p.grad is not None} == {"5.weight", "5.bias"}
     assert trainable == [{"5"}, {"1", "5"}, {"1", "5"}, {"0", "1", "5"}, {"0", "1", "5"}]
     assert freeze.ever_trained(config, model) == {name for name, _ in model.named_parameters()}
-
-
-def test_gradual_thawing_stopped_and_resumed() -> None:
-    _, expected = trained(LocalWorld(), small_config(**GRADUAL, output_dir=Path("whole")), runs.batch_norm)
-    for after in (12, 33):
-        config = small_config(**GRADUAL, output_dir=Path(f"stopped-{after}"))
-        result, _ = trained(StoppingWorld(after), config, runs.batch_norm)
-        assert not result.finished
-        _, weights = trained(LocalWorld(), config, runs.batch_norm)
-        assert equal(weights, expected)
 
 
 def test_gradual_thawing_while_workers_come_and_go() -> None:

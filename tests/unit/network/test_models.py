@@ -66,11 +66,3 @@ def test_a_check_changes_neither_model_nor_random_numbers() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(random, torch.get_rng_state())
     assert model.calls == 0
-
-
-def test_the_head_of_many_networks() -> None:
-    heads = {"resnet18": "fc", "vgg11": "classifier.6", "squeezenet1_1": "classifier.1", "vit_b_16": "heads.head"}
-    for name, head in heads.items():
-        with torch.device("meta"):
-            assert models.head_of(models.build(name, num_classes=7, channels=3, seed=0)) == head
-    assert models.head_of(nn.Sequential(nn.BatchNorm1d(3), nn.ReLU())) is None

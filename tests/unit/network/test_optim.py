@@ -1,6 +1,5 @@
 """Optimizers and the moving average of the weights."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +36,6 @@ def test_weights_alone_decay_and_all_follow_the_learning_rate() -> None:
     assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.125]
     with pytest.raises(UsageError, match="no parameter to train"):
         optim.build(OptimizerConfig(), model.requires_grad_(False))
-
-
-def test_lars_and_lamb_need_timm(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("lars", "lamb"):
-        for module in ("timm", f"timm.optim.{name}"):
-            monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(UsageError, match=f"--optimizer {name}: timm is not installed: pip install timm"):
-            optim.build(OptimizerConfig(optimizer=name), nn.Linear(2, 2))
 
 
 DECAY = 0.9

@@ -5,13 +5,12 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from torchvision.models import DenseNet, ResNet18_Weights, VGG16_Weights, get_model, get_model_weights, resnet18
+from torchvision.models import DenseNet, ResNet18_Weights, get_model, get_model_weights, resnet18
 from torchvision.models._api import WeightsEnum
 from torchvision.models.vision_transformer import VisionTransformer
 
@@ -145,19 +144,6 @@ def test_files_with_older_names_are_loaded(name: str, new: str, old: Any, monkey
     weights.load(dict(source.state_dict()), target)  # as from a checkpoint
 
 
-def test_weights_of_features_alone_leave_the_classifier_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchvision's file has NaN in place of the classifier."""
-    model = nn.Module()
-    model.features, model.classifier = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3))
-    torch.save(
-        {key: value * torch.nan if "classifier" in key else value for key, value in model.state_dict().items()},
-        fetched(VGG16_Weights.IMAGENET1K_FEATURES, monkeypatch),
-    )
-    line = weights.start_from("IMAGENET1K_FEATURES", model, "vgg16", 3)
-    assert "new last layer (classifier)" in line
-    assert all(bool(value.isfinite().all()) for _, value in model.state_dict().items())
-
-
 @pytest.mark.parametrize("name", ["googlenet", "inception_v3", "squeezenet1_1"])
 def test_logits_equal_torchvision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = get_model_weights(name)["DEFAULT"]
@@ -187,20 +173,6 @@ def test_a_fetched_file_that_would_run_code_is_refused(monkeypatch: pytest.Monke
         weights.start_from("DEFAULT", resnet18(num_classes=10), "resnet18", 10)
     assert "weights_only" not in str(error.value)
     assert not Path("owned").exists()
-
-
-def test_without_network_one_line_names_the_path_for_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_HOME", "home")
-
-    def unreachable(request: object, **named: object) -> None:
-        raise URLError("no route to host")
-
-    monkeypatch.setattr(torch.hub, "urlopen", unreachable)
-    url = ResNet18_Weights.IMAGENET1K_V1.url
-    path = Path("home/hub/checkpoints") / url.rpartition("/")[2]
-    with pytest.raises(UsageError) as error:
-        weights.start_from("IMAGENET1K_V1", resnet18(num_classes=10), "resnet18", 10)
-    assert f"cannot fetch {url} (no route to host): put that file at {path}" in str(error.value)
 
 
 def test_a_run_starts_from_the_weights_of_a_file_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:

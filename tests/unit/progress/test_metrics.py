@@ -5,7 +5,7 @@ import math
 import torch
 
 from hvd_train.progress import metrics
-from hvd_train.progress.clock import PHASES, RunningClock, Split, Stopwatch, Timer
+from hvd_train.progress.clock import PHASES, RunningClock, Split, Stopwatch
 from hvd_train.progress.metrics import Totals
 
 
@@ -94,17 +94,3 @@ def test_a_running_clock_leaves_pauses_out() -> None:
         running()
     assert running() - before > 50, "a slow process reaches its limits"
     assert begun == 100.0
-
-
-def test_a_timer_is_due_when_its_time_has_come() -> None:
-    clock = Clock()
-    timer, later, never = Timer(5, clock, passed=3), Timer(5, clock), Timer(None, clock)
-    clock.time += 1.9
-    assert not timer.due
-    clock.time += 0.1
-    assert timer.due
-    assert not later.due
-    timer.reset()
-    clock.time += 1e9
-    assert timer.due
-    assert not never.due

@@ -1,6 +1,5 @@
 """The order of an epoch, the samples of each rank, and their fingerprint."""
 
-import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -30,8 +29,6 @@ from hvd_train.progress.order import (
     uniforms,
 )
 
-HUGE, RANKS = 10**9, 1024
-
 
 @given(num_samples=st.integers(1, 3000), seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 10**6))
 def test_an_order_is_a_permutation(num_samples: int, seed: int, epoch: int) -> None:
@@ -59,22 +56,6 @@ def test_a_slice_is_part_of_the_whole(num_samples: int, data: st.DataObject) -> 
     stop = data.draw(st.integers(start, num_samples + 100))
     assert np.array_equal(EpochOrder(5, 6, num_samples)[start:stop], EpochOrder(5, 6, num_samples)[:][start:stop])
     assert InSequence(num_samples)[start:stop].tolist() == list(range(start, min(stop, num_samples)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cursor", [123_456_789, HUGE - 20_000])
-def test_a_thousand_ranks_share_a_huge_epoch_in_little_memory(cursor: int) -> None:
-    """1,024 ranks take each sample once, from any cursor, and use less than 64 MB together."""
-    layout = BatchLayout(32 * RANKS, 32)
-    tracemalloc.start()
-    ranks = [assignments(EpochOrder(0, 0, HUGE), cursor, layout, rank, RANKS) for rank in range(RANKS)]
-    micros = [micro for work in ranks for micro in next(work).micro_batches]
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 64e6
-    taken = [sample for micro in sorted(micros, key=lambda micro: micro.number) for sample in micro.indices.tolist()]
-    assert taken == EpochOrder(0, 0, HUGE)[cursor : cursor + layout.global_batch].tolist()
-    assert len(set(taken)) == len(taken) == min(layout.global_batch, HUGE - cursor)
 
 
 @pytest.mark.parametrize(

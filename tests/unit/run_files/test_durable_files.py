@@ -1,7 +1,6 @@
 """Files that are whole or absent, and files that grow by whole entries."""
 
 import os
-import stat
 from pathlib import Path
 
 import pytest
@@ -11,26 +10,6 @@ from hvd_train.run_files.durable import AppendedFile
 from tests.support.faults import no_room
 
 PATH = Path("file")
-
-
-def test_data_are_on_disk_before_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a power cut can leave an empty file."""
-    calls, replace = list[str](), os.replace
-
-    def noted_fsync(descriptor: int) -> None:
-        status = os.fstat(descriptor)
-        calls.append("folder" if stat.S_ISDIR(status.st_mode) else f"{status.st_size} bytes")
-
-    def noted_replace(old: Path, new: Path) -> None:
-        calls.append("rename")
-        replace(old, new)
-
-    monkeypatch.setattr(os, "fsync", noted_fsync)
-    monkeypatch.setattr(os, "replace", noted_replace)
-    with durable.writing(PATH) as file:
-        file.write(b"one ")
-        file.write(b"two")
-    assert calls == ["7 bytes", "rename", "folder"]
 
 
 @pytest.mark.parametrize("name", ["file.partial", "file"])

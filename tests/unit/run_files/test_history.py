@@ -3,17 +3,15 @@
 import json
 import os
 import socket
-import sys
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from hvd_train import __version__, recipes
+from hvd_train import recipes
 from hvd_train.errors import UsageError
-from hvd_train.run_files import run_folder
 from hvd_train.run_files.history import History, read, speeds
-from hvd_train.run_files.run_folder import RunFolder, claim
+from hvd_train.run_files.run_folder import claim
 from tests.support.run_folders import epoch, event, start, step, whole_run, write
 
 
@@ -65,17 +63,6 @@ def test_damage_is_named_and_the_rest_is_read() -> None:
     run = read(folder)
     assert any("no metrics" in gap for gap in run.gaps)
     assert (run.world_size, run.samples_per_epoch, run.seconds, run.last_write) == (None, None, 0.0, None)
-
-
-def test_environment_json_has_the_command_the_hosts_and_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["/env/bin/hvd-train", "train", "--output-dir", "my run"])
-    run_folder.write_environment(RunFolder(Path()), ["h1", "h1", "h2"], "NVIDIA A100")
-    found = json.loads(Path("environment.json").read_text())
-    assert found["command"] == "hvd-train train --output-dir 'my run'"
-    assert (found["world_size"], found["ranks_of_hosts"]) == (3, {"h1": 2, "h2": 1})
-    assert found["device"] == "NVIDIA A100"
-    assert found["versions"]["hvd_train"] == __version__
-    assert run_folder.environment(["h1"], None)["device"] != ""
 
 
 def test_what_is_no_run_is_refused() -> None:
