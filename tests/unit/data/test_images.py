@@ -149,11 +149,7 @@ def test_hidden_files_are_skipped(folder: Path) -> None:
 
 
 def test_an_image_of_too_many_pixels_is_named(folder: Path) -> None:
-    bomb = folder / "val" / "cat" / "1.jpg"
-    bomb.write_bytes(BOMBS["jpeg"](12_000))
-    with pytest.raises(UsageError, match=rf"the image {bomb}: .* more pixels than --max-image-pixels 90000000 allows"):
-        open_folder(folder, DataConfig(image_size=16)).val[1]
-    with pytest.raises(UsageError, match="--max-image-pixels 1199 allows"):
+    with pytest.raises(UsageError, match=r"cat/0\.jpg: .* more pixels than --max-image-pixels 1199 allows"):
         open_folder(folder, DataConfig(image_size=16, max_image_pixels=1199)).train[0]
     open_folder(folder, DataConfig(image_size=16, max_image_pixels=1200)).train[0]
 

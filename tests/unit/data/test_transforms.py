@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hvd_train.config import DataConfig
-from hvd_train.data import sources
-from hvd_train.data.augment import Items, Mix, affine_jitter, crop_and_flip
+from hvd_train.data.augment import Mix, affine_jitter, crop_and_flip
 from hvd_train.progress import order
 from hvd_train.world.world import LocalWorld
 from tests.support.runs import equal, small_config, trained
@@ -51,15 +50,6 @@ def test_augmentation_does_not_depend_on_loader_processes(workers: int) -> None:
     _, unchanged = trained(LocalWorld(), config.replace(augment="standard", output_dir=Path("unchanged")))
     assert equal(weights, again)
     assert not equal(weights, unchanged)
-
-
-def test_images_in_memory_are_changed_one_by_one_and_only_in_training() -> None:
-    """The usual changes of the data set are not applied a second time."""
-    data = sources.open_data(DataConfig(data="digits", augment="rand"), seed=0)
-    assert isinstance(data.train, Items)
-    assert data.augment is None
-    image, label = data.train[5]
-    assert (image.dtype, image.shape, label) == (torch.uint8, (1, 8, 8), int(data.train.arrays.labels[5]))
 
 
 def test_mixup_and_cutmix_take_turns() -> None:

@@ -13,11 +13,6 @@ from hvd_train.world.world import Place
 CPU = torch.device("cpu")
 
 
-def test_ranks_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
-    assert [device.num_cores(Place(local_size=ranks)) for ranks in (1, 2, 4, 8)] == [6, 3, 1, 1]
-
-
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -19,14 +19,6 @@ def of(*lines: dict[str, object], torn: str = "") -> History:
     return read(write(Path("run"), list(lines), torn=torn))
 
 
-def test_a_run_that_went_well() -> None:
-    run = read(write(Path("run"), whole_run(), summary=True))
-    assert (len(run.steps), len(run.epochs), len(run.events)) == (30, 3, 2)
-    assert run.settings["model"] == "digits-convnet"
-    assert (run.world_size, run.samples_per_epoch, run.num_epochs) == (2, 1000, 3)
-    assert (run.state, run.ended, run.seconds) == ("finished", True, 31.0)
-
-
 def test_the_time_between_a_stop_and_the_resume_does_not_count() -> None:
     end = event("end", 2, "stopped by SIGINT at step 1, committed")
     run = of(start(), step(1), end, event("note", 9000), start(9001), step(2, 9005))

@@ -90,7 +90,6 @@ def test_a_change_of_world_says_who_when_and_why(capsys: pytest.CaptureFixture[s
     assert (line["name"], line["step"], line["seconds"], line["steps_lost"]) == ("world", 8, 1.25, 3)
     assert (line["why"], line["previous_size"], line["world_size"]) == ("a rank was lost", 2, 2)
     assert (line["left"], line["came"]) == ([str(members[1])], [str(members[2])])
-    assert line["message"] == change.describe(1.25)
     assert capsys.readouterr().out == f"{change.describe(1.25)}\n"
     assert (shown("world/size"), shown("world/seconds_to_next_step")) == ([(8, 2.0)], [(8, 1.25)])
 

@@ -214,11 +214,9 @@ def test_what_is_no_entry_is_refused_by_its_place(line: str) -> None:
 
 
 def test_a_run_of_any_content_is_refused_in_one_line(tmp_path: Path) -> None:
-    for number in ('"many"', "0", "1" * 400):
-        start = json.dumps({**START, "num_samples": -1}).replace("-1", number)
-        write(tmp_path, '"start"' + "[" * 100_000, start)
-        with pytest.raises(UsageError, match="cannot judge"):
-            audit(tmp_path)
+    write(tmp_path, '"start"' + "[" * 100_000, {**START, "num_samples": "many"})
+    with pytest.raises(UsageError, match="cannot judge"):
+        audit(tmp_path)
     for name in ("metrics.jsonl", "ledger.jsonl"):
         write(tmp_path, START)
         os.truncate(tmp_path / name, 2**40)
