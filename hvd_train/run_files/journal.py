@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from hvd_train.console import printable
 from hvd_train.elastic.members import Change
-from hvd_train.plain_file import in_place
+from hvd_train.plain_file import read_bytes
 from hvd_train.run_files.ledger import Entry, LedgerFile
 from hvd_train.run_files.run_folder import METRICS, RunFolder
 
@@ -282,9 +282,7 @@ def _forget_after(folder: RunFolder, step: int, epochs_done: int) -> tuple[int, 
     if not path.exists():
         return step, epochs_done, step  # the run resumes in another folder
     last_step = last_epoch = reached = 0
-    with open(path, "rb", opener=in_place) as file:
-        lines = file.readlines()
-    kept = []
+    lines, kept = read_bytes(path).splitlines(keepends=True), list[bytes]()
     for line in lines:
         try:
             record = json.loads(line)
