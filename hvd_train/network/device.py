@@ -27,7 +27,7 @@ def choose_device(config: Config, place: Place) -> torch.device:
     ids = config.run.gpu_ids or tuple(range(count))
     shared = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"  # NCCL 2.30 lets ranks share a GPU if this is set
     if place.local_size > len(ids) and not shared:
-        raise UsageError(f"{place.local_size} ranks on this host but {len(ids)} GPUs: start one a GPU, or --device cpu")
+        raise UsageError(f"{place.local_size} ranks on this host but {len(ids)} GPUs: start one rank per GPU")
     device = torch.device("cuda", ids[place.local_rank % len(ids)])
     torch.cuda.set_device(device)
     torch.backends.cudnn.benchmark = not config.precision.deterministic  # it may choose other algorithms each run

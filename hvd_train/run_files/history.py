@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hvd_train import config_file, plain_file
-from hvd_train.errors import UsageError
+from hvd_train.errors import UsageError, counted
 from hvd_train.run_files import run_folder
 
 Record = Mapping[str, Any]  # a line of metrics.jsonl, or another JSON file
@@ -176,7 +176,7 @@ def _lines(path: Path, gaps: list[str]) -> list[dict[str, Any]]:
         else:
             bad.append(line_number)
     if bad:
-        gaps.append(f"{len(bad)} lines of {path.name} are torn or damaged, the first of them line {bad[0]}")
+        gaps.append(f"{counted(len(bad), 'line')} of {path.name} torn or damaged, the first is line {bad[0]}")
     return lines
 
 

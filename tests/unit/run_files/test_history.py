@@ -41,12 +41,12 @@ def test_how_it_ended(tmp_path: Path) -> None:
 def test_damage_is_named_and_the_rest_is_read() -> None:
     run = of(start(), step(1), torn='{"kind": "step", "ti')
     assert len(run.steps) == 1
-    assert any("1 lines of metrics.jsonl are torn" in gap for gap in run.gaps)
+    assert any("1 line of metrics.jsonl torn" in gap for gap in run.gaps)
     folder = write(Path("worse"), [start()], torn='nonsense\n[1]\n{"kind": "step"}\n')
     (folder / "config.yaml").write_text("[")
     (folder / "summary.json").write_text("[]")
     gaps = "\n".join(read(folder).gaps)
-    assert "3 lines of metrics.jsonl are torn or damaged, the first of them line 2" in gaps
+    assert "3 lines of metrics.jsonl torn or damaged, the first is line 2" in gaps
     assert "config.yaml cannot be read (damaged)" in gaps
     assert "summary.json cannot be read" in gaps
     (folder / "config.yaml").write_text("recipe: old\ndata: {gone: 3}\n")
