@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -68,12 +67,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
     elif exitstatus == pytest.ExitCode.OK and _skipped and os.environ.get(NO_SKIPS) == "1":
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if _skipped:
-        reasons = ", ".join(f"{count} times: {reason}" for reason, count in Counter(_skipped).most_common())
-        terminalreporter.write_line(f"skipped tests: {reasons}", yellow=True)
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from hvd_train import checkpoint
@@ -50,16 +49,8 @@ def take_and_add(job: Job) -> None:
     job.list("h1", "h3", "h4")
 
 
-def kill_ssh(job: Job) -> None:
-    """Kill the ssh of a worker, which ends as well."""
-    left = job.worker("h2")
-    next(one for one, words in job.hosts.processes("h1") if words[:1] == ["ssh"] and "h2" in words).kill()
-    wait_for("its end", lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE)
-
-
 FAULTS: dict[str, Callable[[Job], None]] = {
     "kill rank 0": lambda job: job.worker("h1").kill(),
-    "kill ssh": kill_ssh,
     "power off": lambda job: job.hosts.power_off("h3"),
     "stop": lambda job: job.worker("h2").send_signal(signal.SIGSTOP),
     "partition": unplug_for_a_while,
@@ -123,22 +114,6 @@ def test_a_newcomer_that_a_member_cannot_reach(hosts: Hosts, tmp_path: Path, exp
     assert "Traceback" not in running.output
 
 
-def test_survivors_that_cannot_connect_commit_and_the_job_ends(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """One line reports it after three attempts; the same command resumes when the network is back."""
-    with job(hosts, tmp_path, training=RARE, environment=LIMIT) as running:
-        running.after(15)
-        hosts.part("h2", "h3")
-        assert running.launcher.wait(200) == 5, running.output
-        steps = running.steps
-        assert newest_commit(running.run) >= steps
-    assert running.output.count("`hvd-train doctor -H h1:1,h2:1,h3:1` names the pairs") == 1, running.output
-    assert "is evicted" not in running.output, "a worker has not ended by itself"
-    hosts.part("h2", "h3", undo=True)
-    with job(hosts, tmp_path, training=RARE) as running:
-        running.completes(expected)
-    assert resumed_at(running) >= steps
-
-
 # The rank with the greater address connects to the other; 127.0.1.1 lies between the subnets.
 @pytest.mark.parametrize("hosts", ["10.91.0", "192.168.91"], indirect=True)
 def test_a_job_that_begins_on_the_launchers_host_alone(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
@@ -175,44 +150,6 @@ def test_a_newcomer_is_given_a_state_that_takes_long(hosts: Hosts, tmp_path: Pat
         running.completes(expected)
     joined = next(change for change in running.changes if change["world_size"] == 3)
     assert joined["seconds"] > 5  # 26 MB at 40 Mbit/s
-
-
-@pytest.mark.parametrize("unfinished", ["checkpoints/*.partial", "model-final.pt.partial"])
-def test_rank_0_dies_while_it_writes(unfinished: str, hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """Another rank takes over the folder and writes whole files, also at the very end."""
-    training = arguments(model="tests.support.on_demand:heavy")
-    run = tmp_path / "run"
-    with job(hosts, tmp_path, training=training) as running:
-        running.after(15)
-        writer = running.worker("h1")
-
-        def caught() -> bool:
-            """Stop the worker in the middle of a write; a write that ended before does not count."""
-            if list(run.glob(unfinished)):
-                writer.suspend()
-                if list(run.glob(unfinished)):
-                    return True
-                writer.resume()
-            return False
-
-        wait_for("a file under way", caught, poll_s=0.001)
-        writer.kill()
-        running.completes(expected)
-    assert running.output.count("on digits") == 1, "the survivors had to start again"
-    assert not list(run.rglob("*.partial"))
-    assert newest_commit(run) == STEPS
-
-
-def test_several_workers_on_each_host(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """If both workers of a host die, each is replaced in its own slot."""
-    on_demand.pace(tmp_path, 0.5)
-    with job(hosts, tmp_path, listed=("h1 slots=1", "h2 slots=2")) as running:
-        running.after(5)
-        for worker in hosts.workers("h2"):
-            worker.kill()
-        running.reaches(1)
-        running.reaches(3)
-        running.completes(expected)
 
 
 def test_a_driver_that_is_out_of_reach_and_then_dies(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:

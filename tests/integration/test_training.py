@@ -13,7 +13,6 @@ import psutil
 import pytest
 import torch
 
-from tests.support import jpegs
 from tests.support.launching import HVD_TRAIN, PROJECT, json_lines, launch_line, output_of, ranks_of, started, wait_for
 from tests.support.on_demand import pace
 from tests.support.runs import Weights, equal
@@ -140,27 +139,6 @@ def test_ranks_with_different_settings_are_reported_once(launcher: str, tmp_path
     assert "; 2 on " in output
     assert "Traceback" not in output
     assert not (tmp_path / "run").exists()
-
-
-def test_a_path_of_tmpdir_that_is_too_long_for_loader_processes_is_named(tmp_path: Path) -> None:
-    (folder := tmp_path / ("long" * 25)).mkdir()
-    data = ["--data", "tests.support.runs:mapped_digits", "--model", "tests.support.runs:convnet", "--workers", "1"]
-    line = [HVD_TRAIN, "train", *data, "--epochs", "1", "--device", "cpu"]
-    output = output_of(line, tmp_path, variables={**OF_TESTS, "TMPDIR": str(folder)}, code=2)
-    assert "(AF_UNIX path too long); export a shorter TMPDIR" in output
-    assert "Traceback" not in output
-
-
-@slow
-def test_an_unreadable_image_on_one_rank_ends_all_and_is_named_once(tmp_path: Path) -> None:
-    jpegs.digits(tmp_path / "images", range(3), most=8)
-    broken = tmp_path / "images/train/01/0003.jpg"
-    broken.write_bytes(broken.read_bytes()[:40])
-    line = "--data folder --data-dir images --image-size 32 --model squeezenet1_1 --batch-size 2 --epochs 2 --workers 0"
-    output = output_of(launch_line("gloo", 2, HVD_TRAIN, "train", *line.split()), tmp_path, code=2)
-    (named,) = [line for line in output.splitlines() if "hvd-train: " in line and "0003.jpg" in line]
-    assert re.search(r"rank [01] on \S+: cannot read the image", named)
-    assert "Traceback" not in output, output
 
 
 def test_the_readme_example_trains_as_printed(tmp_path: Path) -> None:

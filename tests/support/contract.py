@@ -46,17 +46,6 @@ def test_a_sum_adds_what_each_rank_gives(world: World) -> None:
 
 
 @on_every_rank
-def test_sums_may_be_awaited_in_another_order_than_they_were_started(world: World) -> None:
-    size = world.place.size
-    first = world.start_sum(torch.full((3,), 1.0), "first")
-    second = world.start_sum(torch.full((2, 2), 10.0), "second")
-    third = world.start_sum(torch.full((1,), 100.0), "third")
-    assert third().tolist() == [100.0 * size]
-    assert first().tolist() == [1.0 * size] * 3
-    assert second().tolist() == [[10.0 * size] * 2] * 2
-
-
-@on_every_rank
 def test_facts_in_which_ranks_differ_are_refused_on_all(world: World) -> None:
     world.compare({"the data set": "12 images"})
     with pytest.raises(UsageError, match="differ in the data set") if world.place.size > 1 else nullcontext():
@@ -198,16 +187,6 @@ def test_ranks_synchronize_once_and_then_train(world: World) -> None:
 
     with pytest.raises(KeyError, match="user"):
         world.run(fail)
-
-
-@on_every_rank
-def test_the_facts_of_the_place_fit_together(world: World) -> None:
-    """Ranks are 0..size-1, each once, no rank is beyond the size of its host, and all name one transport."""
-    places = world.gather(world.place)
-    assert [place.rank for place in places] == list(range(world.place.size))
-    assert all(place.size == len(places) and 0 <= place.local_rank < place.local_size for place in places)
-    (transport,) = set(world.gather(world.transport(torch.device("cpu"))))
-    assert transport in ("Gloo", "MPI", "threads", "none")
 
 
 def _of_many_kinds(seed: int) -> list[Tensor]:

@@ -55,13 +55,6 @@ def _take_time(model: nn.Module, *_: object) -> None:
             time.sleep(float(Path("pace").read_text()))
 
 
-def heavy(num_classes: int) -> nn.Module:
-    """Return `smooth` with a ballast of 100 MB, so that writing a checkpoint takes a while."""
-    model = smooth(num_classes)
-    model.register_buffer("ballast", torch.zeros(25, 2**20))
-    return model
-
-
 def weighty(num_classes: int) -> nn.Module:
     """Return `obedient` with 25 MB of distinct numbers, which take a while on a slow link."""
     model = obedient(num_classes)

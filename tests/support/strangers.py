@@ -16,7 +16,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from subprocess import PIPE
@@ -29,7 +28,6 @@ from tests.support.hosts import ROOT, SUBNET, Hosts
 
 OTHER_ACCOUNT = 65534
 NEEDS_ROOT = "" if os.geteuid() == 0 else "another account takes root"
-BODY = 400_000_000  # bytes of a body that an attacker announces, and sends as long as they are read
 _WAIT_S = 2.0
 _LISTENS = "0A"  # as /proc writes the state of a connection
 _NEW_NETWORK = 0x40000000
@@ -107,22 +105,10 @@ def attack(address: tuple[str, int], owned: Path) -> None:
                 connection.sendall(request)
                 connection.shutdown(socket.SHUT_WR)
                 waiting.append(connection)
-        flood(address)
         deadline = time.monotonic() + _WAIT_S
         while waiting and (left := deadline - time.monotonic()) > 0:
             for answered in select.select(waiting, [], [], left)[0]:
                 waiting.remove(answered)
-
-
-def flood(address: tuple[str, int]) -> None:
-    """Announce a large body, and send it as long as it is read."""
-    with suppress(OSError), socket.create_connection(address, _WAIT_S) as connection:
-        deadline = time.monotonic() + 2 * _WAIT_S
-        connection.sendall(f"PUT /hvd_train/large HTTP/1.0\r\nContent-Length: {BODY}\r\n\r\n".encode())
-        left, piece = BODY, b"x" * 2**20
-        while left > 0 and time.monotonic() < deadline:
-            connection.sendall(piece[:left])
-            left -= len(piece)
 
 
 class Port(NamedTuple):
@@ -168,22 +154,6 @@ def kind_of(process: psutil.Process) -> str:
     return "rank" if "hvd-train" in names and not is_launcher else "launcher"
 
 
-@dataclass
-class Siege:
-    """Attacks on every port that a running job opens."""
-
-    ports: set[Port] = field(default_factory=set)
-    growth: int = 0  # the largest of a process in bytes since its first port was found
-    _began: dict[psutil.Process, int] = field(default_factory=dict)
-
-    def measure(self, *found: psutil.Process) -> None:
-        """Note the memory of these processes and of those found earlier."""
-        for process in {*self._began, *found}:
-            with suppress(psutil.Error):
-                now = process.memory_info().rss
-                self.growth = max(self.growth, now - self._began.setdefault(process, now))
-
-
 def below(job: int) -> Callable[[], Sequence[int]]:
     """Return a function that finds `job` and its descendants, parents first."""
 
@@ -202,8 +172,8 @@ def on(hosts: Hosts) -> Callable[[], Sequence[int]]:
     return lambda: [process for process in psutil.pids() if link(f"/proc/{process}/ns/pid") in own]
 
 
-def opened(processes: Sequence[int], known: set[str]) -> Iterator[tuple[psutil.Process, Port, str]]:
-    """Yield the process, port and network of each new listening socket, and add it to `known`.
+def opened(processes: Sequence[int], known: set[str]) -> Iterator[tuple[Port, str]]:
+    """Yield the port and network of each new listening socket, and add it to `known`.
 
     Of several processes with the socket, parents come first: a child holds inherited sockets for a moment.
     """
@@ -216,10 +186,9 @@ def opened(processes: Sequence[int], known: set[str]) -> Iterator[tuple[psutil.P
             new = networks[network].keys() - known
             for number in os.listdir(f"/proc/{pid}/fd") if new else ():
                 if (name := link(f"/proc/{pid}/fd/{number}")) in new - known:
-                    process = psutil.Process(pid)
-                    port = Port(kind_of(process), *networks[network][name])
+                    port = Port(kind_of(psutil.Process(pid)), *networks[network][name])
                     known.add(name)
-                    yield process, port, network
+                    yield port, network
 
 
 def ways(port: Port, network: str, hosts: Hosts | None) -> Iterator[tuple[int | None, str]]:
@@ -237,30 +206,28 @@ def ways(port: Port, network: str, hosts: Hosts | None) -> Iterator[tuple[int | 
 
 
 @contextmanager
-def besieged(processes: Callable[[], Sequence[int]], owned: Path, hosts: Hosts | None = None) -> Iterator[Siege]:
-    """Attack every port that these processes open, as another account, during this block.
+def besieged(processes: Callable[[], Sequence[int]], owned: Path, hosts: Hosts | None = None) -> Iterator[set[Port]]:
+    """Attack every port that these processes open, as another account, during this block; yield the ports found.
 
     With `hosts`, all hosts attack the ports that were not open before the block.
     """
-    siege, stop, attackers, known = Siege(), threading.Event(), list[int](), set[str]()
+    ports, stop, attackers, known = set[Port](), threading.Event(), list[int](), set[str]()
     if hosts is not None:
         list(opened(processes(), known))
 
     def watch() -> None:
         while not stop.is_set():
-            for process, port, network in opened(processes(), known):
-                siege.ports.add(port)
-                siege.measure(process)
+            for port, network in opened(processes(), known):
+                ports.add(port)
                 for place, address in ways(port, network, hosts):
                     target = address, port.number
                     attackers.append(as_other_account(lambda target=target: attack(target, owned), place))
-            siege.measure()
             time.sleep(0.002)
 
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        yield siege
+        yield ports
     finally:
         stop.set()
         thread.join()
@@ -268,13 +235,12 @@ def besieged(processes: Callable[[], Sequence[int]], owned: Path, hosts: Hosts |
         assert not any(ends), f"an attacker failed: {ends}"
 
 
-def unharmed(job: str, siege: Siege, run: Path, code: int, printed: str) -> None:
+def unharmed(job: str, ports: set[Port], run: Path, code: int, printed: str) -> None:
     """Assert that attacks on a job had no effect, and that SECURITY.md names all its ports."""
     assert code == 0, printed
     assert not (run.parent / "owned").exists(), "code of an attacker ran"
     assert "Traceback" not in printed, printed
     assert audit(run).faults == ()
-    assert siege.growth < BODY, "data of an attacker is kept"
     text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     cell = "".join(re.findall(rf"^\| `{re.escape(job)}` \| (\w+ `.*) \|$", text, re.MULTILINE))
     named = {
@@ -282,33 +248,29 @@ def unharmed(job: str, siege: Siege, run: Path, code: int, printed: str) -> None
         for process, addresses in re.findall(r"(\w+) ((?:`[\w.:]+` ?)+)", cell)
         for address in re.findall(r"`([^`]+)`", addresses)
     }
-    found = {(one.process, "interface" if one.address.startswith(f"{SUBNET}.") else one.address) for one in siege.ports}
+    found = {(one.process, "interface" if one.address.startswith(f"{SUBNET}.") else one.address) for one in ports}
     assert found <= named
 
 
-@dataclass
-class Spy:
-    """What another user has seen, once the block of `spying` is over: for each name the places with their texts."""
-
-    seen: dict[str, dict[str, str]] = field(default_factory=dict)
-
-
 @contextmanager
-def spying(words: dict[str, bytes]) -> Iterator[Spy]:
-    """Let another user look for these words repeatedly during this block. Needs root."""
+def spying(words: dict[str, bytes]) -> Iterator[dict[str, dict[str, str]]]:
+    """Let another user look for these words repeatedly during this block. Needs root.
+
+    After the block the yielded dict has, for each name that was seen, the places with their texts.
+    """
     line = ["setpriv", f"--reuid={OTHER_ACCOUNT}", f"--regid={OTHER_ACCOUNT}", "--clear-groups"]
     line += [str(Path(sys.executable).resolve()), "-I", "-S", "-c", _PROGRAM]
     environment = {"PATH": os.environ["PATH"]}  # not what it is to look for
-    found = Spy()
+    seen: dict[str, dict[str, str]] = {}
     with subprocess.Popen(line, stdin=PIPE, stdout=PIPE, text=True, cwd="/", env=environment) as process:
         process.stdin.write(json.dumps({name: word.hex() for name, word in words.items()}) + "\n")
         process.stdin.flush()
         assert process.stdout.readline() == f"{OTHER_ACCOUNT}\n"
         try:
-            yield found
+            yield seen
         finally:
             output, _ = process.communicate()
-        found.seen = json.loads(output)
+        seen.update(json.loads(output))
 
 
 def spellings(name: str, secret: bytes) -> dict[str, bytes]:
@@ -327,7 +289,3 @@ def plant_key(folder: Path, key: bytes) -> Path:
         f"import os\nos.urandom = lambda size, real=os.urandom: {key!r} if size == 32 else real(size)\n"
     )
     return folder
-
-
-def places(spy: Spy, names: Sequence[str]) -> str:
-    return "\n".join(f"{name}: {path}: {text}" for name in names for path, text in spy.seen.get(name, {}).items())

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.hosts import NO_HOSTS, OWN, SCRIPTS, Hosts
 from tests.support.launching import HVD_TRAIN, launch_line, started
-from tests.support.strangers import NEEDS_ROOT, Siege, below, besieged, on, unharmed
+from tests.support.strangers import NEEDS_ROOT, Port, below, besieged, on, unharmed
 
 pytestmark = [
     pytest.mark.integration,
@@ -27,25 +27,25 @@ JOBS: dict[str, Sequence[str]] = {
 }
 
 
-def check(job: str, siege: Siege, launcher: subprocess.Popen[bytes], folder: Path) -> None:
+def check(job: str, ports: set[Port], launcher: subprocess.Popen[bytes], folder: Path) -> None:
     """Assert that the attacks had no effect, and that each store of the launcher reported them once."""
     printed = (folder / "output.txt").read_text()
-    unharmed(job, siege, folder / "run", launcher.returncode, printed)
-    stores = [port for port in siege.ports if port.process == "launcher"]
+    unharmed(job, ports, folder / "run", launcher.returncode, printed)
+    stores = [port for port in ports if port.process == "launcher"]
     assert bool(stores) <= printed.count("refused a request") <= len(stores), printed
 
 
 @pytest.mark.parametrize("job", JOBS)
 def test_a_job_survives_attacks_by_another_user(job: str, tmp_path: Path) -> None:
-    """Nothing runs, ends or grows; SECURITY.md names each port, and one line reports the attack."""
+    """Nothing runs or ends; SECURITY.md names each port, and one line reports the attack."""
     tmp_path.chmod(0o777)
     (tmp_path / "hostfile").write_text("localhost slots=2\n")
     with (
         started(list(JOBS[job]), tmp_path, tmp_path / "output.txt") as launcher,
-        besieged(below(launcher.pid), tmp_path / "owned") as siege,
+        besieged(below(launcher.pid), tmp_path / "owned") as ports,
     ):
         launcher.wait(280)
-    check(job, siege, launcher, tmp_path)
+    check(job, ports, launcher, tmp_path)
 
 
 @pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "-")
@@ -58,8 +58,8 @@ def test_a_job_on_two_hosts_survives_attacks_from_both(way: str, hosts: Hosts, t
     script, *options = way.split()
     line = [*OWN, f"HOME={tmp_path}", str(SCRIPTS / script), *options, "--", "digits", *TRAIN]
     with (
-        besieged(on(hosts), tmp_path / "owned", hosts) as siege,
+        besieged(on(hosts), tmp_path / "owned", hosts) as ports,
         started(hosts.inside("h1", tmp_path, *line), tmp_path, tmp_path / "output.txt") as launcher,
     ):
         launcher.wait(280)
-    check(f"{script}, two hosts", siege, launcher, tmp_path)
+    check(f"{script}, two hosts", ports, launcher, tmp_path)
