@@ -51,7 +51,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.skipped and isinstance(report.longrepr, tuple):
-        _skipped.append(report.longrepr[2].removeprefix("Skipped: "))
+        _skipped.append(report.nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -116,12 +116,3 @@ def _of_loaders(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
         return re.search(r"multiprocessing\.(forkserver|resource_tracker)", " ".join(process.cmdline())) is not None
     return False
-
-
-@pytest.fixture(autouse=True)
-def _same_thread_count() -> Iterator[None]:
-    torch = sys.modules.get("torch")
-    count = torch.get_num_threads() if torch else 0
-    yield
-    if torch and torch.get_num_threads() != count:
-        torch.set_num_threads(count)

@@ -94,11 +94,6 @@ class Campaign:
     def a_host(self) -> str:
         return self.chance.choice(ALL)
 
-    def without_network(self, host: str, least: float, most: float) -> None:
-        self.hosts.unplug(host)
-        self.pause(least, most)
-        self.hosts.plug(host)
-
     def workers(self) -> list[psutil.Process]:
         return [worker for host in ALL for worker in self.hosts.workers(host)]
 
@@ -169,13 +164,9 @@ class Campaign:
     def unplug(self) -> None:
         """Cut the network of a worker, or of the driver for less time than workers wait for it."""
         host = self.chance.choice((*ALL, LAUNCHER))
-        self.without_network(host, 0.2, 7 if host == LAUNCHER else 12)
-
-    def cut_off_driver(self) -> None:
-        """Cut the network until the workers have ended."""
-        workers = self.workers()
-        self.without_network(LAUNCHER, 11, 16)
-        self.ends(workers)
+        self.hosts.unplug(host)
+        self.pause(0.2, 7 if host == LAUNCHER else 12)
+        self.hosts.plug(host)
 
     def kill_driver(self) -> None:
         workers = self.workers()
@@ -196,23 +187,6 @@ class Campaign:
             self.lose_host()
         return self.type_again(workers)
 
-    def kill_out_of_reach(self) -> None:
-        """Kill a worker while the others cannot reach the driver."""
-        self.hosts.unplug(LAUNCHER)
-        self.pause(0, 4)
-        self.kill(self.a_host())
-        self.pause(0, 3)
-        self.hosts.plug(LAUNCHER)
-
-    def send_sigterm(self) -> None:
-        """Send SIGTERM to a host, as before a spot instance is taken away, and list it again later."""
-        host = self.a_host()
-        self.hosts.signal_all(host, signal.SIGTERM)
-        self.pause(2, 6)
-        self.job.list(*(other for other in ALL if other != host))
-        self.pause(2, 6)
-        self.job.list(*ALL)
-
     def relist(self) -> None:
         self.job.list(*self.chance.sample(ALL, self.chance.choice((1, 2))))
         self.pause(0.2, 10)
@@ -220,9 +194,8 @@ class Campaign:
 
 
 FAULTS = [
-    *(Campaign.kill_workers, Campaign.stop, Campaign.lose_host, Campaign.unplug, Campaign.send_sigterm),
-    *(Campaign.relist, Campaign.kill_out_of_reach, Campaign.cut_off_driver, Campaign.kill_driver),
-    Campaign.lose_launcher,
+    *(Campaign.kill_workers, Campaign.stop, Campaign.lose_host, Campaign.unplug),
+    *(Campaign.relist, Campaign.kill_driver, Campaign.lose_launcher),
 ]
 
 
