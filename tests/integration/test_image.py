@@ -211,21 +211,16 @@ def test_two_containers_are_two_hosts(two: Cluster) -> None:
 
 
 def test_no_user_gets_in_without_the_key(two: Cluster) -> None:
-    """A host refuses passwords, other keys and other users; without a key it starts no server."""
+    """A host refuses passwords, other keys and other users; without a key it does not start."""
     attacker = "ssh-keygen -q -t ed25519 -N '' -f /tmp/other; ssh -v -F /dev/null -i /tmp/other -p 2222"
     attacker += " -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null h2 true"
     refused = two.inside("h1", "sh", "-c", attacker)
     assert refused.returncode == 255
-    offered = {line.rpartition(": ")[2].strip() for line in refused.stderr.splitlines() if "can continue: " in line}
-    assert offered == {"publickey"}
+    assert set(re.findall(r"can continue: (\S+)", refused.stderr)) == {"publickey"}
     assert two.inside("h1", "ssh", "-l", "root", "h2", "true").returncode == 255
-    tunnel = two.inside("h1", "ssh", "-o", "ExitOnForwardFailure=yes", "-R", "12345:localhost:1", "h2", "true")
-    assert tunnel.returncode == 255
     without = run(two.image, "host")
     assert without.returncode == 2
-    assert "hvd_train image: host: there is no key in /etc/hvd_train/ssh; mount" in without.stderr.splitlines()[-1]
-    look = "cat /proc/net/tcp /proc/net/tcp6 | awk '$4 == \"0A\"'; pgrep sshd; true"
-    assert finished(two.image, "bash", "-c", look) == ""
+    assert "there is no key in /etc/hvd_train/ssh; mount" in without.stderr
 
 
 @pytest.mark.skipif("IMAGE" in os.environ, reason="IMAGE names one that is there: nothing is to be built")

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 def test_scaling_on_one_and_two_workers(tmp_path: Path) -> None:
-    """Each size is trained; after Ctrl-C the same command resumes, and then does nothing."""
+    """Each size is trained; after Ctrl-C the same command resumes."""
     line = "bench scaling --np 1,2 digits --epochs 4 --commit-steps 1 --device cpu --output-dir out"
     command = [HVD_TRAIN, *line.split()]
     with started(command, tmp_path, tmp_path / "output.txt") as process:
@@ -32,11 +32,6 @@ def test_scaling_on_one_and_two_workers(tmp_path: Path) -> None:
     assert found == [(1, 64, 23, None), (2, 128, 12, None)]
     assert all(row["val_loss"] and row["top1"] and row["epoch_seconds"] and row["efficiency"] for row in rows)
     assert {"scaling.csv", "scaling.txt", "throughput.png"} <= {path.name for path in (tmp_path / "out").iterdir()}
-    summaries = [tmp_path / f"out/np-{n}/summary.json" for n in (1, 2)]
-    assert [json.loads(path.read_text())["world_size"] for path in summaries] == [1, 2]
-    written = [path.stat().st_mtime_ns for path in summaries]
-    output_of(command, tmp_path)
-    assert [path.stat().st_mtime_ns for path in summaries] == written
 
 
 @pytest.mark.parametrize("line", [line for lines in commands("measuring.md").values() for line in lines])
@@ -47,9 +42,8 @@ def test_a_documented_command(line: str, tmp_path: Path) -> None:
     output_of(["bash", "-c", line.replace("DATA", "data")], tmp_path)
     for path in tmp_path.glob("*.json"):
         found = json.loads(path.read_text())
-        section = (
-            (PROJECT / "docs/measuring.md").read_text().partition(f": `{found['bench']}`\n")[2].partition("\n## ")[0]
-        )
+        page = (PROJECT / "docs/measuring.md").read_text()
+        section = page.partition(f": `{found['bench']}`\n")[2].partition("\n## ")[0]
         explained = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", section, re.MULTILINE))))
         stages = {row["stage"] for row in found.get("stages", [])} | {"items", "decode", "collate", "transfer"}
         known = set(found) | {key for row in found.get("rows", []) for key in row} | stages | {"random"}

@@ -14,7 +14,7 @@ from PIL import Image
 
 from hvd_train import cli
 from tests.support.launching import HVD_TRAIN, launch_line, output_of
-from tests.support.run_folders import epoch, event, section, start, step, whole_run, write
+from tests.support.run_folders import elastic_run, section, start, step, whole_run, write
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 WRAPPER = """<!doctype html><meta charset="utf-8"><body style="margin: 0">
@@ -51,13 +51,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pages(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return a report of the real run with its predictions, and a report of twenty different runs."""
     folder = tmp_path_factory.mktemp("pages")
-    lines = whole_run(2)
     torn = write(folder / "runs" / "a-run-with-a-long-name-that-was-torn", [start(), step(1)], torn="{")
-    events = [event("world", 15.5, step=16, previous_size=3, world_size=2, why="a rank was lost", seconds=1.0)]
-    paths = [trained, torn, write(folder / "runs" / "elastic", lines + events), write(folder / "runs" / "none", [])]
-    gaps = {"val_loss": None, "val_top1": None, "val_top5": None}
-    paths.append(write(folder / "runs" / "unseen", [start(), step(1), step(2, loss=None), epoch(1, **gaps)]))
-    paths += [write(folder / "runs" / f"seed-{n}", lines, seed=n, output_dir=Path("x" * 80)) for n in range(15)]
+    paths = [trained, torn, write(folder / "runs" / "elastic", elastic_run()), write(folder / "runs" / "none", [])]
+    lines = whole_run(2)
+    paths += [write(folder / "runs" / f"seed-{n}", lines, seed=n, output_dir=Path("x" * 80)) for n in range(16)]
     made = {"one": folder / "one.html", "twenty": folder / "twenty.html"}
     assert cli.run(["report", str(trained), "--output", str(made["one"])]) == 0
     assert cli.run(["report", *map(str, paths), "--no-predictions", "--output", str(made["twenty"])]) == 0

@@ -131,9 +131,7 @@ def test_bad_input_on_two_ranks_is_reported_once(launcher: str, tmp_path: Path) 
 @pytest.mark.parametrize("launcher", ["gloo", pytest.param("mpi", marks=slow), pytest.param("mpirun", marks=slow)])
 def test_ranks_with_different_settings_are_reported_once(launcher: str, tmp_path: Path) -> None:
     """The line comes before training, and no run folder is left."""
-    train = (
-        f"{shlex.quote(HVD_TRAIN)} train digits --device cpu --output-dir run --eval-epochs $(({RANK[launcher]} + 1))"
-    )
+    train = f"{shlex.quote(HVD_TRAIN)} train --device cpu --output-dir run --eval-epochs $(({RANK[launcher]} + 1))"
     output = output_of(launch_line(launcher, 2, "sh", "-c", train), tmp_path, code=2)
     assert output.count("the ranks differ in --eval-epochs: 1 on ") == 1, output
     assert "; 2 on " in output
