@@ -187,15 +187,10 @@ class Campaign:
             self.lose_host()
         return self.type_again(workers)
 
-    def relist(self) -> None:
-        self.job.list(*self.chance.sample(ALL, self.chance.choice((1, 2))))
-        self.pause(0.2, 10)
-        self.job.list(*ALL)
-
 
 FAULTS = [
-    *(Campaign.kill_workers, Campaign.stop, Campaign.lose_host, Campaign.unplug),
-    *(Campaign.relist, Campaign.kill_driver, Campaign.lose_launcher),
+    *(Campaign.kill_workers, Campaign.stop, Campaign.lose_host),
+    *(Campaign.unplug, Campaign.kill_driver, Campaign.lose_launcher),
 ]
 
 

@@ -4,15 +4,14 @@ import random
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hvd_train import checkpoint
-from tests.support import hosts as cluster
 from tests.support import on_demand
-from tests.support.hosts import ALL, ON_HOSTS, STEPS_PER_EPOCH, Hosts, Job, arguments, job, undisturbed
+from tests.support.hosts import ALL, ON_HOSTS, STEPS_PER_EPOCH, Hosts, Job, arguments, hosts_fixture, job, undisturbed
 from tests.support.launching import wait_for
 from tests.support.runs import Weights
 
@@ -23,18 +22,12 @@ LIMIT = ["HOROVOD_GLOO_TIMEOUT_SECONDS=2"]
 
 pytestmark = ON_HOSTS
 
+hosts = hosts_fixture(3, names=4)  # h4 is a name without a machine
+
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Weights:
     return undisturbed(tmp_path_factory.mktemp("undisturbed"))
-
-
-@pytest.fixture
-def hosts(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Hosts]:
-    """Run h1, h2 and h3 in the subnet of the parameter, if any; h4 is a name without a machine."""
-    subnet = getattr(request, "param", cluster.SUBNET)
-    with cluster.hosts(tmp_path / "cluster", 3, names=4, subnet=subnet) as found:
-        yield found
 
 
 def unplug_for_a_while(job: Job) -> None:
@@ -114,8 +107,6 @@ def test_a_newcomer_that_a_member_cannot_reach(hosts: Hosts, tmp_path: Path, exp
     assert "Traceback" not in running.output
 
 
-# The rank with the greater address connects to the other; 127.0.1.1 lies between the subnets.
-@pytest.mark.parametrize("hosts", ["10.91.0", "192.168.91"], indirect=True)
 def test_a_job_that_begins_on_the_launchers_host_alone(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
     """Other hosts join it although its name resolves to 127.0.1.1, interfaces differ, and one network is dead."""
     on_demand.pace(tmp_path, 0.3)

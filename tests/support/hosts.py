@@ -97,7 +97,6 @@ class Hosts:
     folder: Path
     switch: int
     inits: dict[str, subprocess.Popen[bytes]]
-    subnet: str = SUBNET
 
     def boot(self, name: str) -> None:
         number = int(name[1:])
@@ -123,7 +122,7 @@ class Hosts:
         return psutil.Process(self.inits[name].pid).children()[0].pid
 
     def address(self, name: str) -> str:
-        return f"{self.subnet}.{name[1:]}"
+        return f"{SUBNET}.{name[1:]}"
 
     def inside(self, name: str, folder: Path, *command: str) -> list[str]:
         return ["nsenter", "-t", str(self.init(name)), "-n", "-u", "-m", "-i", "-p", f"--wd={folder}", *command]
@@ -201,10 +200,10 @@ class Hosts:
 
 
 @contextmanager
-def hosts(folder: Path, count: int, names: int, subnet: str = SUBNET) -> Iterator[Hosts]:
+def hosts(folder: Path, count: int, names: int) -> Iterator[Hosts]:
     """Run `count` hosts; `names` host names are known in all."""
     folder.mkdir()
-    lines = ["127.0.0.1 localhost", *(f"{subnet}.{number} h{number}" for number in range(1, names + 1))]
+    lines = ["127.0.0.1 localhost", *(f"{SUBNET}.{number} h{number}" for number in range(1, names + 1))]
     (folder / "hosts").write_text("\n".join(lines) + "\n")
     for key in ("host_key", "user_key"):
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key))
@@ -218,7 +217,7 @@ def hosts(folder: Path, count: int, names: int, subnet: str = SUBNET) -> Iterato
         "  LogLevel ERROR\n"
     )
     switch = subprocess.Popen([*_WITH_US, "unshare", "--net", "sleep", "infinity"])
-    cluster = Hosts(folder, switch.pid, {}, subnet)
+    cluster = Hosts(folder, switch.pid, {})
     try:
         own = os.readlink("/proc/self/ns/net")
         wait_for("the switch", lambda: os.readlink(f"/proc/{switch.pid}/ns/net") != own)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT
-from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -32,7 +31,6 @@ LAUNCHERS = {
 AWKWARD = ["two words", "", "it's", 'a "b"', "; touch pwned", "$(touch pwned)", "`touch pwned`", "$HOME", "*"]
 AWKWARD += [r"a\b", "line\nbreak", "--", "-np", "é"]
 PYTHON = shlex.quote(sys.executable)  # a clone may lie in a path with a blank, which no #! line can name
-NOTHING: Mapping[str, str] = MappingProxyType({})
 Program = Callable[[str, str], Path]  # what the fixture `program` gives: writes a script of that name and body
 
 
@@ -44,14 +42,14 @@ def launch_line(launcher: str, ranks: int, *command: str) -> list[str]:
     return [str(PROGRAMS / name), *options, str(ranks), *command]
 
 
-def _environment(variables: Mapping[str, str]) -> dict[str, str]:
+def _environment(variables: Mapping[str, str] | None) -> dict[str, str]:
     path = f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": "", **variables}
+    return {**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": "", **(variables or {})}
 
 
 @contextmanager
 def started(
-    command: list[str], folder: Path, output: Path, variables: Mapping[str, str] = NOTHING
+    command: list[str], folder: Path, output: Path, variables: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a program in its own session, with its output in a file, and kill what remains of it at the end.
 
@@ -72,7 +70,7 @@ def started(
 
 
 def finished(
-    command: list[str], folder: Path, limit_s: float = 280, variables: Mapping[str, str] = NOTHING
+    command: list[str], folder: Path, limit_s: float = 280, variables: Mapping[str, str] | None = None
 ) -> tuple[int, str]:
     """Run a program to its end; return its exit code and output. Raises: AssertionError: after `limit_s` seconds."""
     output = folder / "output.txt"
@@ -83,7 +81,7 @@ def finished(
 
 
 def output_of(
-    command: list[str], folder: Path, limit_s: float = 280, variables: Mapping[str, str] = NOTHING, code: int = 0
+    command: list[str], folder: Path, limit_s: float = 280, variables: Mapping[str, str] | None = None, code: int = 0
 ) -> str:
     """Run a program to its end, as `finished` does; assert its exit code and return its output."""
     found, output = finished(command, folder, limit_s, variables)
