@@ -67,14 +67,8 @@ def _png(side: int) -> bytes:
     return data[:12] + header + struct.pack(">I", zlib.crc32(header)) + data[33:]
 
 
-def _webp(side: int) -> bytes:
-    frames = [Image.new("RGB", (2, 2), colour) for colour in ("red", "blue")]
-    data = encoded(frames[0], "webp", save_all=True, append_images=frames[1:])
-    return data[:24] + struct.pack("<I", side - 1)[:3] * 2 + data[30:]  # the canvas, on which the frames lie
-
-
 # For each format a function of the side in pixels that returns the content of a file of less than a kilobyte.
-BOMBS = {"jpeg": _jpeg, "png": _png, "webp": _webp}
+BOMBS = {"jpeg": _jpeg, "png": _png}
 
 
 def peak_growth(action: Callable[[], object]) -> int:

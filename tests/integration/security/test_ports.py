@@ -10,11 +10,7 @@ from tests.support.hosts import NO_HOSTS, OWN, SCRIPTS, Hosts
 from tests.support.launching import HVD_TRAIN, launch_line, started
 from tests.support.strangers import NEEDS_ROOT, Port, below, besieged, on, unharmed
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(NEEDS_ROOT), reason=NEEDS_ROOT or "-"),
-]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.skipif(bool(NEEDS_ROOT), reason=NEEDS_ROOT or "-")]
 
 TRAIN = ["--epochs", "3", "--output-dir", "run", "--ledger", "--device", "cpu", "--data", "digits"]
 
