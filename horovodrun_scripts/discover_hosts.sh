@@ -12,43 +12,21 @@ set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=_launch.sh
 source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/_launch.sh"
 
-# print_hosts NAME: print the hosts that standard input lists; errors call it NAME.
-print_hosts() {
-  local line number=0 host slots hosts=()
-  while read -r line || [[ -n $line ]]; do
-    number=$((number + 1))
-    line=${line%%#*}
-    [[ $line =~ [^[:space:]] ]] || continue
-    if ! parse_host "$line"; then
-      printf '%s: %s, line %d: "%s" is not of the form "NAME slots=N"\n' "${0##*/}" "$1" "$number" "$line" >&2
-      exit 1
-    fi
-    hosts+=("$host:$slots")
-  done
-  ((${#hosts[@]} == 0)) || printf '%s\n' "${hosts[@]}"
-}
-
 case ${1-} in
   -h | --help) usage ;;
   --slurm)
     [[ -n ${SLURM_JOB_NODELIST-} ]] || fail "--slurm: there is no Slurm allocation here (SLURM_JOB_NODELIST is not set)"
-    slots=${2:-${SLURM_GPUS_ON_NODE:-1}}
     # Nodes that do not answer, which Slurm marks with *, are left out, and so are those that are down or failing.
-    sinfo --noheader --Node --nodes "$SLURM_JOB_NODELIST" --format '%N %t' |
-      while read -r node state; do
-        [[ $state == *[*] || $state == down* || $state == fail* ]] || printf '%s:%s\n' "$node" "$slots"
-      done | sort -u
+    hosts=$(sinfo --noheader --Node --nodes "$SLURM_JOB_NODELIST" --format '%N %t' | sort -u |
+      awk -v slots="${2:-${SLURM_GPUS_ON_NODE:-1}}" '$2 !~ /[*]|^down|^fail/ { print $1 ":" slots }')
     ;;
   --command)
     [[ -n ${2-} ]] || fail "--command takes a command that prints hosts"
-    lines=$(bash -c "$2") || { printf '%s: %s failed\n' "${0##*/}" "$2" >&2; exit 1; }
-    print_hosts "the output of $2" <<<"$lines"
+    lines=$(bash -c "$2" || fail "$2 failed") || exit 1
+    hosts=$(list_hosts <(echo "$lines") "the output of $2") || exit 1
     ;;
   -*) fail "unknown argument '$1'; see --help" ;;
   '') fail "which host file? Such as: ${0##*/} hostfiles/localhost" ;;
-  *)
-    [[ -f $1 && -r $1 ]] || { printf '%s: there is no host file %s\n' "${0##*/}" "$1" >&2; exit 1; }
-    # shellcheck disable=SC2094  # it reads the file, and only prints its name
-    print_hosts "$1" <"$1"
-    ;;
+  *) hosts=$(list_hosts "$1") || exit 1 ;;
 esac
+[[ -z $hosts ]] || printf '%s\n' "$hosts"

@@ -25,44 +25,12 @@ set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=_launch.sh
 source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/_launch.sh"
 
-hostfile='' image=hvd_train runs=runs port=2222 volumes=() way=(train_hostfile.sh) options=() own=() dry_run=''
-while (($#)); do
-  case $1 in
-    --elastic) way=(train_elastic.sh --hosts) ;;
-    --mpi) options+=(--mpi) ;;
-    --env) pass_on "${2-}" && options+=(--env "$2") && own+=(--env "$2") && shift ;;
-    --image | --runs | --volume)
-      [[ -n ${2-} ]] || fail "$1 needs a value; see --help"
-      case $1 in
-        --image) image=$2 ;;
-        --runs) runs=$2 ;;
-        --volume)
-          [[ $2 == /*:/* ]] || fail "--volume takes FROM:TO, both from /, not '$2'"
-          volumes+=(--volume "$2")
-          ;;
-      esac
-      shift
-      ;;
-    --port)
-      [[ ${2-} =~ ^[1-9][0-9]{3,4}$ ]] || fail "--port takes a number from 1024, not '${2-}'"
-      port=$2
-      shift
-      ;;
-    --dry-run) dry_run=yes ;;
-    -h | --help) usage ;;
-    --) shift && break ;;
-    -*) fail "unknown argument '$1'; what is for hvd-train train goes after --; see --help" ;;
-    *)
-      [[ -z $hostfile ]] || fail "two host files, '$hostfile' and '$1'; what is for hvd-train train goes after --"
-      hostfile=$1
-      ;;
-  esac
-  shift
-done
-
-[[ -n $hostfile ]] || fail "which host file? Such as: ${0##*/} hostfiles/two_hosts -- digits"
-[[ ${way[0]} == train_hostfile.sh || ${options[*]-} != *--mpi* ]] || fail "--mpi does not go with --elastic: MPI cannot start again"
-read_hosts "$hostfile"
+declare -A takes=([--elastic]=way=train_elastic.sh [--mpi]=mpi=--mpi [--image]=image [--runs]=runs [--volume]=volumes+)
+takes+=([--env]=passed_on+ [--port]=port#)
+operand='' image=hvd_train runs=runs port=2222 volumes=() way=train_hostfile.sh mpi=''
+read_options "$@"
+[[ $way$mpi != train_elastic.sh--mpi ]] || fail "--mpi does not go with --elastic: MPI cannot start again"
+read_hosts "$operand"
 read -r -a engine <<<"${CONTAINER_ENGINE:-docker}"
 read -r -a flags <<<"${CONTAINER_FLAGS-}"
 [[ -n $dry_run ]] || type -P "${engine[0]}" >/dev/null || fail "there is no ${engine[0]} on the PATH; CONTAINER_ENGINE names another"
@@ -75,6 +43,8 @@ runs=$(readlink -f -- "$(dirname -- "$runs")")/$(basename -- "$runs")
 container=(--label hvd_train --network host --ipc host --cap-drop ALL --security-opt no-new-privileges)
 container+=(--env "HVD_TRAIN_SSH_PORT=$port" --volume "$runs:/home/trainer/runs" "${volumes[@]}" "${flags[@]}")
 if (($(num_gpus))); then container+=(--gpus all); fi
+keys=$(mktemp -d)
+exec 3>&1
 
 # on HOST COMMAND...: run a command on a host; in a dry run, print it.
 on() {
@@ -84,12 +54,7 @@ on() {
     read -r -a policy < <(new_keys "$host") || true
     set -- ssh -o BatchMode=yes -o ConnectTimeout=5 "${policy[@]}" -- "$host" "$(quoted "$@")"
   fi
-  if [[ -n $dry_run ]]; then
-    printf -v line ' %q' "$@"
-    printf '%s\n' "${line# }"
-  else
-    "$@"
-  fi
+  if [[ -z $dry_run ]]; then "$@"; else shown "$@" >&3; fi
 }
 
 # make HOST NAME ARGUMENT...: create a container with the job's keys and host file in it; it does not run yet.
@@ -99,56 +64,52 @@ make() {
   # shellcheck disable=SC2016  # for the shell on that host
   on "$host" sh -c 'test -d "$0" || { install -d -m 755 "$0" && { test "$(id -u)" = 1000 || chown 1000 "$0" 2>/dev/null || setfacl -m u:1000:rwx "$0"; } || { rmdir "$0"; false; }; }' "$runs" ||
     fail "cannot make $runs on $host so that user 1000, as whom containers run, can write there: make it, or name another with --runs"
-  on "$host" "${engine[@]}" create --name "$name" "${container[@]}" "$image" "$@" >"$output"
+  on "$host" "${engine[@]}" create --name "$name" "${container[@]}" "$image" "$@" >/dev/null
   # Through a pipe, so that nobody can read the keys in a command line or in a container's environment.
-  files | on "$host" "${engine[@]}" cp - "$name:$inside" >"$output"
+  { [[ -n $dry_run ]] || tar -C "$keys" --owner 1000 --group 1000 --numeric-owner -c .; } |
+    on "$host" "${engine[@]}" cp - "$name:$inside" >/dev/null
 }
-
-# files: write an archive of the files in $keys, owned by user 1000; nothing in a dry run.
-files() { [[ -n $dry_run ]] || tar -C "$keys" --owner 1000 --group 1000 --numeric-owner -c .; }
 
 # start_host HOST: start a container there, and wait until its sshd takes ranks.
 start_host() {
   make "$1" "$job-$1" host
-  on "$1" "${engine[@]}" start "$job-$1" >"$output"
-  on "$1" "${engine[@]}" exec "$job-$1" timeout 20 sh -c 'until ssh localhost true; do sleep 0.2; done' >"$output"
+  on "$1" "${engine[@]}" start "$job-$1" >/dev/null
+  on "$1" "${engine[@]}" exec "$job-$1" timeout 20 sh -c 'until ssh localhost true; do sleep 0.2; done' >/dev/null
 }
-
-others=()
-for entry in ${host_list//,/ }; do
-  is_here "${entry%:*}" || others+=("${entry%:*}") # on this host the ranks run in the launcher's container
-done
 
 # shellcheck disable=SC2317  # the trap below calls it
 clean_up() {
-  local host
   wait # a container that is still being created could not be removed
-  for host in "${others[@]}"; do on "$host" "${engine[@]}" rm -f "$job-$host" >/dev/null 2>&1 & done
-  on localhost "${engine[@]}" rm -f "$job" >/dev/null 2>&1 || true
-  wait
   rm -rf "$keys"
+  [[ -z $dry_run ]] || return 0
+  for host in localhost "${others[@]}"; do
+    if [[ $host == localhost ]]; then name=$job; else name=$job-$host; fi
+    on "$host" "${engine[@]}" rm -f "$name" >/dev/null 2>&1 &
+  done
+  wait
 }
 
-output=/dev/null
-if [[ -n $dry_run ]]; then output=/dev/stdout; fi
-keys=$(mktemp -d)
-trap 'rm -rf "$keys"' EXIT
+trap clean_up EXIT
 if [[ -z $dry_run ]]; then
-  trap clean_up EXIT
   type -P ssh-keygen >/dev/null || fail "there is no ssh-keygen on the PATH: apt install openssh-client"
   ssh-keygen -q -t ed25519 -N '' -C "$job" -f "$keys/id_ed25519"
-  tr ',' '\n' <<<"$host_list" | sed 's/:/ slots=/' >"$keys/hostfile"
+  tr ',' '\n' <<<"$HVD_TRAIN_HOSTS" | sed 's/:/ slots=/' >"$keys/hostfile"
 fi
 starting=()
-for host in "${others[@]}"; do
+for host in "${others[@]}"; do # on this host the ranks run in the launcher's container
   start_host "$host" &
   starting+=($!)
 done
 for index in "${!starting[@]}"; do
   wait "${starting[index]}" || fail "no container could be started on ${others[index]}; try: ssh ${others[index]} ${engine[*]} run --rm $image doctor"
 done
-container+=("${own[@]}") # without values, which the engine finds in this environment; ssh takes them from there
-make localhost "$job" "${way[@]}" "$inside/hostfile" "${options[@]}" -- "$@"
+container+=("${passed_on[@]}") # without values, which the engine finds in this environment; ssh takes them from there
+case $way$mpi in
+  train_elastic.sh) launcher=("$way" --hosts "$inside/hostfile") ;;
+  *--mpi) launcher=("$way" "$inside/hostfile" --mpi) ;;
+  *) launcher=("$way" "$inside/hostfile") ;;
+esac
+make localhost "$job" "${launcher[@]}" "${passed_on[@]}" -- "${arguments[@]}"
 on localhost "${engine[@]}" start --attach "$job" &
 training=$! status=0
 # Pass a signal on to the training, which commits; bash alone would hold it back until the training has ended.

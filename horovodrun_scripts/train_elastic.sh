@@ -28,61 +28,33 @@ scripts=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")
 # shellcheck source-path=SCRIPTDIR source=_launch.sh
 source "$scripts/_launch.sh"
 
-# number FLAG VALUE: fail unless VALUE is a whole number from 1.
-number() { [[ $2 =~ ^[1-9][0-9]{0,4}$ ]] || fail "$1 takes a number from 1, not '$2'"; }
-
-np='' min_np=1 max_np='' interface='' restarts=10 dry_run='' discover=()
-while (($#)); do
-  case $1 in
-    --hosts)
-      [[ -f ${2-} && -r ${2-} ]] || fail "--hosts: there is no host file '${2-}'"
-      "$scripts/discover_hosts.sh" "$2" >/dev/null || exit 2
-      discover=("$scripts/discover_hosts.sh" "$(readlink -f -- "$2")")
-      shift
-      ;;
-    --slurm)
-      "$scripts/discover_hosts.sh" --slurm >/dev/null || exit 2
-      discover=("$scripts/discover_hosts.sh" --slurm)
-      ;;
-    --discover)
-      [[ -n ${2-} ]] || fail "--discover takes a command that prints hosts"
-      discover=("$scripts/discover_hosts.sh" --command "$2")
-      shift
-      ;;
-    -np | -n) number "$1" "${2-}" && np=$2 && shift ;;
-    --min-np) number "$1" "${2-}" && min_np=$2 && shift ;;
-    --max-np) number "$1" "${2-}" && max_np=$2 && shift ;;
-    --restarts) number "$1" "${2-}" && restarts=$2 && shift ;;
-    --interface)
-      [[ -n ${2-} ]] || fail "--interface takes a name, such as eth0"
-      interface=$2
-      shift
-      ;;
-    --env) pass_on "${2-}" && shift ;;
-    --dry-run) dry_run=yes ;;
-    -h | --help) usage ;;
-    --) shift && break ;;
-    *) fail "unknown argument '$1'; what is for hvd-train train goes after --; see --help" ;;
-  esac
-  shift
-done
+declare -A takes=([--hosts]=hosts [--slurm]=slurm=yes [--discover]=discover [-np]=np# [-n]=np# [--min-np]=min_np#)
+takes+=([--max-np]=max_np# [--interface]=interface [--env]=passed_on+ [--restarts]=restarts#)
+hosts='' slurm='' discover='' np='' min_np=1 max_np='' interface='' restarts=10
+read_options "$@"
 [[ -z $max_np ]] || ((max_np >= min_np)) || fail "--max-np $max_np is less than --min-np $min_np"
-
 find_programs
-if ((${#discover[@]} == 0)); then discover=(echo "localhost:$(default_num_ranks)"); fi
-python=$(dirname -- "$(type -P hvd-train)")/python
-command -v "$python" >/dev/null || python=python3
+if [[ -n $hosts ]]; then
+  [[ -f $hosts && -r $hosts ]] || fail "--hosts: there is no host file '$hosts'"
+  discovery=("$scripts/discover_hosts.sh" "$(readlink -f -- "$hosts")")
+elif [[ -n $slurm ]]; then
+  discovery=("$scripts/discover_hosts.sh" --slurm)
+elif [[ -n $discover ]]; then
+  discovery=("$scripts/discover_hosts.sh" --command "$discover")
+else
+  discovery=(echo "localhost:$(default_num_ranks)")
+fi
+listed=$("${discovery[@]}") || exit 2
 if [[ -z $np ]]; then
-  np=$("${discover[@]}" | awk -F: '{ slots += $2 } END { print slots + 0 }')
+  np=$(awk -F: '{ slots += $2 } END { print slots + 0 }' <<<"$listed")
   [[ -z $max_np ]] || ((np <= max_np)) || np=$max_np
   ((np >= min_np)) || np=$min_np
 fi
 driver=("$python" -m hvd_train.elastic.driver -np "$np" --min-np "$min_np")
-driver+=(--host-discovery-script "$(quoted "${discover[@]}")")
+driver+=(--host-discovery-script "$(quoted "${discovery[@]}")")
 [[ -z $max_np ]] || driver+=(--max-np "$max_np")
 [[ -z $interface ]] || driver+=(--network-interfaces "$interface")
 # Check the settings here, before a process is started anywhere.
-[[ -n $dry_run ]] || hvd-train config "$@" >/dev/null || exit $?
-set -- "$python" -m hvd_train.elastic.supervisor --restarts "$restarts" -- "${driver[@]}" hvd-train train "$@"
-[[ -z $dry_run ]] || show "$@"
-exec "$@"
+[[ -n $dry_run ]] || hvd-train config "${arguments[@]}" >/dev/null || exit $?
+supervisor=("$python" -m hvd_train.elastic.supervisor --restarts "$restarts")
+start "${supervisor[@]}" -- "${driver[@]}" hvd-train train "${arguments[@]}"

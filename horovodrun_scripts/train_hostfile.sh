@@ -15,30 +15,12 @@ set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=_launch.sh
 source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/_launch.sh"
 
-hostfile='' controller=gloo dry_run=''
-while (($#)); do
-  case $1 in
-    --gloo | --mpi) controller=${1#--} ;;
-    --env) pass_on "${2-}" && shift ;;
-    --dry-run) dry_run=yes ;;
-    -h | --help) usage ;;
-    --) shift && break ;;
-    -*) fail "unknown argument '$1'; what is for hvd-train train goes after --; see --help" ;;
-    *)
-      [[ -z $hostfile ]] || fail "two host files, '$hostfile' and '$1'; what is for hvd-train train goes after --"
-      hostfile=$1
-      ;;
-  esac
-  shift
-done
-
-[[ -n $hostfile ]] || fail "which host file? Such as: ${0##*/} hostfiles/localhost -- digits"
-read_hosts "$hostfile"
+declare -A takes=([--gloo]=controller=gloo [--mpi]=controller=mpi [--env]=passed_on+)
+operand='' controller=gloo open_mpi=()
+read_options "$@"
+read_hosts "$operand"
 find_programs
-set -- horovodrun -np "$num_ranks" --hostfile "$hostfile" "--$controller" hvd-train train "$@"
-open_mpi=()
 if [[ $controller == mpi ]]; then find_open_mpi horovodrun; fi
-set -- "${open_mpi[@]}" "$@"
-[[ -z $dry_run ]] || show "$@"
-check_hosts "$hostfile"
-exec "$@"
+[[ -n $dry_run ]] || check_hosts "$operand"
+set -- "${open_mpi[@]}" horovodrun -np "$num_ranks" --hostfile "$operand" "--$controller"
+start "$@" hvd-train train "${arguments[@]}"

@@ -14,24 +14,8 @@ set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=_launch.sh
 source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/_launch.sh"
 
-num_ranks='' controller=gloo dry_run=''
-while (($#)); do
-  case $1 in
-    -n | -np)
-      [[ ${2-} =~ ^[1-9][0-9]{0,4}$ ]] || fail "$1 takes a number of ranks from 1, not '${2-}'"
-      num_ranks=$2
-      shift
-      ;;
-    --gloo | --mpi) controller=${1#--} ;;
-    --dry-run) dry_run=yes ;;
-    -h | --help) usage ;;
-    --) shift && break ;;
-    *) fail "unknown argument '$1'; what is for hvd-train train goes after --; see --help" ;;
-  esac
-  shift
-done
-
+declare -A takes=([-n]=num_ranks# [-np]=num_ranks# [--gloo]=controller=gloo [--mpi]=controller=mpi)
+num_ranks='' controller=gloo
+read_options "$@"
 find_programs
-set -- horovodrun -np "${num_ranks:-$(default_num_ranks)}" "--$controller" hvd-train train "$@"
-[[ -z $dry_run ]] || show "$@"
-exec "$@"
+start horovodrun -np "${num_ranks:-$(default_num_ranks)}" "--$controller" hvd-train train "${arguments[@]}"

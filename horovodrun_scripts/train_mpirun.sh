@@ -15,44 +15,24 @@ set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=_launch.sh
 source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/_launch.sh"
 
-hostfile='' dry_run=''
-while (($#)); do
-  case $1 in
-    --env) pass_on "${2-}" && shift ;;
-    --dry-run) dry_run=yes ;;
-    -h | --help) usage ;;
-    --) shift && break ;;
-    -*) fail "unknown argument '$1'; what is for hvd-train train goes after --; see --help" ;;
-    *)
-      [[ -z $hostfile ]] || fail "two host files, '$hostfile' and '$1'; what is for hvd-train train goes after --"
-      hostfile=$1
-      ;;
-  esac
-  shift
-done
-
-[[ -n $hostfile ]] || fail "which host file? Such as: ${0##*/} hostfiles/localhost -- digits"
-read_hosts "$hostfile"
+declare -A takes=([--env]=passed_on+)
+operand='' open_mpi=()
+read_options "$@"
+read_hosts "$operand"
 find_programs
 type -P mpirun >/dev/null || fail "there is no mpirun on the PATH; with train_hostfile.sh (Gloo) none is needed"
 
-hvd_train=$(type -P hvd-train)
 read -r -a flags <<<"${MPIRUN_FLAGS-}"
-names=()
-while read -r name; do
-  if is_passed_on "$name"; then names+=("$name"); fi
-done < <(compgen -e)
-others=()
-for entry in ${host_list//,/ }; do
-  is_here "${entry%:*}" || others+=("${entry%:*}")
-done
+names=$("$python" -c "if True:
+  import os
+  from horovod.runner.util import worker_environment
+  print(*worker_environment.for_other_hosts(os.environ))") || fail "$python lacks this Horovod; type hvd-train doctor"
 ssh_options="-o BatchMode=yes -o ConnectTimeout=10 $(new_keys "${others[@]}")"
-open_mpi=()
 version=$(mpirun --version 2>&1 || true)
 case $version in
   *'Open MPI'*)
     if ((EUID == 0)); then flags+=(--allow-run-as-root); fi
-    for name in "${names[@]}"; do flags+=(-x "$name"); done
+    for name in $names; do flags+=(-x "$name"); done
     # No binding to cores, because loader processes would share their rank's core. ob1 is what horovodrun chooses, too.
     flags+=(--bind-to none --map-by slot --mca pml ob1)
     if [[ $version == *'Open MPI) 4.'* ]]; then
@@ -62,13 +42,11 @@ case $version in
     else
       flags+=(--prtemca plm_ssh_args "$ssh_options")
     fi
-    flags+=(--host "$host_list")
+    flags+=(--host "$HVD_TRAIN_HOSTS")
     ;;
   *HYDRA* | *MPICH* | *'Intel(R) MPI'*)
-    flags+=(-bind-to none -hosts "$host_list" -genvlist "$(IFS=, && echo "${names[*]}")")
+    flags+=(-bind-to none -hosts "$HVD_TRAIN_HOSTS" -genvlist "${names// /,}")
     ;;
   *) fail "this mpirun is neither Open MPI's nor MPICH's: $(head -n 1 <<<"$version")" ;;
 esac
-set -- "${open_mpi[@]}" mpirun -np "$num_ranks" "${flags[@]}" "$hvd_train" train "$@"
-[[ -z $dry_run ]] || show "$@"
-exec "$@"
+start "${open_mpi[@]}" mpirun -np "$num_ranks" "${flags[@]}" "$(type -P hvd-train)" train "${arguments[@]}"

@@ -31,15 +31,12 @@ def test_each_mpirun_gets_its_own_flags(kind: str, tmp_path: Path, system_only: 
     for name in ("horovodrun", "hvd-train"):
         program(folder / name, "exit 9")
     program(folder / "mpirun", f"printf '%s\\n' {shlex.quote(VERSIONS[kind])}")
-    hosts = tmp_path / "hosts"
-    hosts.write_text("a slots=4\nb:2\n", encoding="utf-8")
-    environment = {
-        "PATH": f"{folder}:{system_only}:{os.environ['PATH']}",
-        "NCCL_DEBUG": "INFO",
-        "MPIRUN_FLAGS": "--tag x",
-        **dict.fromkeys(("WANTED", "AWS_SECRET_ACCESS_KEY"), "hunter2"),
-    }
-    arguments = [hosts, "--env", "WANTED", "--", "digits", "--epochs", "5"]
+    program(folder / "python", f'exec {PYTHON} "$@"')
+    (tmp_path / "hosts").write_text("a slots=4\nb:2\n", encoding="utf-8")
+    path = f"{folder}:{system_only}:{os.environ['PATH']}"
+    environment = {"PATH": path, "NCCL_DEBUG": "INFO", "MPIRUN_FLAGS": "--tag x"}
+    environment |= dict.fromkeys(("WANTED", "AWS_SECRET_ACCESS_KEY"), "hunter2")
+    arguments = ["hosts", "--env", "WANTED", "--", "digits", "--epochs", "5"]
     words = dry_run("train_mpirun.sh", *arguments, cwd=tmp_path, **environment)
     assert words[:6] == ["HVD_TRAIN_ENV=WANTED", "mpirun", "-np", "6", "--tag", "x"]
     assert words[-5:] == [str(folder / "hvd-train"), "train", "digits", "--epochs", "5"]
@@ -55,16 +52,6 @@ def test_each_mpirun_gets_its_own_flags(kind: str, tmp_path: Path, system_only: 
         assert {"PATH", "NCCL_DEBUG", "WANTED"} <= set(words[words.index("-genvlist") + 1].split(","))
     assert "AWS_SECRET_ACCESS_KEY" not in line
     assert "hunter2" not in line
-
-
-def test_an_unknown_mpirun_is_refused_with_its_version(tmp_path: Path, system_only: str) -> None:
-    folder = tmp_path / "programs"
-    for name, text in (("horovodrun", "exit 9"), ("hvd-train", "exit 9"), ("mpirun", "echo mpirun of the moon 7")):
-        program(folder / name, text)
-    path = f"{folder}:{system_only}:{os.environ['PATH']}"
-    result = run("train_mpirun.sh", LOCALHOST, cwd=tmp_path, PATH=path)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == "train_mpirun.sh: this mpirun is neither Open MPI's nor MPICH's: mpirun of the moon 7\n"
 
 
 def test_open_mpi_is_found_on_other_hosts(tmp_path: Path, system_only: str) -> None:
@@ -97,13 +84,6 @@ def test_apptainer(tmp_path: Path, system_only: str) -> None:
     assert words[:6] == ["apptainer", "exec", "--nv", str(image), "horovodrun", "-np"]
 
 
-def test_a_machine_without_apptainer(tmp_path: Path, system_only: str) -> None:
-    (tmp_path / "here.sif").touch()
-    result = run("train_apptainer.sh", "here.sif", cwd=tmp_path, PATH=system_only)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert "there is neither apptainer nor singularity on the PATH" in result.stderr
-
-
 @pytest.fixture
 def containers(tmp_path: Path) -> tuple[dict[str, str], Callable[[], list[list[str]]]]:
     """Return an environment whose docker and ssh only write down their arguments, and a function that reads them."""
@@ -111,9 +91,8 @@ def containers(tmp_path: Path) -> tuple[dict[str, str], Callable[[], list[list[s
     # As ssh does: join the words, and let a shell split them.
     program(folder / "ssh", 'while [ "$1" != -- ]; do shift; done; shift; export ON=$1; shift; exec sh -c "$*"')
     # One write per line: two containers may be removed at once, and print() may write the end of a line separately.
-    dump = (
-        "import json, os, sys; os.write(1, (json.dumps([os.getenv('ON', 'here'), *sys.argv[1:]]) + chr(10)).encode())"
-    )
+    words = "[os.getenv('ON', 'here'), *sys.argv[1:]]"
+    dump = f"import json, os, sys; os.write(1, (json.dumps({words}) + chr(10)).encode())"
     program(folder / "docker", f'[ "$1" != cp ] || cat > {tmp_path}/cp.tar; exec {PYTHON} -c "{dump}" "$@" >> {log}')
     program(folder / "nvidia-smi", "exit 9")
 
@@ -132,18 +111,14 @@ def test_docker(containers: tuple[dict[str, str], Callable[[], list[list[str]]]]
     result = run("train_docker.sh", "hosts", *options, "--", *AWKWARD, cwd=tmp_path, **environment)
     assert result.returncode == 0, result.stderr
     calls = read_calls()
-    assert [(call[0], call[1]) for call in calls] == [
-        *(("other", verb) for verb in ("create", "cp", "start", "exec")),
-        *(("here", verb) for verb in ("create", "cp", "start")),
-        *calls_of(calls[-2:]),
-    ]
-    assert sorted(calls_of(calls[-2:])) == [("here", "rm"), ("other", "rm")]
+    verbs = [(call[0], call[1]) for call in calls]
+    assert verbs[:4] == [("other", verb) for verb in ("create", "cp", "start", "exec")]
+    assert verbs[4:7] == [("here", verb) for verb in ("create", "cp", "start")]
+    assert sorted(verbs[7:]) == [("here", "rm"), ("other", "rm")]
     assert calls[0][-2:] == ["hvd_train", "host"]
     launcher = calls[4]
     assert launcher[-len(AWKWARD) :] == AWKWARD
-    assert launcher[launcher.index("hvd_train", launcher.index("--volume")) + 1 :][:5] == [
-        "train_hostfile.sh", "/etc/hvd_train/ssh/hostfile", "--env", "WANTED", "--"
-    ]  # fmt: skip
+    assert "train_hostfile.sh /etc/hvd_train/ssh/hostfile --env WANTED --" in " ".join(launcher)
     assert [launcher[at + 1] for at, word in enumerate(launcher) if word == "--env"][1:] == ["WANTED", "WANTED"]
     assert "WANTED" not in calls[0]
     assert not any("hunter2" in word for call in calls for word in call)
@@ -152,10 +127,6 @@ def test_docker(containers: tuple[dict[str, str], Callable[[], list[list[str]]]]
     copied = subprocess.run(["tar", "tvf", tmp_path / "cp.tar"], capture_output=True, text=True, check=True).stdout
     assert re.search(r"-rw------- 1000/1000 .* \./id_ed25519\n", copied)
     assert "PRIVATE KEY" not in result.stdout + result.stderr
-
-
-def calls_of(calls: list[list[str]]) -> list[tuple[str, str]]:
-    return [(call[0], call[1]) for call in calls]
 
 
 def test_docker_dry_run(containers: tuple[dict[str, str], Callable[[], list[list[str]]]], tmp_path: Path) -> None:
