@@ -142,17 +142,6 @@ def test_other_hosts_get_the_variables_that_training_needs(monkeypatch: pytest.M
     assert (here["AWS_SECRET_ACCESS_KEY"], here["HOROVOD_RANK"]) == ("hunter2", "1")
 
 
-def test_plain_mpirun_passes_on_the_same_variables() -> None:
-    named = [name for name in (*NEEDED, *PRIVATE) if name.isidentifier()]
-    listed = [*worker_environment._NAMES, *(f"{prefix}X" for prefix in worker_environment._PREFIXES), *named, "WANTED"]
-    loop = f'source "{SCRIPT}"; for name; do if is_passed_on "$name"; then echo "$name"; fi; done'
-    environment = {**os.environ, "HVD_TRAIN_ENV": "OTHER,WANTED"}
-    command = ["bash", "-c", loop, "bash", *listed]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    variables = {**dict.fromkeys(listed, "value"), "HVD_TRAIN_ENV": "OTHER,WANTED"}
-    assert {*done.stdout.split(), "HVD_TRAIN_ENV"} == set(worker_environment.for_other_hosts(variables))
-
-
 def test_a_value_instead_of_a_name_is_an_error() -> None:
     for text in ("AWS_KEY=hunter2", "A;hunter2"):
         with pytest.raises(JobFailedError, match="HVD_TRAIN_ENV takes names of variables") as caught:
