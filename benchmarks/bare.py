@@ -10,8 +10,10 @@ with transforms of each sample, and the average over all ranks of each batch's l
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 
+import horovod.torch as hvd
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -21,14 +23,8 @@ from benchmarks import plain_elastic
 from benchmarks.turns import gated
 from hvd_train.network.models import digits_convnet
 
+Batches = Iterator[tuple[Tensor, Tensor]]
 IMAGE_SIZES = {"convnet": 8, "resnet18": 32, "resnet50": 32}
-
-
-class Grey(nn.Module):
-    """Repeats the one channel of images three times."""
-
-    def forward(self, images: Tensor) -> Tensor:  # noqa: D102
-        return images.expand(-1, 3, -1, -1)
 
 
 def waiting(num_classes: int) -> nn.Module:
@@ -45,7 +41,9 @@ def resnet18(num_classes: int, name: str = "resnet18") -> nn.Module:
     """Return torchvision's ResNet-18: 11.2 million parameters with 10 classes."""
     from torchvision import models  # here, since it imports torch's compiler, which takes seconds
 
-    return gated(nn.Sequential(Grey(), models.get_model(name, num_classes=num_classes)))
+    network = models.get_model(name, num_classes=num_classes)
+    network.register_forward_pre_hook(lambda _, inputs: inputs[0].expand(-1, 3, -1, -1))  # the images are grey
+    return gated(network)
 
 
 def resnet50(num_classes: int) -> nn.Module:
@@ -62,55 +60,56 @@ def images_and_labels(size: int) -> tuple[Tensor, Tensor]:
     return nn.functional.interpolate(images, size=size), torch.from_numpy(digits.target[:1437])
 
 
-def loop(
-    model: nn.Module, optimizer: torch.optim.Optimizer, size: int, batch: int, rank: int, ranks: int
-) -> Iterator[None]:
-    """Train without an end; yield after each step. `batch` is the number of images on each rank."""
+def in_memory(size: int, batch: int, rank: int, ranks: int) -> Batches:
+    """Yield batches without an end; `batch` is the number of images on each rank."""
     images, labels = images_and_labels(size)
-    for epoch in range(10**9):
+    for epoch in count():
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))
         for step in order.split(batch * ranks):
             samples = step.tensor_split(ranks)[rank]
-            optimizer.zero_grad()
-            loss = cross_entropy(model(images[samples]), labels[samples])
-            loss.backward()
-            optimizer.step()
-            yield
+            yield images[samples], labels[samples]
 
 
-def sgd(model: nn.Module) -> torch.optim.SGD:
-    """Return the optimizer of all programs."""
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Batches,
+    loss_of: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
+) -> None:
+    """Train until the process is killed."""
+    for images, labels in batches:
+        optimizer.zero_grad()
+        loss_of(model(images), labels).backward()
+        optimizer.step()
+
+
+def sgd(model: nn.Module, ranks: int) -> torch.optim.SGD:
+    """Return the optimizer of all programs, which share the cores."""
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
     return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
 
 def start_horovod(network: nn.Module) -> torch.optim.Optimizer:
     """Start Horovod and return its optimizer, with equal weights on all ranks."""
-    import horovod.torch as hvd
-
     hvd.init()
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
-    optimizer: torch.optim.Optimizer = hvd.DistributedOptimizer(
-        sgd(network), named_parameters=network.named_parameters()
-    )
+    named = network.named_parameters()
+    optimizer: torch.optim.Optimizer = hvd.DistributedOptimizer(sgd(network, hvd.size()), named_parameters=named)
     hvd.broadcast_parameters(network.state_dict(), root_rank=0)
     return optimizer
 
 
-def horovod(network: nn.Module, size: int, batch: int) -> Iterator[None]:
+def horovod(network: nn.Module, size: int, batch: int) -> None:
     """Train with Horovod's DistributedOptimizer and the broadcast at the start, and nothing else of Horovod."""
-    import horovod.torch as hvd
-
     optimizer = start_horovod(network)
-    return loop(network, optimizer, size, batch, hvd.rank(), hvd.size())
+    train(network, optimizer, in_memory(size, batch, hvd.rank(), hvd.size()))
 
 
-def ddp(network: nn.Module, size: int, batch: int) -> Iterator[None]:
+def ddp(network: nn.Module, size: int, batch: int) -> None:
     """Train with DistributedDataParallel over Gloo."""
     torch.distributed.init_process_group("gloo")
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
-    model = nn.parallel.DistributedDataParallel(network)
-    return loop(model, sgd(model), size, batch, rank, ranks)
+    optimizer = sgd(network, ranks)
+    train(nn.parallel.DistributedDataParallel(network), optimizer, in_memory(size, batch, rank, ranks))
 
 
 class Digits(Dataset[tuple[Tensor, Tensor]]):
@@ -129,30 +128,27 @@ class Digits(Dataset[tuple[Tensor, Tensor]]):
         return self.transform(self.images[index]), self.labels[index]
 
 
-def example(network: nn.Module, size: int, batch: int) -> Iterator[None]:
+def example(network: nn.Module, size: int, batch: int) -> None:
     """Train as Horovod's pytorch_mnist.py and pytorch_imagenet_resnet50.py do."""
-    import horovod.torch as hvd
-
     optimizer, data = start_horovod(network), Digits(size)
     sampler: DistributedSampler[tuple[Tensor, Tensor]] = DistributedSampler(data, hvd.size(), hvd.rank())
     loader = DataLoader(data, batch_size=batch, sampler=sampler)
-    for epoch in range(10**9):
-        sampler.set_epoch(epoch)
-        for images, labels in loader:
-            optimizer.zero_grad()
-            outputs = network(images)
-            loss = cross_entropy(outputs, labels)
-            accuracy = (outputs.argmax(1) == labels).float().mean()
-            hvd.allreduce(loss.detach(), name="loss")
-            hvd.allreduce(accuracy, name="accuracy")
-            loss.backward()
-            optimizer.step()
-            yield
+
+    def batches() -> Batches:
+        for epoch in count():
+            sampler.set_epoch(epoch)
+            yield from loader
+
+    def averaged(outputs: Tensor, labels: Tensor) -> Tensor:
+        loss = cross_entropy(outputs, labels)
+        hvd.allreduce(loss.detach(), name="loss")
+        hvd.allreduce((outputs.argmax(1) == labels).float().mean(), name="accuracy")
+        return loss
+
+    train(network, optimizer, batches(), averaged)
 
 
 if __name__ == "__main__":
     program, name, batch_size = sys.argv[1:]
     torch.manual_seed(0)
-    programs = {"horovod": horovod, "ddp": ddp, "example": example}
-    for _ in programs[program](globals()[name](10), IMAGE_SIZES[name], int(batch_size)):
-        pass
+    globals()[program](globals()[name](10), IMAGE_SIZES[name], int(batch_size))

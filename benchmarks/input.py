@@ -116,7 +116,7 @@ def of_files(root: Path, images: int, turns: int, quality: int) -> list[dict[str
         rates = take_turns({side: partial(per_second, images) for side, images in sides.items()}, turns, warm_up=2)
         speeds = {side: round(statistics.median(values), 1) for side, values in rates.items()}
         name = f"JPEG of {size / images / 1000:.0f} KB, {kind}"
-        one = summary(name, ratios(rates, "ours", "usual"), "at least", 1.8)
+        one = summary(name, ratios(rates["ours"], rates["usual"]), "at least", 1.8)
         found.append({**one, "images_per_second": speeds})
     return found
 

@@ -56,7 +56,7 @@ def elastic(*, quick: bool) -> list[dict[str, Any]]:
     for network in ["waiting"] if quick else ["waiting", "resnet50"]:
         line = ours(f"benchmarks.bare:{network}", [])
         commands = {"elastic": [*ELASTIC, *line[2:]], "static": [*LAUNCHERS["gloo"], *line]}
-        values, facts = compare(commands, *((1, 3, 1.0) if quick else (8, 25, 1.0)), environment=ONE_THREAD)
+        values, facts = compare(commands, *((1, 3, 1.0) if quick else (8, 25, 1.0)), variables=ONE_THREAD)
         found.append({**summary(f"{network}: elastic over static", values, "at most", 1.01), **facts})
     return found
 

@@ -12,7 +12,6 @@ ENVIRONMENT is a virtual environment with torch, scikit-learn, and the wheel tha
 """
 
 import argparse
-import json
 import signal
 import statistics
 import subprocess
@@ -21,18 +20,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from benchmarks.turns import ROOT, write
 from tests.support import hosts as cluster
 from tests.support.hosts import ALL, Hosts, job, list_hosts
-from tests.support.launching import started, wait_for
+from tests.support.launching import json_lines, started, wait_for
 
 LIMIT_S, REPEATS = 60.0, 10
 KINDS = {
@@ -45,39 +42,28 @@ KINDS = {
 }
 
 
-@dataclass
-class Case:
-    """A running job, ours or plain Horovod's."""
-
-    launcher: subprocess.Popen[bytes]
-    steps: Callable[[], list[tuple[float, str, int]]]  # of each: the time of its end, its world, and the ranks in that
-    worker: Callable[[str], psutil.Process]  # on a host
+# The launcher of a running job; the time of each step's end, its world and the ranks in that; the worker on a host.
+Case = tuple[subprocess.Popen[bytes], Callable[[], list[tuple[float, str, int]]], Callable[[str], psutil.Process]]
 
 
 def measure(case: Case, hosts: Hosts, folder: Path, kind: str, host: str) -> float | None:
     """Make a fault and return the seconds to the next step, or those in which no step ended; None after LIMIT_S."""
-    size = 2 if kind == "joins" else 3
-    wait_for("the start", lambda: [ranks for _, _, ranks in case.steps()[-20:]] == [size] * 20, limit_s=120)
-    world, began = case.steps()[-1][1], time.time()
+    size, (launcher, steps, worker) = 2 if kind == "joins" else 3, case
+    wait_for("the start", lambda: [ranks for _, _, ranks in steps()[-20:]] == [size] * 20, limit_s=120)
+    world, began = steps()[-1][1], time.time()
     if kind in ("process", "stopped"):
-        case.worker(host).send_signal(signal.SIGKILL if kind == "process" else signal.SIGSTOP)
+        worker(host).send_signal(signal.SIGKILL if kind == "process" else signal.SIGSTOP)
     elif kind in ("host", "silent"):
         (hosts.kill if kind == "host" else hosts.power_off)(host)
     else:
         list_hosts(folder, [name for name in ALL if kind == "joins" or name != host])
     wanted = size + (1 if kind == "joins" else -1)
-    while time.time() < began + LIMIT_S and case.launcher.poll() is None:
-        for (before, _, _), (ended, its_world, ranks) in pairwise(case.steps()):
+    while time.time() < began + LIMIT_S and launcher.poll() is None:
+        for (before, _, _), (ended, its_world, ranks) in pairwise(steps()):
             if ended > began and its_world != world and ranks == wanted:
                 return ended - (before if kind in ("taken", "joins") else began)
         time.sleep(0.05)
     return None
-
-
-def records_of(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a JSON Lines file."""
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 @contextmanager
@@ -88,7 +74,7 @@ def ours(hosts: Hosts, folder: Path, listed: tuple[str, ...]) -> Iterator[Case]:
 
     def steps() -> list[tuple[float, str, int]]:
         found, world, size = [], 0, len(listed)
-        for record in records_of(folder / "run/metrics.jsonl"):
+        for record in json_lines(folder / "run/metrics.jsonl"):
             if record.get("name") == "world":  # stands before the first step of that world
                 world, size = world + 1, record["world_size"]
             if record["kind"] == "step":
@@ -96,7 +82,7 @@ def ours(hosts: Hosts, folder: Path, listed: tuple[str, ...]) -> Iterator[Case]:
         return found
 
     with job(hosts, folder, "--restarts", "1", listed=listed, training=training.split()) as running:
-        yield Case(running.launcher, steps, running.worker)
+        yield running.launcher, steps, running.worker
 
 
 @contextmanager
@@ -111,14 +97,14 @@ def plain(environment: Path, hosts: Hosts, folder: Path, listed: tuple[str, ...]
     command += [f"{programs}/python", script, str(log)]
 
     def steps() -> list[tuple[float, str, int]]:
-        return [(record["time"], str(record["world"]), record["world_size"]) for record in records_of(log)]
+        return [(record["time"], str(record["world"]), record["world_size"]) for record in json_lines(log)]
 
     def worker(host: str) -> psutil.Process:
         processes = hosts.processes(host)
         return next(p for p, words in processes if words[-2:-1] == [script] and words[0].endswith("python"))
 
     with started(hosts.inside("h1", folder, *command), folder, folder / "output.txt") as launcher:
-        yield Case(launcher, steps, worker)
+        yield launcher, steps, worker
 
 
 def main() -> None:

@@ -5,8 +5,6 @@ second see the same machine. A program takes part by training `gated(model)`, wh
 Between its turns all its processes are stopped, so that each program pays for its own threads only.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
@@ -23,17 +21,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
+from torch import nn
 
 from tests.support.launching import started
 
-if TYPE_CHECKING:
-    from torch import nn
-
 ROOT = Path(__file__).parents[1]
-RECORDS = ROOT / "benchmarks" / "records"
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 ENVIRONMENT = {**os.environ, "PATH": PATH, "PYTHONPATH": str(ROOT)}
 AS_ROOT = ["--allow-run-as-root"] if os.geteuid() == 0 else []
@@ -42,8 +37,6 @@ LAUNCHERS = {
     "mpi": ["mpirun", *AS_ROOT, "--oversubscribe", "--bind-to", "none", "-np", "2"],
     "torchrun": ["torchrun", "--standalone", "--nproc-per-node", "2"],
 }
-ALLOWED = "allowed"
-LONGEST_TURN_S = 120.0
 
 
 def parser(document: str | None) -> argparse.ArgumentParser:
@@ -62,12 +55,12 @@ def take_turns(actions: Mapping[str, Callable[[], float]], turns: int, warm_up: 
     return {name: of_turns[warm_up:] for name, of_turns in values.items()}
 
 
-def ratios(values: Mapping[str, Sequence[float]], over: str, under: str) -> list[float]:
+def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
     """Return the ratio of two actions' values in each turn."""
-    return [one / other for one, other in zip(values[over], values[under], strict=True)]
+    return [one / other for one, other in zip(over, under, strict=True)]
 
 
-def summary(name: str, values: Sequence[float], aim: str = "", limit: float | None = None) -> dict[str, Any]:
+def summary(name: str, values: Sequence[float], aim: str, limit: float) -> dict[str, Any]:
     """Return the median of values with its 95% interval, and the verdict on an aim; print them in one line.
 
     `aim` is "at least" or "at most" the limit. It is met, or not met, if the whole interval is on one side of it. The
@@ -78,40 +71,37 @@ def summary(name: str, values: Sequence[float], aim: str = "", limit: float | No
     low, high = (float(f"{medians[int(share * draws)]:.4g}") for share in (0.025, 0.975))
     median = float(f"{statistics.median(values):.4g}")
     found: dict[str, Any] = {"comparison": name, "median": median, "interval": [low, high]}
-    line = f"{name}: {found['median']} ({low} to {high})"
-    if limit is not None:
-        worse, better = (low < limit, high < limit) if aim == "at least" else (high > limit, low > limit)
-        verdict = "met" if not worse else "not met" if better else "not told apart"
-        found |= {"aim": f"{aim} {limit}", "verdict": verdict}
-        line += f", {aim} {limit}: {verdict}"
-    print(line, flush=True)
-    return found
+    worse, worst = (low < limit, high < limit) if aim == "at least" else (high > limit, low > limit)
+    verdict = "met" if not worse else "not met" if worst else "not decided"
+    print(f"{name}: {median} ({low} to {high}), {aim} {limit}: {verdict}", flush=True)
+    return {**found, "aim": f"{aim} {limit}", "verdict": verdict}
+
+
+def about(module: str) -> dict[str, Any]:
+    """Return the command, the date, the machine and the commit of a measurement."""
+    machine = {"cores": psutil.cpu_count(), "system": platform.release(), "torch": metadata.version("torch")}
+    revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, check=False)
+    command, commit = " ".join(["python -m", module, *sys.argv[1:]]), revision.stdout.decode().strip()
+    return {"command": command, "date": time.strftime("%Y-%m-%d"), "machine": machine, "commit": commit}
 
 
 def write(name: str, module: str, facts: Mapping[str, Any]) -> None:
-    """Write a record: facts, and the command, the date, the machine and the commit of the measurement."""
-    revision = ["git", "rev-parse", "--short", "HEAD"]
-    about = {
-        "command": " ".join(["python -m", module, *sys.argv[1:]]),
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": {"cores": psutil.cpu_count(), "system": platform.release(), "torch": metadata.version("torch")},
-        "commit": subprocess.run(revision, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip(),
-    }
-    (RECORDS / f"{name}.json").write_text(json.dumps({**about, **facts}, indent=1) + "\n")
+    """Write the record of a measurement."""
+    record = json.dumps({**about(module), **facts}, indent=1)
+    (ROOT / "benchmarks" / "records" / f"{name}.json").write_text(f"{record}\n")
 
 
 def compare(
-    commands: Mapping[str, Sequence[str]],
+    commands: Mapping[str, list[str]],
     starts: int,
     turns: int,
     seconds: float,
-    environment: Mapping[str, str] = ENVIRONMENT,
+    variables: Mapping[str, str] = ENVIRONMENT,
 ) -> tuple[list[float], dict[str, Any]]:
     """Return how many times as long a step of the first of two programs takes, and facts for the record.
 
-    Both are started `starts` times on two ranks, in alternating order, for `turns` turns of about `seconds`. Another
-    start moves the ratio by 6%, since memory and threads are placed differently. So a ratio is the median of a start,
-    or that of a turn if there is a single start.
+    Both are started `starts` times on two ranks, in alternating order, for `turns` turns of about `seconds`. A ratio is
+    the median of a start, since another start moves it by 6%; or that of a turn if there is a single start.
     """
     of_starts: list[list[float]] = []
     times: dict[str, list[float]] = {name: [] for name in commands}
@@ -121,7 +111,7 @@ def compare(
             programs = {}
             for name in list(commands)[:: 1 if number % 2 else -1]:
                 (own := folder / name).mkdir()
-                process = stack.enter_context(started(list(commands[name]), own, own / "output.txt", environment))
+                process = stack.enter_context(started(commands[name], own, own / "output.txt", variables))
                 programs[name] = Program(process, own)
                 programs[name].finished()
             paced = programs[list(commands)[1]]
@@ -129,7 +119,7 @@ def compare(
             steps = max(3, round(seconds / paced.turn(5)))
             actions = {name: partial(programs[name].turn, steps) for name in commands}
             measured = take_turns(actions, turns)
-        of_starts.append(ratios(measured, *commands))
+        of_starts.append(ratios(*measured.values()))
         for name, values in measured.items():
             times[name].append(statistics.median(values))
     medians = [round(statistics.median(values), 4) for values in of_starts]
@@ -161,7 +151,7 @@ class _Gate:
             while self._passes == self._allowed:
                 time.sleep(0.001)
                 with contextlib.suppress(FileNotFoundError):
-                    self._allowed = int((self._folder / ALLOWED).read_text())
+                    self._allowed = int((self._folder / "allowed").read_text())
             self._released = time.perf_counter()
         self._passes += 1
 
@@ -177,14 +167,14 @@ class Program:
         self._signal(signal.SIGCONT)
         self._allowed += steps
         self._turns += 1
-        _replace(self._folder / ALLOWED, str(self._allowed))
+        _replace(self._folder / "allowed", str(self._allowed))
         seconds = self.finished()
         self._signal(signal.SIGSTOP)
         return seconds / steps
 
     def finished(self) -> float:
         """Wait until both ranks end their turn, or the start; return the slower rank's seconds. Raises SystemExit."""
-        end = time.monotonic() + LONGEST_TURN_S
+        end = time.monotonic() + 120
         while time.monotonic() < end and self.process.poll() is None:
             times = [json.loads(path.read_text()) for path in self._folder.glob("turns-*[0-9]")]
             if len(times) == 2 and all(len(seconds) == self._turns + 1 for seconds in times):
