@@ -3,17 +3,10 @@
     python -m benchmarks.input               3 minutes on an idle core
     python -m benchmarks.input --quick       half a minute; no record
 
-Each comparison is of two loaders that take turns, a pass over the data set at a time. It measures the processor time of
-all their processes, which is what one core would need, even if other programs run on the machine.
-
-- training: JPEG files of 500 x 375 pixels in class folders become random resized crops of 224, mirrored at random, as a
-  device takes them from loader processes (uint8; the device normalises)
-- evaluation: the same files, resized to 256, the middle 224, normalised
-
-Theirs is ImageFolder with the usual transforms of PIL images in a DataLoader, always normalised; ours is what
-`hvd-train train` takes. Both have one loader process.
-The files are made here: noise whose amplitude falls with its frequency, as in photographs (Field 1987), and light that
-fades from top to bottom; at quality 90 they have about as many bytes as photographs have.
+Two loaders, each with one process, take turns of a pass over the data set. A pass is measured in processor time of all
+processes. JPEG files of 500 x 375 pixels become random resized crops of 224 (training; our device normalises them), or
+the middle 224 of 256 (evaluation). Theirs is ImageFolder with the usual transforms of PIL images in a DataLoader.
+The files are noise whose amplitude falls with its frequency, as in photographs (Field 1987), and about as large.
 """
 
 import statistics
@@ -40,9 +33,7 @@ from hvd_train.data.folder import open_folder
 from hvd_train.data.loader import Prepare, open_loader
 from hvd_train.progress.order import BatchLayout, EpochOrder, assignments
 
-BATCH = 32
-CPU = torch.device("cpu")
-NORMALIZE = transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD)
+BATCH, CPU = 32, torch.device("cpu")
 Pass = Callable[[], int]  # takes every image of a data set once and returns their number
 
 
@@ -58,7 +49,7 @@ def photograph(generator: np.random.Generator, height: int = 375, width: int = 5
     return Image.fromarray(np.stack(planes, axis=-1).clip(0, 255).astype(np.uint8), "YCbCr")
 
 
-def theirs(data: Any) -> Pass:
+def theirs(data: ImageFolder) -> Pass:
     """Return a pass through a DataLoader with the usual settings."""
     loader = DataLoader(data, BATCH, shuffle=True, num_workers=1, persistent_workers=True)
     return lambda: sum(len(images) for images, _ in loader)
@@ -109,10 +100,10 @@ def of_files(root: Path, images: int, turns: int, quality: int) -> list[dict[str
         "training": (data.train, [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()]),
         "evaluation": (data.val, [transforms.Resize(256), transforms.CenterCrop(224)]),
     }
-    found = []
+    found, usual = [], [transforms.ToTensor(), transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
     for kind, (source, crop) in crops.items():
-        usual = ImageFolder(root / "train", transforms.Compose([*crop, transforms.ToTensor(), NORMALIZE]))
-        sides = {"ours": ours(data, source), "usual": theirs(usual)}
+        images_of_folder = ImageFolder(root / "train", transforms.Compose([*crop, *usual]))
+        sides = {"ours": ours(data, source), "usual": theirs(images_of_folder)}
         rates = take_turns({side: partial(per_second, images) for side, images in sides.items()}, turns, warm_up=2)
         speeds = {side: round(statistics.median(values), 1) for side, values in rates.items()}
         name = f"JPEG of {size / images / 1000:.0f} KB, {kind}"

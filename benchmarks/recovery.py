@@ -5,7 +5,7 @@
 
 Three hosts, one worker each, in network namespaces of this machine with ssh between them (tests/support/hosts.py);
 a step computes for 0.05 s and takes 60 samples. A fault is timed from its moment to the end of the first step in the
-next world, a change of the list of hosts by the time in which no step ended. Each measurement is a job of its own.
+next world, a change of the list of hosts by the time in which no step ended.
 ENVIRONMENT is a virtual environment with torch, scikit-learn, and the wheel that this makes:
 
     python packaging/build_horovod.py --without-patches --wheel-dir DIR

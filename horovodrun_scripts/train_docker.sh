@@ -25,11 +25,11 @@ set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=_launch.sh
 source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/_launch.sh"
 
-declare -A takes=([--elastic]=way=train_elastic.sh [--mpi]=mpi=--mpi [--image]=image [--runs]=runs [--volume]=volumes+)
+declare -A takes=([--elastic]=way='train_elastic.sh --hosts' [--mpi]=mpi=--mpi [--image]=image [--runs]=runs [--volume]=volumes+)
 takes+=([--env]=passed_on+ [--port]=port#)
 operand='' image=hvd_train runs=runs port=2222 volumes=() way=train_hostfile.sh mpi=''
 read_options "$@"
-[[ $way$mpi != train_elastic.sh--mpi ]] || fail "--mpi does not go with --elastic: MPI cannot start again"
+[[ $way$mpi != train_elastic.sh*--mpi ]] || fail "--mpi does not go with --elastic: MPI cannot start again"
 read_hosts "$operand"
 read -r -a engine <<<"${CONTAINER_ENGINE:-docker}"
 read -r -a flags <<<"${CONTAINER_FLAGS-}"
@@ -104,11 +104,7 @@ for index in "${!starting[@]}"; do
   wait "${starting[index]}" || fail "no container could be started on ${others[index]}; try: ssh ${others[index]} ${engine[*]} run --rm $image doctor"
 done
 container+=("${passed_on[@]}") # without values, which the engine finds in this environment; ssh takes them from there
-case $way$mpi in
-  train_elastic.sh) launcher=("$way" --hosts "$inside/hostfile") ;;
-  *--mpi) launcher=("$way" "$inside/hostfile" --mpi) ;;
-  *) launcher=("$way" "$inside/hostfile") ;;
-esac
+read -r -a launcher <<<"$way $inside/hostfile $mpi"
 make localhost "$job" "${launcher[@]}" "${passed_on[@]}" -- "${arguments[@]}"
 on localhost "${engine[@]}" start --attach "$job" &
 training=$! status=0
