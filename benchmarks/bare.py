@@ -17,6 +17,7 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from benchmarks import plain_elastic
@@ -24,6 +25,7 @@ from benchmarks.turns import gated
 from hvd_train.network.models import digits_convnet
 
 Batches = Iterator[tuple[Tensor, Tensor]]
+Loss = Callable[[Tensor, Tensor], Tensor]
 IMAGE_SIZES = {"convnet": 8, "resnet18": 32, "resnet50": 32}
 
 
@@ -70,12 +72,7 @@ def in_memory(size: int, batch: int, rank: int, ranks: int) -> Batches:
             yield images[samples], labels[samples]
 
 
-def train(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batches: Batches,
-    loss_of: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
-) -> None:
+def train(model: nn.Module, optimizer: Optimizer, batches: Batches, loss_of: Loss = cross_entropy) -> None:
     """Train until the process is killed."""
     for images, labels in batches:
         optimizer.zero_grad()
@@ -89,11 +86,11 @@ def sgd(model: nn.Module, ranks: int) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
 
-def start_horovod(network: nn.Module) -> torch.optim.Optimizer:
+def start_horovod(network: nn.Module) -> Optimizer:
     """Start Horovod and return its optimizer, with equal weights on all ranks."""
     hvd.init()
     named = network.named_parameters()
-    optimizer: torch.optim.Optimizer = hvd.DistributedOptimizer(sgd(network, hvd.size()), named_parameters=named)
+    optimizer: Optimizer = hvd.DistributedOptimizer(sgd(network, hvd.size()), named_parameters=named)
     hvd.broadcast_parameters(network.state_dict(), root_rank=0)
     return optimizer
 

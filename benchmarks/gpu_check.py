@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
-import psutil
 import torch
 
 from benchmarks.turns import ROOT, about
@@ -171,17 +170,14 @@ def strike(job: subprocess.Popen[bytes], run: Path, ranks: int, index: int, numb
     def events() -> list[dict[str, Any]]:
         return [line for line in json_lines(run / "metrics.jsonl") if line.get("name") == "world"]
 
-    before = len(events())
-    _workers(job)[index].send_signal(number)
+    before, ranks_now = len(events()), ranks_of(job, "train")
+    workers = [one for one in ranks_now if any(word.endswith("/hvd-train") for word in one.cmdline()[:2])]
+    workers[index].send_signal(number)
     survivors = _seconds_until("survivors", lambda: len(events()) > before)
     everyone = survivors + _seconds_until("all ranks", lambda: events()[-1]["world_size"] == ranks)
     _more_steps(run)
     assert not any(event["steps_lost"] for event in events()[before:]), "steps lost"
     return f"survivors train after {survivors:.1f} s, all {ranks} after {everyone:.1f} s, no step lost"
-
-
-def _workers(job: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    return [one for one in ranks_of(job, "train") if any(word.endswith("/hvd-train") for word in one.cmdline()[:2])]
 
 
 def _seconds_until(what: str, condition: Callable[[], object]) -> float:
@@ -294,7 +290,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         check = Check(options.device, options.out and options.out.resolve(), Path(folder))
         for check.stage in options.stages.split(","):
-            check.find("whole stage", lambda: STAGES[check.stage](check) or "done")
+            check.find("whole stage", lambda: f"{STAGES[check.stage](check) or 'done'}")
             if check.stage == "sums" and any(one["verdict"] == "failed" for one in check.findings):
                 print("gpu-check: stopped, since sums over the ranks are wrong")
                 break
