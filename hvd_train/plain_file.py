@@ -59,9 +59,7 @@ def lines(file: BinaryIO) -> Iterator[bytes]:
 def _to_read(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # `open` refuses a folder
         return descriptor
     os.close(descriptor)
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     raise OSError(errno.EINVAL, "it is no file, but a pipe or a device", path)

@@ -102,9 +102,7 @@ def _named(steps: range) -> str:
     return f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
 
 
-def summary(
-    steps: Sequence[Span], phases: Sequence[Span], costs: Sequence[tuple[str, float, int]], horovod: Sequence[Span]
-) -> list[str]:
+def summary(steps: Sequence[Span], phases: Sequence[Span], costs: Sequence[tuple[str, float, int]]) -> list[str]:
     """Return the lines for the user. `costs` are operators or kernels: name, own microseconds, number of calls."""
     total = sum(step.end - step.start for step in steps)
     lines = [f"  {'phase':<44} {'ms a step':>10} {'share':>6}"]
@@ -114,28 +112,7 @@ def summary(
     lines.append(f"  {f'the {_NUM_COSTS} largest costs':<44} {'total ms':>10} {'share':>6} {'calls':>7}")
     for name, microseconds, calls in sorted(costs, key=lambda cost: -cost[1])[:_NUM_COSTS]:
         lines.append(f"  {name[:44]:<44} {microseconds / 1e3:10.2f} {microseconds * 1e3 / total:6.1%} {calls:7}")
-    waits = [span for span in phases if span.name == "reduction"]
-    waited = sum(wait.end - wait.start for wait in waits)
-    line = f"  exposed reduction: {waited / 1e6 / len(steps):.2f} ms a step ({waited / total:.1%})"
-    if waited and horovod:
-        shares = {
-            name: sum(_overlap([span for span in horovod if span.name == name], wait) for wait in waits) / waited
-            for name in dict.fromkeys(span.name for span in horovod)
-        }
-        largest = sorted(shares.items(), key=lambda item: -item[1])
-        activities = [f"{name} {share:.0%}" for name, share in largest if share >= 0.01]
-        line += f"; meanwhile in Horovod: {', '.join(activities) or 'nothing'}"
-    return [*lines, line]
-
-
-def _overlap(spans: Iterable[Span], window: Span) -> int:
-    """Return the nanoseconds of the window that any of the spans covers."""
-    covered, reached = 0, window.start
-    for span in sorted(spans, key=lambda span: span.start):
-        start, end = max(span.start, reached), min(span.end, window.end)
-        if end > start:
-            covered, reached = covered + end - start, end
-    return covered
+    return lines
 
 
 FOLDER = "profile"
@@ -165,9 +142,6 @@ class Profile:
     def within(self, step: int) -> Iterator[None]:
         """Train inside this block, after `step` steps; its end ends a running profile."""
         try:
-            if self._wanted and step >= self._wanted.start:
-                message = f"no further profile of {_named(self._wanted)}: step {step} is done already"
-                self._journal.event("profile", message)
             self._begin_after(step)
             yield
             if self._recording is not None:
@@ -227,7 +201,7 @@ class Profile:
         of_ranks = f"{len(ranks)} of {size} ranks" if size > 1 else "1 rank"
         end = f" ({reason})" if reason else ""
         first_line = f"profile of {steps}{end}, on {of_ranks}: {path} (open it at https://ui.perfetto.dev)"
-        return "\n".join([first_line, *summary(recording.steps, recording.phases, recording.costs, recording.horovod)])
+        return "\n".join([first_line, *summary(recording.steps, recording.phases, recording.costs)])
 
 
 class _Recording:
@@ -320,20 +294,13 @@ class _Recording:
 def _clock(world: World) -> tuple[int, int]:
     """Return this rank's nanoseconds ahead of rank 0, and rank 0's time.
 
-    Ranks with the same kernel share a clock; others compare the times at which barriers end. Raises RankLost.
+    Ranks of one host share a clock; others compare the times at which barriers end. Raises RankLost.
     """
     times = []
     for _ in range(_BARRIERS):
         barrier(world)
         times.append(time.time_ns())
-    samples = world.gather((_kernel(), times))
-    (kernel, theirs), (own_kernel, mine) = samples[0], samples[world.place.rank]
+    samples = world.gather((socket.gethostname(), times))
+    (host, theirs), (own_host, mine) = samples[0], samples[world.place.rank]
     ahead = statistics.median(a - b for a, b in zip(mine, theirs, strict=True))
-    return 0 if kernel == own_kernel else int(ahead), theirs[-1]
-
-
-def _kernel() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return socket.gethostname()
+    return 0 if host == own_host else int(ahead), theirs[-1]

@@ -92,10 +92,8 @@ def imagenet_resnet50_modern() -> Config:
     )  # fmt: skip
 
 
-_ALL = (
-    *(digits, cifar10_resnet18_transfer, cifar10_resnet50),
-    *(imagenet20_vgg19, imagenet_resnet50, imagenet_resnet50_modern),
-)
+_CIFAR, _IMAGENET = (cifar10_resnet18_transfer, cifar10_resnet50), (imagenet_resnet50, imagenet_resnet50_modern)
+_ALL = (digits, *_CIFAR, imagenet20_vgg19, *_IMAGENET)
 RECIPES: dict[str, Callable[[], Config]] = {make.__name__.replace("_", "-"): make for make in _ALL}
 DEFAULT = "digits"
 

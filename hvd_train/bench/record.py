@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvd_train import plain_file
 from hvd_train.errors import UsageError
 from hvd_train.run_files import durable
 
@@ -65,14 +64,10 @@ def table(columns: Sequence[tuple[str, str, str]], rows: Sequence[Mapping[str, A
     return "\n".join("  ".join(map(str.rjust, line, widths)) for line in cells)
 
 
-def check_target(path: Path | None, tool: str) -> None:
-    """Raise UsageError unless `path` can take a record of this tool."""
-    if path is None:
-        return
-    if not os.access(path.parent, os.W_OK):
+def check_target(path: Path | None) -> None:
+    """Raise UsageError if the folder of `path` is not writable."""
+    if path is not None and not os.access(path.parent, os.W_OK):
         raise UsageError(f"--json {path}: the folder {path.parent} does not exist or is not writable; name another")
-    if path.exists() and not is_of(tool, path):
-        raise UsageError(f"--json {path} exists and is no record of `hvd-train bench {tool}`; name another file")
 
 
 def write(path: Path, record: Measurement) -> None:
@@ -81,12 +76,3 @@ def write(path: Path, record: Measurement) -> None:
         durable.write_text(path, json.dumps(record, indent=1) + "\n")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
-
-
-def is_of(tool: str, path: Path) -> bool:
-    """Return whether a file is a record of this tool."""
-    try:
-        record = json.loads(plain_file.read_text(path))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(record, dict) and record.get("bench") == tool

@@ -37,11 +37,7 @@ class Size:
 
 
 def plan(config: Config, counts: Sequence[int], mode: str, folder: Path) -> list[Size]:
-    """Return the trainings to run, each with a run folder below `folder`. Raises UsageError if that has other files."""
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--output-dir {folder} is a file; name a folder")
-    if (folder / RECORD).exists() and not record.is_of("scaling", folder / RECORD):
-        raise UsageError(f"{folder / RECORD} is no record of `hvd-train bench scaling`; name another --output-dir")
+    """Return the trainings to run, each with a run folder below `folder`. Raises UsageError if that has other runs."""
     sizes = []
     for workers in counts:
         path = folder / f"np-{workers}"
@@ -65,8 +61,9 @@ def sized(config: Config, workers: int, mode: str) -> Config:
     return config.replace(batch_size=size, global_batch_size=total, accumulation_steps=1)
 
 
-def run(sizes: list[Size], folder: Path, about: Measurement, *, host_file: str | None, controller: str) -> Measurement:
+def run(sizes: list[Size], about: Measurement, *, host_file: str | None, controller: str) -> Measurement:
     """Train all sizes, write the table after each, and return the record. Raises KeyboardInterrupt, as `train`."""
+    folder = sizes[0].folder.parent
     folder.mkdir(parents=True, exist_ok=True)
     rows, measured = list[Measurement](), Measurement()
     for size in sizes:

@@ -18,8 +18,6 @@ from hvd_train.flags import parse_flags
 from hvd_train.launch import hosts as host_files
 from hvd_train.launch import launcher
 
-_COLOURS = {"ok": "green", "warning": "yellow", "broken": "bold red"}
-
 
 @dataclass(frozen=True)
 class DoctorOptions:
@@ -42,17 +40,13 @@ class HostsOptions:
     file: Annotated[Path, tyro.conf.Positional]
     """Host file."""
     to: host_files.FileFormat | None = None
-    """Print it in this form: horovod and openmpi are NAME slots=N, mpich is NAME:N, slurm a line for each task."""
-    resolve: bool = True
-    """Check that the names resolve here."""
+    """Only print it in this form: horovod and openmpi are NAME slots=N, mpich is NAME:N, slurm a line for each task."""
 
 
 def doctor(arguments: list[str]) -> int:
     """Print the findings; return 1 if something is broken, else 0. Raises UsageError under a launcher."""
     arguments = ["--host-list" if argument == "-H" else argument for argument in arguments]
     options = parse_flags(DoctorOptions, arguments, f"{PROGRAM} doctor")
-    if options.hosts is not None and options.host_list is not None:
-        raise UsageError("--hosts and -H: give one of them")
     listed = host_files.read(options.hosts) if options.hosts else ()
     if options.host_list is not None:
         listed = host_files.parse(options.host_list)
@@ -60,14 +54,13 @@ def doctor(arguments: list[str]) -> int:
         by = f"{launched.launcher} has started this process, but the doctor starts ranks itself"
         raise UsageError(f"{by}: type `{PROGRAM} doctor` without a launcher")
     from rich.console import Console  # slow to import, like the doctor
-    from rich.text import Text
 
     from hvd_train.doctor import cluster, machine
 
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends child processes
     examine = partial(cluster.examine, listed) if listed else machine.examine
-    with Console(stderr=True).status("looking") as status:
-        findings = examine(quick=options.quick, say=lambda step: status.update(Text(step)))
+    with Console(stderr=True).status("examining"):
+        findings = examine(quick=options.quick)
     broken, warned = (", ".join(it.name for it in findings if it.verdict == kind) for kind in ("broken", "warning"))
     verdict = f"Broken: {broken}." if broken else "Nothing is broken."
     verdict += (f" Warnings: {warned}." if warned else "") + (" No allreduce was tried." if options.quick else "")
@@ -75,12 +68,11 @@ def doctor(arguments: list[str]) -> int:
         report = {"ok": not broken, "verdict": verdict, "findings": [dataclasses.asdict(it) for it in findings]}
         print(json.dumps(report, indent=1))
     else:
-        console, width = Console(highlight=False), max(len(finding.name) for finding in findings)
+        width = max(len(finding.name) for finding in findings)
         for finding in findings:
-            kind, text = f"{finding.verdict:<9}", printable(f"{finding.name:<{width}}  {finding.what}")
-            console.print(Text.assemble((kind, _COLOURS[finding.verdict]), text), soft_wrap=True)
+            show(printable(f"{finding.verdict:<9}{finding.name:<{width}}  {finding.what}"))
             if finding.todo:
-                console.print(f"{'':{width + 11}}-> {printable(finding.todo)}", soft_wrap=True, markup=False)
+                show(printable(f"{'':{width + 11}}-> {finding.todo}"))
         show(verdict)
     return 1 if broken else 0
 
@@ -89,7 +81,7 @@ def hosts(arguments: list[str]) -> int:
     """Print the checked hosts, or the file in another form, and return 0. Raises UsageError for a wrong file."""
     options = parse_flags(HostsOptions, arguments, f"{PROGRAM} hosts")
     found = host_files.read(options.file)
-    if options.resolve and (unknown := host_files.unknown(found)):
+    if not options.to and (unknown := host_files.unknown(found)):
         raise UsageError(f"{options.file}: unknown here: {', '.join(unknown)}; fix the name, or add it to /etc/hosts")
     show(host_files.written(found, options.to).removesuffix("\n") if options.to else host_files.describe(found))
     return 0

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from hvd_train import plain_file
-from hvd_train.console import PROGRAM, printable, say, show
+from hvd_train.console import PROGRAM, printable, show
 from hvd_train.errors import UsageError
 from hvd_train.flags import parse_flags
-from hvd_train.plugin import Untrusted
 from hvd_train.run_files import durable
 
 if TYPE_CHECKING:
@@ -67,8 +66,6 @@ class WatchOptions:
     """Run folder."""
     once: bool = False
     """Print the state now and end; this is the default without a terminal."""
-    interval: float = 1.0
-    """Seconds between updates."""
 
 
 @dataclass(frozen=True)
@@ -132,11 +129,9 @@ def export(arguments: list[str]) -> int:
 def watch(arguments: list[str]) -> int:
     """Show the run until it ends, or once, and return 0. Raises UsageError if there is no run to show."""
     options = parse_flags(WatchOptions, arguments, f"{PROGRAM} watch")
-    if not options.interval > 0:
-        raise UsageError(f"--interval {options.interval:g}: it must be a number of seconds above 0")
     from hvd_train.report.watch import watch
 
-    watch(options.run, once=options.once or not sys.stdout.isatty(), interval_s=options.interval)
+    watch(options.run, once=options.once or not sys.stdout.isatty(), interval_s=1.0)
     return 0
 
 
@@ -183,6 +178,4 @@ def _predicted(run: Path, device: str, *, trust: bool) -> Predictions | str:
     try:
         return predict(run, device, trust=trust)
     except UsageError as error:
-        if isinstance(error, Untrusted):
-            say(f"no predictions: {error}")
         return f"no predictions: {error}"

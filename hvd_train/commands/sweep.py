@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvd_train import console, plain_file
+from hvd_train.bench import record
 from hvd_train.commands.train import parse_train
 from hvd_train.config import Config
-from hvd_train.console import printable
 from hvd_train.errors import HvdTrainError, UsageError
 from hvd_train.flags import take, take_number
 from hvd_train.launch import launcher, roll_call
@@ -25,6 +25,11 @@ from hvd_train.run_files import durable
 
 if TYPE_CHECKING:
     from hvd_train.world.world import World
+
+_COLUMNS = (
+    *(("name", "training", ""), ("score", "best top-1", ""), ("loss", "loss", ".4f"), ("seconds", "seconds", ".0f")),
+    ("run", "run", ""),
+)
 
 
 def sweep(arguments: list[str]) -> int:
@@ -46,32 +51,21 @@ def sweep(arguments: list[str]) -> int:
     if launcher.launched(os.environ) is not None:
         return _run_by_mpi(trainings, workers, folder)
     if workers > 1:
-        raise UsageError(
-            f"--workers-per-run {workers} needs a launcher: type `mpirun -np {workers} hvd-train sweep ...`, or a "
-            f"multiple of {workers} for several trainings at a time"
-        )
+        raise UsageError(f"--workers-per-run {workers} needs a launcher: type `mpirun -np {workers} hvd-train sweep`")
     rows = [_try(name, config, LocalWorld(), speaks=True) for name, config in trainings]
     return _conclude([row for row in rows if row], folder)
 
 
 def combinations(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Return name and arguments of every combination of values with commas; the list of --gpu-ids is one value."""
-    parts: list[list[tuple[str, list[str]]]] = []
-    index = 0
-    while index < len(arguments):
-        flag, equals, value = arguments[index].partition("=")
-        follows = index + 1 < len(arguments) and not arguments[index + 1].startswith("--")
-        if flag.startswith("-") and (equals or follows):
-            index += 0 if equals else 1
-            value = value if equals else arguments[index]
-            values = [value] if flag.replace("_", "-") == "--gpu-ids" else value.split(",")
-            name = flag.lstrip("-")
-            parts.append([(f"{name}={one}" if len(values) > 1 else "", [flag, one]) for one in values])
-        else:
-            parts.append([("", [arguments[index]])])
-        index += 1
+    """Return name and arguments of every combination of values with commas."""
+    parts: list[list[tuple[str, str]]] = []
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        flag, equals, value = argument.partition("=") if argument.startswith("-") else (before, "", argument)
+        many, name = "," in value, flag.lstrip("-")
+        words = [(one, f"{flag}={one}" if equals else one or argument) for one in value.split(",")]
+        parts.append([(f"{name}={one}" if many else "", word) for one, word in words])
     return [
-        (" ".join(name for name, _ in chosen if name) or "only", [word for _, words in chosen for word in words])
+        (" ".join(name for name, _ in chosen if name) or "only", [word for _, word in chosen])
         for chosen in itertools.product(*parts)
     ]
 
@@ -86,10 +80,7 @@ def _run_by_mpi(trainings: Sequence[tuple[str, Config]], workers: int, folder: P
 
     all_ranks = MPI.COMM_WORLD
     if all_ranks.size < workers:
-        raise UsageError(
-            f"--workers-per-run {workers}, but the launcher has started {all_ranks.size} by MPI: start at least as "
-            "many, with mpirun or horovodrun --mpi"
-        )
+        raise UsageError(f"--workers-per-run {workers}: MPI has started {all_ranks.size}; type mpirun -np {workers}")
     at_a_time = all_ranks.size // workers
     group = all_ranks.rank // workers
     on_host = all_ranks.Split_type(MPI.COMM_TYPE_SHARED)
@@ -140,15 +131,9 @@ def _conclude(rows: list[dict[str, Any]], folder: Path) -> int:
     """Print the table, best first, write it to `folder` and return the exit code."""
     # `max` of -1 and NaN is -1.
     rows.sort(key=lambda row: (row["failed"] is not None, -max(-1.0, row.get("top1", -1.0)), row["name"]))
-    from rich.console import Console  # slow to import
-    from rich.table import Table
-
-    table = Table("training", "best top-1", "loss", "seconds", "run")
-    for row in rows:
-        score = f"failed: {printable(textwrap.shorten(row['failed'], 60))}" if row["failed"] else _score(row)
-        loss = "" if row["failed"] else f"{row['loss']:.4f}"
-        table.add_row(row["name"], score, loss, f"{row['seconds']:.0f}", row["run"])
-    Console(highlight=False, markup=False).print(table)
+    failed = {row["name"]: f"failed: {textwrap.shorten(row['failed'], 60)}" for row in rows if row["failed"]}
+    shown = [{"loss": None, **row, "score": failed.get(row["name"]) or _score(row)} for row in rows]
+    console.show(record.table(_COLUMNS, shown))
     finite = [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in rows]
     durable.write_text(folder / "sweep.json", json.dumps(finite, indent=1) + "\n")
     return 1 if any(row["failed"] for row in rows) else 0

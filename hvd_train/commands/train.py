@@ -11,7 +11,7 @@ from hvd_train.errors import UsageError
 from hvd_train.flags import parse_flags, take, take_number, take_switch
 from hvd_train.launch import roll_call
 
-# Flags of other trainers that have another name here, and flags of launchers.
+# Flags of other trainers that have another name here.
 ALIASES = {
     "-a": "--model",
     "--arch": "--model",
@@ -21,10 +21,6 @@ ALIASES = {
     "-j": "--workers",
     "--lr": "--learning-rate",
 }
-OF_LAUNCHERS = (
-    *("--world-size", "--rank", "--local-rank", "--node-rank", "--nnodes", "--nproc-per-node"),
-    *("--dist-url", "--dist-backend", "--master-addr", "--master-port", "--multiprocessing-distributed"),
-)
 
 
 def train(arguments: list[str]) -> int:
@@ -39,12 +35,8 @@ def train(arguments: list[str]) -> int:
     gc.disable()  # a fifth of the time of this import would go into searching objects that live to the end for garbage
     from hvd_train import run
 
-    gc.freeze()
     gc.enable()
-    try:
-        result = run.train(settings)
-    finally:
-        gc.unfreeze()  # extensions that count leaked objects complain at exit otherwise
+    result = run.train(settings)
     if not result.saved:
         return os.EX_IOERR
     if result.finished:
@@ -83,7 +75,7 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
     Errors and help name `command`. Without `trust`, as in commands that do not train, the file must not name code that
     no flag names. Raises UsageError for an unknown recipe, flag or value.
     """
-    arguments = _split_lists([_renamed(argument) for argument in arguments])
+    arguments = [_renamed(argument) for argument in arguments]
     file, arguments = take(arguments, "--config", "the path of a config.yaml")
     path = None if file is None else Path(file)
     recipe = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
@@ -94,11 +86,6 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
     else:
         raise UsageError(f"--config {path} is a whole run already; leave out the recipe {recipe!r}")
     flags = {argument.partition("=")[0] for argument in arguments}
-    if launcher_flag := next((flag for flag in OF_LAUNCHERS if flag in flags), None):
-        raise UsageError(
-            f"{launcher_flag}: the launcher says how many ranks there are and which one this is; type "
-            f"`horovodrun -np 4 {PROGRAM} {command} ...`, on several hosts with -H host1:4,host2:4"
-        )
     if "--batch-size" in flags and "--global-batch-size" not in flags:
         # A batch size per worker decides the global one; 1 stands in until the flag is read.
         base = base.replace(batch_size=base.batch.batch_size or 1, global_batch_size=None)
@@ -111,19 +98,6 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
         in_file = {"model": base.model.model, "data": base.data.data}
         plugin.check_trusted(str(path), {name: value for name, value in used.items() if value == in_file[name]})
     return recipes.suited(parsed) if path is None and "--learning-rate" not in flags else parsed
-
-
-def _split_lists(arguments: list[str]) -> list[str]:
-    """Split a list at its commas: `--gpu-ids 0,1` becomes `--gpu-ids 0 1`."""
-    result: list[str] = []
-    for argument in arguments:
-        if argument.startswith("--gpu-ids="):
-            result += ["--gpu-ids", *argument.partition("=")[2].split(",")]
-        elif result[-1:] == ["--gpu-ids"]:
-            result += argument.split(",")
-        else:
-            result.append(argument)
-    return result
 
 
 def _renamed(argument: str) -> str:

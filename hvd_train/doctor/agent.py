@@ -30,9 +30,8 @@ _CONNECT_S, _SMI_S = 5.0, 20.0
 
 def facts(names: Iterable[str]) -> dict[str, Any]:
     """Return versions, addresses, GPUs and limits of this host."""
-    own_name, shm = socket.gethostname(), "/dev/shm"  # noqa: S108  # Linux has it here
+    shm = "/dev/shm"  # noqa: S108  # Linux has it here
     return {
-        "own_name": own_name,
         "python": platform.python_version(),
         "prefix": sys.prefix,
         "hvd_train": f"{_version.__version__} (code {_version.digest_of_code()})",
@@ -40,7 +39,7 @@ def facts(names: Iterable[str]) -> dict[str, Any]:
         "torch": next((found.version for found in metadata.distributions(name="torch")), None),
         "horovod": _horovod(),
         "addresses": [one.address for entries in psutil.net_if_addrs().values() for one in entries],
-        "names": {name: _looked_up(name) for name in {own_name, *names}},
+        "names": {name: _looked_up(name) for name in names},
         "gpus": _gpus(),
         "shared_memory": shutil.disk_usage(shm)[::2] if os.path.isdir(shm) else None,  # total and free bytes
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],

@@ -8,10 +8,9 @@ import secrets
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
 from typing import IO, Any
 
@@ -37,8 +36,8 @@ class _Child:
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> None:
         self.timeout_s, self.started = timeout_s, time.monotonic()
         self.output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # it is open as long as this object
-        command, env = ["/usr/bin/env", *command], dict(environ)  # exit code 127: there is no such program
-        self.process = Popen(command, env=env, stdin=DEVNULL, stdout=self.output, stderr=STDOUT, start_new_session=True)
+        options: dict[str, Any] = {"env": environ, "stdin": DEVNULL, "stderr": STDOUT, "start_new_session": True}
+        self.process = Popen(["/usr/bin/env", *command], stdout=self.output, **options)  # 127: there is no such program
 
     def outcome(self) -> Outcome:
         """Wait until the child ends; terminate it when its time is up."""
@@ -59,29 +58,25 @@ class _Child:
         return runs
 
 
-class Children:
-    """Starts child processes with an environment."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self.environ, self.started = environ, list[_Child]()
-
-    def start(self, command: Sequence[str | Path], timeout_s: float) -> _Child:
-        """Start a command that has to end within `timeout_s` seconds."""
-        self.started.append(_Child([str(word) for word in command], self.environ, timeout_s))
-        return self.started[-1]
+Start = Callable[[Sequence[str], float], _Child]
 
 
 @contextmanager
-def children(environ: Mapping[str, str]) -> Iterator[Children]:
-    """Start child processes in a block; none of their descendants or files outlives it."""
+def children(environ: Mapping[str, str]) -> Iterator[Start]:
+    """Yield a function that starts a command with a time limit (s); no descendant or file outlives the block."""
     # horovodrun starts its workers in sessions of their own, so an environment variable marks every descendant.
     mark = {"HVD_TRAIN_DOCTOR": f"{os.getpid()}-{secrets.token_hex(4)}"}
+    started: list[_Child] = []
+
+    def start(command: Sequence[str], timeout_s: float) -> _Child:
+        started.append(_Child(command, {**environ, "TMPDIR": folder, **mark}, timeout_s))
+        return started[-1]
+
     with tempfile.TemporaryDirectory(prefix="hvd-doctor-") as folder:  # MPI leaves files in its TMPDIR
-        group = Children({**environ, "TMPDIR": folder, **mark})
         try:
-            yield group
+            yield start
         finally:
-            for child in group.started:
+            for child in started:
                 child.send(signal.SIGTERM)
             kill_at = time.monotonic() + _GRACE_S
             while (left := launcher.started_with(mark)) and time.monotonic() < kill_at + _GRACE_S:

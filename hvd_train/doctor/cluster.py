@@ -8,7 +8,7 @@ import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
@@ -26,10 +26,9 @@ _SSH_S, _ANSWER_S, _TRIAL_S = 20.0, 60.0, 120.0
 _SIZES = ("1024", "16384", "262144", "1048576", "8388608", "67108864")
 
 
-def examine(hosts: Sequence[Host], *, quick: bool, say: Callable[[str], None]) -> list[Finding]:
+def examine(hosts: Sequence[Host], *, quick: bool) -> list[Finding]:
     """Return all findings about a cluster. Raises OSError without ssh, and UsageError without horovodrun."""
     slots = {host.name: host.slots for host in hosts}
-    say(f"asking {len(hosts)} hosts")
     with ExitStack() as stack, ThreadPoolExecutor(len(hosts)) as threads:
         started = [stack.enter_context(Agent(host.name, [other.name for other in hosts])) for host in hosts]
         answers = list(threads.map(lambda one: one.answer(_ANSWER_S), started))
@@ -41,17 +40,15 @@ def examine(hosts: Sequence[Host], *, quick: bool, say: Callable[[str], None]) -
             checked = [(one["name"], check(Machine(one))) for one in good for check in HOST_CHECKS]
             findings += [replace(it, name=f"{name}: {it.name}") for name, it in checked if it and it.verdict != "ok"]
         if len(good) > 1:
-            say("connecting the hosts with each other")
             addresses = [(one["name"], one["port"]) for one in good]
             tried = list(threads.map(lambda pair: pair[0].reach(addresses, _ANSWER_S), answered))
             findings.append(check_connections([one["name"] for one in good], tried))
     if not quick and all(finding.verdict != "broken" for finding in findings):
-        say("allreduce over all ranks")
         ranks = sum(slots.values())
         listed = ",".join(f"{name}:{count}" for name, count in slots.items())
         launch = (program("horovodrun"), "-np", str(ranks), "-H", listed, "--gloo")
-        with children(os.environ) as group:
-            findings.append(run_trial(group, Trial("allreduce", launch, ranks, ("cpu", *_SIZES)), _TRIAL_S))
+        with children(os.environ) as start:
+            findings.append(run_trial(start, Trial("allreduce", launch, ranks, ("cpu", *_SIZES)), _TRIAL_S))
     return findings
 
 

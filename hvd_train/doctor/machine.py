@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hvd_train.doctor import agent
-from hvd_train.doctor.children import ALLREDUCE, HOROVOD, TORCH, Children, Outcome, answer, children, first_error
+from hvd_train.doctor.children import ALLREDUCE, HOROVOD, TORCH, Outcome, Start, answer, children, first_error
 
 Verdict = Literal["ok", "warning", "broken"]
 Facts = Mapping[str, Any]  # the answer of a child process or of an agent; "error" says why it is not complete
@@ -47,7 +47,6 @@ class Machine:
     horovodrun: str | None = None  # a path
     mpirun: str | None = None  # a path
     mpirun_version: Outcome | None = None
-    free_bytes: int | None = None  # None if the current folder is read-only
     visible_gpus: str | None = None  # CUDA_VISIBLE_DEVICES
 
     @property
@@ -61,8 +60,6 @@ Check = Callable[[Machine], Finding | None]  # returns None if it does not apply
 
 def _check_python(machine: Machine) -> Finding:
     what = "{python} in {prefix}, hvd_train {hvd_train} in {folder}".format(**machine.host)
-    if _version_numbers(machine.host["python"])[:2] > (3, 13):
-        return Finding("python", "warning", what, "hvd_train was not tested with it: use Python 3.10 to 3.13")
     return Finding("python", "ok", what)
 
 
@@ -77,7 +74,7 @@ def _check_torch(machine: Machine) -> Finding:
         what += f"; import torchvision: {torch.get('torchvision_error') or torch.get('error')}"
         return Finding("torch", "broken", what, "install torch and torchvision from the same package index")
     what += f"; torchvision {torch['torchvision']}"
-    if _version_numbers(torch["version"]) < (2, 6):
+    if tuple(int(part) for part in re.findall(r"\d+", torch["version"])[:2]) < (2, 6):
         return Finding("torch", "warning", what, "too old: pip install 'torch>=2.6', then build Horovod again")
     return Finding("torch", "ok", what)
 
@@ -176,11 +173,6 @@ def _mpi_name(text: str) -> str:
     return f"{match[1].replace('HYDRA', 'MPICH').replace('(R)', '')} {match[2]}" if match else ""
 
 
-def _version_numbers(version: str) -> tuple[int, ...]:
-    match = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in match.group().split(".")) if match else ()
-
-
 def _check_shared_memory(machine: Machine) -> Finding:
     name, sizes = "shared memory", machine.host["shared_memory"]
     what = f"{_size(sizes[0])} in /dev/shm, {_size(sizes[1])} free" if sizes else "there is no /dev/shm"
@@ -198,23 +190,6 @@ def _check_open_files(machine: Machine) -> Finding:
     return Finding("open files", "ok", what)
 
 
-def _check_own_name(machine: Machine) -> Finding:
-    name = machine.host["own_name"]
-    if addresses := machine.host["names"][name]:
-        return Finding("own name", "ok", f"{name} is {', '.join(addresses)}")
-    what = f"{name} has no IPv4 address here"
-    return Finding("own name", "warning", what, f"echo '127.0.1.1 {name}' | sudo tee -a /etc/hosts")
-
-
-def _check_disk(machine: Machine) -> Finding:
-    if machine.free_bytes is None:
-        return Finding("disk", "warning", "this folder cannot be written to", "give `hvd-train train` an --output-dir")
-    what = f"{_size(machine.free_bytes)} free in this folder"
-    if machine.free_bytes < GB:
-        return Finding("disk", "warning", what, "delete files, or give `hvd-train train` an --output-dir elsewhere")
-    return Finding("disk", "ok", what)
-
-
 def _size(count: int) -> str:
     power = 3 if count >= GB else 2 if count >= 2**20 else 1
     return f"{count / 1024**power:.3g} {'KMG'[power - 1]}B"
@@ -223,32 +198,28 @@ def _size(count: int) -> str:
 HOST_CHECKS: Sequence[Check] = (_check_shared_memory, _check_open_files)
 MACHINE_CHECKS: Sequence[Check] = (
     *(_check_python, _check_torch, _check_gpus, _check_horovod, _check_horovod_loads, _check_built_in, _check_mpi),
-    *(*HOST_CHECKS, _check_own_name, _check_disk),
+    *HOST_CHECKS,
 )
 
 
-def examine(say: Callable[[str], None] = lambda _: None, *, quick: bool) -> list[Finding]:
-    """Return all findings about this machine; `quick` leaves out the allreduces, `say` prints the progress."""
+def examine(*, quick: bool) -> list[Finding]:
+    """Return all findings about this machine; `quick` leaves out the allreduces."""
     # The programs of this Python environment come first: it need not be activated.
     path = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
-    with children({**os.environ, "PATH": path}) as group:
-        say("importing torch and Horovod")
-        machine = _collect(group, path)
+    with children({**os.environ, "PATH": path}) as start:
+        machine = _collect(start, path)
         if error := machine.host.get("error"):
             return [Finding("this machine", "broken", error, f"to see why, type: {shlex.join(AGENT)} < /dev/null")]
         findings = [finding for check in MACHINE_CHECKS if (finding := check(machine))]
-        for trial in () if quick else trials(machine):
-            say(f"allreduce on 2 ranks: {trial.name}")
-            findings.append(run_trial(group, trial, _LIMIT_S))
-    return findings
+        return findings + [run_trial(start, trial, _LIMIT_S) for trial in (() if quick else trials(machine))]
 
 
-def _collect(group: Children, path: str) -> Machine:
+def _collect(start: Start, path: str) -> Machine:
     """Ask this machine, torch, Horovod and mpirun at the same time."""
     mpirun = shutil.which("mpirun", path=path)
     version = (mpirun, "--version") if mpirun else ("false",)
     programs = [(sys.executable, "-c", program) for program in (TORCH, HOROVOD)]
-    started = [group.start(command, _LIMIT_S) for command in (AGENT, *programs, version)]
+    started = [start(command, _LIMIT_S) for command in (AGENT, *programs, version)]
     host, torch, horovod, mpirun_version = [child.outcome() for child in started]
     return Machine(
         host=answer(host),
@@ -257,7 +228,6 @@ def _collect(group: Children, path: str) -> Machine:
         horovodrun=shutil.which("horovodrun", path=path),
         mpirun=mpirun,
         mpirun_version=mpirun_version,
-        free_bytes=shutil.disk_usage(".").free if os.access(".", os.W_OK) else None,
         visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )
 
@@ -311,7 +281,7 @@ def check_trial(trial: Trial, outcome: Outcome) -> Finding:
     return Finding(name, "ok", f"{ranks} ranks, the sum is right, {speed}")
 
 
-def run_trial(group: Children, trial: Trial, limit_s: float) -> Finding:
+def run_trial(start: Start, trial: Trial, limit_s: float) -> Finding:
     """Run an allreduce over real ranks and check its result."""
     command = [*trial.launch, sys.executable, "-c", ALLREDUCE, *trial.arguments]
-    return check_trial(trial, group.start(command, limit_s).outcome())
+    return check_trial(trial, start(command, limit_s).outcome())

@@ -35,12 +35,10 @@ def _no_left_workers(hosts: Hosts) -> Iterator[None]:
 
 @pytest.mark.parametrize("controller", ["gloo", "mpi"])
 def test_scaling_over_three_hosts(controller: str, hosts: Hosts, tmp_path: Path) -> None:
-    """One worker runs on the first host and three on all, one on each; there is no slot for a fourth."""
+    """One worker runs on the first host, and three on all, one on each."""
     (tmp_path / "hostfile").write_text("# three\nh1\nh2:1\n\nh3 slots=1 # the last\n")
     line = f"bench scaling --hosts hostfile --controller {controller} digits --epochs 1 --device cpu --output-dir out"
     begin = hosts.inside("h1", tmp_path, *OWN, str(PROGRAMS / "hvd-train"), *line.split(), "--np")
-    output = output_of([*begin, "1,3,4"], tmp_path, code=2)
-    assert "4" in output and "hostfile" in output and not (tmp_path / "out").exists()
     output_of([*begin, "1,3"], tmp_path)
     rows = json.loads((tmp_path / "out/scaling.json").read_text())["rows"]
     found = [(row["workers"], row["global_batch_size"], row["failed"]) for row in rows]

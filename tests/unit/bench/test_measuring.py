@@ -1,7 +1,6 @@
 """`hvd-train bench`: the step, allreduce, the input, and their records."""
 
 import json
-from pathlib import Path
 
 import pytest
 from scipy import stats
@@ -71,17 +70,3 @@ def test_the_interval_is_students(count: int) -> None:
     mean, found = record.estimate(values)
     assert found == pytest.approx(stats.t.interval(0.95, count - 1, mean, stats.sem(values)), rel=3e-3, abs=3e-3)
     assert record.estimate([3.0]) == (3.0, None)
-
-
-def test_only_a_record_of_the_same_tool_is_replaced() -> None:
-    path = Path("found.json")
-    record.check_target(path, "input")
-    path.write_text('{"bench": "input"}')
-    record.check_target(path, "input")
-    for content in ("{}", "[1]", "no JSON", '{"bench": "allreduce"}', "\x00"):
-        path.write_text(content)
-        with pytest.raises(UsageError, match=r"found\.json"):
-            record.check_target(path, "input")
-    for place in ("missing/found.json", "."):
-        with pytest.raises(UsageError, match="--json"):
-            record.check_target(Path(place), "input")

@@ -36,27 +36,6 @@ def test_an_error_is_a_line_and_a_code(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert cli.run(["audit"]) == 128 + signal.SIGINT
 
 
-# `str.isdigit` accepts superscript two; `int` accepts Arabic one, but not 5,000 digits.
-@pytest.mark.parametrize(
-    ("words", "flag", "text"),
-    [
-        ("show-data", "--ranks", "²"),
-        ("sweep", "--workers-per-run", "١"),
-        ("bench input", "--seconds", "9" * 5000),
-        ("bench scaling", "--np", "1_0"),
-        ("watch run", "--interval", "nan"),
-    ],
-    ids=lambda text: ascii(text[:20]),
-)
-def test_a_wrong_number_is_one_line(words: str, flag: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for typed in ([f"{flag}={text}"], [flag, text]):
-        assert cli.run([*words.split(), *typed]) == 2
-        printed = capsys.readouterr()
-        assert printed.out == ""
-        assert printed.err.startswith(f"hvd-train: {flag} {text}")
-        assert printed.err.count("\n") == 1
-
-
 def test_evaluate_and_audit_agree_with_the_training(capsys: pytest.CaptureFixture[str]) -> None:
     """The audit of a ledger that lacks a step has exit code 1."""
     flags = ["--epochs", "1", "--device", "cpu", "--output-dir", "out", "--learning-rate", "0.01", "--ledger"]
@@ -82,11 +61,10 @@ def test_values_of_a_sweep_are_combined() -> None:
     expected = {
         "digits": {"only": "digits"},
         "digits -b=16,32 --nesterov --seed 1,2": {
-            f"b={size} seed={seed}": f"digits -b {size} --nesterov --seed {seed}"
+            f"b={size} seed={seed}": f"digits -b={size} --nesterov --seed {seed}"
             for size in (16, 32)
             for seed in (1, 2)
         },
-        "digits --gpu_ids 0,1 --lr -1,2": {f"lr={rate}": f"digits --gpu_ids 0,1 --lr {rate}" for rate in (-1, 2)},
     }
     for line, runs in expected.items():
         assert {name: " ".join(words) for name, words in sweep.combinations(line.split())} == runs
@@ -113,30 +91,20 @@ def test_a_sweep_without_a_launcher_trains_sequentially(capsys: pytest.CaptureFi
         ("report", "name at least one run folder, as in hvd-train report runs/*"),
         ("hosts nowhere", "cannot read the host file nowhere: No such file or directory"),
         ("hosts two", "unknown here: a.invalid"),
-        ("sweep digits --lr 0.1,x", "--learning-rate: could not convert string to float: 'x'"),
         ("sweep digits --model resnet18,resnet81", "unknown model 'resnet81'"),
-        ("sweep digits --workers-per-run 2", "type `mpirun -np 2 hvd-train sweep"),
-        ("bench troughput", "did you mean 'throughput'"),
         ("bench allreduce", "horovodrun -np 2"),
-        ("bench scaling", "--np 1,2,4"),
-        ("bench scaling --np 2,2", "twice"),
-        ("bench scaling --np 1 --mode fast", "weak or strong"),
-        ("bench scaling --np 1,3 --hosts two", "--np 3 needs"),
-        ("bench scaling --np 1 --output-dir two", "two is a file"),
-        ("bench scaling --np 1 --output-dir theirs", "theirs/scaling.json"),
+        ("bench scaling --np 1_0", "--np 1_0"),
+        ("bench input --json no/found.json", "--json no/found.json"),
     ],
 )
 def test_wrong_arguments_are_one_line(line: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("two").write_text("a.invalid slots=1\nb.invalid slots=1\n")
-    Path("run").mkdir()
-    Path("theirs").mkdir()
-    Path("theirs/scaling.json").write_text("{}")
     assert cli.run(line.split()) == 2
     printed = capsys.readouterr().err
     assert reason in printed
     assert printed.startswith("hvd-train: ")
     assert printed.count("\n") == 1
-    assert sorted(str(path) for path in Path().rglob("*")) == ["run", "theirs", "theirs/scaling.json", "two"]
+    assert list(Path().iterdir()) == [Path("two")]
 
 
 @pytest.mark.parametrize("line", ["train digits", "evaluate run", "sweep digits", "bench throughput"])
@@ -152,18 +120,11 @@ def test_torchrun_and_horovods_elastic_driver_are_refused(
     assert "type `horovodrun_scripts/train_elastic.sh`" in capsys.readouterr().err
 
 
-def test_launchers_are_refused_by_the_doctor_and_torchrun_by_train(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_torchrun_is_refused_by_a_program_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("sys.argv", ["mine.py"])
     with pytest.raises(UsageError, match=r"type `horovodrun -np 2 python mine\.py`"):
         train(small_config())
-    assert list(Path().iterdir()) == []
-    monkeypatch.setenv("HOROVOD_RANK", "0")
-    monkeypatch.setenv("HOROVOD_SIZE", "2")
-    assert cli.run(["doctor"]) == 2
-    assert "without a launcher" in capsys.readouterr().err
 
 
 def test_a_host_file_is_checked_and_converted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,7 +132,7 @@ def test_a_host_file_is_checked_and_converted(capsys: pytest.CaptureFixture[str]
     assert cli.run(["hosts", "hosts"]) == 0
     assert capsys.readouterr().out == "2 hosts, 3 slots: localhost (2), 127.0.0.1 (1)\n"
     Path("hosts").write_text("localhost slots=2\nno-such-host.invalid slots=1\n")
-    assert cli.run(["hosts", "hosts", "--no-resolve", "--to", "slurm"]) == 0
+    assert cli.run(["hosts", "hosts", "--to", "slurm"]) == 0
     assert capsys.readouterr().out == "localhost\nlocalhost\nno-such-host.invalid\n"
 
 
@@ -205,7 +166,7 @@ def test_watch_and_report_accept_values_of_any_type() -> None:
 def test_only_broken_findings_make_the_doctor_fail(
     verdict: Verdict, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("hvd_train.doctor.machine.examine", lambda say, quick: [Finding("x", verdict, "y", "z")])
+    monkeypatch.setattr("hvd_train.doctor.machine.examine", lambda quick: [Finding("x", verdict, "y", "z")])
     assert cli.run(["doctor", "--json"]) == code
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
     assert finding == {"name": "x", "verdict": verdict, "what": "y", "todo": "z"}
@@ -228,7 +189,7 @@ def test_control_characters_are_not_printed(
     path.write_text(f"{HOSTILE} slots=2\n")
     shown(2, "hosts", str(path))
     finding = Finding(HOSTILE, "broken", HOSTILE, HOSTILE)
-    monkeypatch.setattr("hvd_train.doctor.machine.examine", lambda say, quick: [say(HOSTILE), finding][1:])
+    monkeypatch.setattr("hvd_train.doctor.machine.examine", lambda quick: [finding])
     shown(1, "doctor")
     monkeypatch.setattr("hvd_train.run.train", Mock(side_effect=ValueError(HOSTILE)))
     shown(1, "sweep", "digits", "--output-dir", "out")
@@ -237,8 +198,6 @@ def test_control_characters_are_not_printed(
     shown(0, "evaluate", "run")
     assert len(printed[-1].splitlines()) == 2
     run = write(Path("r\x1bun"), [start(), step(1), event("note", 2, HOSTILE)])
-    config = (run / "config.yaml").read_text().replace("digits-convnet", '"\\e[2Jnet"')
-    (run / "config.yaml").write_text(config)
     shown(0, "watch", str(run), "--once")
     for text in printed:
         assert "title" in text

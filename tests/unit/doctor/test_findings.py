@@ -15,7 +15,7 @@ BUILD = {"torch": TORCH["version"], "compiler": "g++ 12.2.0", "mpi": "Open MPI 4
 BUILD |= {"built": "2026-01-02T03:04:05", "patches": [{"name": f"C{number}"} for number in range(1, 13)]}
 INSTALLED = {"version": "0.28.1", "folder": "/env", "build": BUILD}
 HOROVOD = {"gloo": True, "mpi": True, "nccl": True}
-HOST: dict[str, Any] = {"own_name": "h1", "names": {"h1": ["127.0.1.1"], "h2": ["10.0.0.2"]}, "port": 7, "slots": 2}
+HOST: dict[str, Any] = {"names": {"h1": ["127.0.1.1"], "h2": ["10.0.0.2"]}, "port": 7, "slots": 2}
 HOST |= {"python": "3.11.7", "prefix": "/env", "hvd_train": "0.1.0 (code d)", "folder": "/code", "torch": "2.15.0"}
 HOST |= {"addresses": ["127.0.0.1", "10.0.0.1"], "gpus": {"listed": []}, "shared_memory": [8 * GB, 8 * GB]}
 HOST |= {"open_files": 4096, "horovod": INSTALLED, "name": "h1"}
@@ -31,7 +31,7 @@ HYDRA = Outcome(0, "HYDRA build details:\n    Version:                          
 def machine(host: dict[str, Any] | None = None, **others: Any) -> Machine:
     """Return a healthy machine, except for these facts."""
     usual = {"torch": TORCH, "horovod": HOROVOD, "horovodrun": "/env/horovodrun", "mpirun": "/env/mpirun"}
-    usual |= {"mpirun_version": MPIRUN_4, "free_bytes": 9 * GB}
+    usual |= {"mpirun_version": MPIRUN_4}
     return Machine({**HOST, **(host or {})}, **{**usual, **others})
 
 
@@ -48,40 +48,21 @@ def agrees(finding: Finding, verdict: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("examined", "name", "verdict", "says"),
     [
-        (machine({"python": "3.14.0"}), "python", "warning", "use Python 3.10 to 3.13"),
         (machine(), "torch", "ok", "2.15.0+cu132, built for CUDA 13.2; torchvision 0.29.2"),
         (machine(torch={**TORCH, "version": "2.5.1"}), "torch", "warning", "torch>=2.6"),
         (machine(torch={"error": "killed by SIGILL"}), "torch", "broken", "import torch: killed by SIGILL"),
-        (machine(torch={"version": "2.15", "cuda": None, "error": "no nms"}), "torch", "broken", "torchvision: no nms"),
-        (machine(), "GPUs", "ok", "training runs on the CPU"),
         (machine(SMI, torch={**TORCH, "gpus": [A100] * 2}), "GPUs", "ok", "2 x NVIDIA A100 (40 GB); driver 580.10"),
-        (machine({"gpus": {"listed": [], "error": "no driver"}}), "GPUs", "warning", "type nvidia-smi"),
-        (machine(SMI, torch={**TORCH, "cuda": None}), "GPUs", "warning", "CUDA build of torch"),
         (machine(SMI, torch={**TORCH, "gpu_warning": "driver too old"}), "GPUs", "broken", "driver too old"),
         (machine(SMI, visible_gpus="7"), "GPUs", "warning", "unset CUDA_VISIBLE_DEVICES"),
         (machine(), "horovod", "ok", "0.28.1 in /env, built 2026-01-02 with g++ 12.2.0"),
         (machine({"horovod": None}, horovod={}), "horovod", "warning", "make env"),
-        (machine({"horovod": {**INSTALLED, "build": None}}), "horovod", "warning", "built elsewhere"),
         (built(patches=[{"name": "C1"}]), "horovod", "warning", "without the patches C12, C2, C3, C4, C5, C6"),
         (built(torch="2.13.0"), "horovod loads", "warning", "against torch 2.13.0, here is 2.15.0+cu132"),
         (machine(horovod={"error": "undefined symbol"}), "horovod loads", "broken", "build_horovod.py --force"),
-        (machine(horovod={"error": "No module named 'psutil'"}), "horovod loads", "broken", "pip install psutil"),
-        (machine(), "built in", "ok", "Gloo, MPI, NCCL"),
-        (machine(horovod={**HOROVOD, "gloo": False}), "built in", "warning", "no elastic jobs"),
-        (machine(torch=ONE_GPU, horovod=NO_NCCL), "built in", "warning", "Gloo, MPI: gradients of GPUs travel through"),
         (machine(), "MPI", "ok", "Open MPI 4.1.8 (/env/mpirun)"),
-        (machine(mpirun=None), "MPI", "warning", "no mpirun"),
         (machine(mpirun=None, horovod=NO_MPI), "MPI", "ok", "none"),
-        (machine(horovod=NO_MPI), "MPI", "warning", "without MPI"),
         (machine(mpirun_version=MPIRUN_5), "MPI", "warning", "Open MPI 5.0.7 (/env/mpirun), but Horovod was"),
-        (machine(mpirun_version=HYDRA), "MPI", "warning", "MPICH 4.2.0 (/env/mpirun), but"),
-        (machine(mpirun_version=Outcome(None, "")), "MPI", "broken", "no answer"),
-        (machine(), "shared memory", "ok", "8 GB in /dev/shm"),
         (machine({"shared_memory": [2**26, 2**26]}), "shared memory", "warning", "64 MB in /dev/shm, 64 MB free"),
-        (machine({"open_files": 256}), "open files", "warning", "ulimit -n"),
-        (machine({"names": {"h1": []}}), "own name", "warning", "/etc/hosts"),
-        (machine(free_bytes=2**20), "disk", "warning", "1 MB free"),
-        (machine(free_bytes=None), "disk", "warning", "--output-dir"),
     ],
 )
 def test_findings_about_a_machine(examined: Machine, name: str, verdict: str, says: str) -> None:
@@ -106,11 +87,8 @@ def connections(*answers: dict[str, Any]) -> Finding:
     ("finding", "verdict", "says"),
     [
         (cluster.check_reached("h1", "No such file or directory"), "broken", "same environment in the same place"),
-        (cluster.check_reached("h1", "Permission denied."), "broken", "`ssh h1 true` must work without a password"),
         (cluster.check_reached("h1", "Host key verification failed."), "broken", "`ssh-keygen -R h1`"),
         (cluster.check_names([HOST, HOST_2]), "ok", ""),
-        (cluster.check_names([HOST_2, names_h1(HOST)]), "broken", "h1 is unknown on h1"),
-        (cluster.check_names([HOST, names_h1(HOST_2, "10.9.9.9")]), "broken", "h1 is 10.9.9.9 on h2, no address of h1"),
         (cluster.check_names([HOST, names_h1(HOST_2, "127.0.1.1")]), "broken", "h1 is 127.0.1.1 on h2, no address of"),
         (gpus(2, 4), "ok", "h1 2, h2 4"),
         (gpus(2, 0), "broken", "h2 has 0 for 2 slots"),
@@ -124,15 +102,6 @@ def connections(*answers: dict[str, Any]) -> Finding:
 )
 def test_findings_about_a_cluster(finding: Finding, verdict: str, says: str) -> None:
     agrees(finding, verdict, says)
-
-
-def test_versions_that_differ_are_named_with_their_hosts() -> None:
-    other = {**HOST_2, "python": "3.10.2", "torch": None, "horovod": {**INSTALLED, "build": {"key": "xyz"}}}
-    found = {finding.name: finding for finding in cluster.check_same([HOST, other])}
-    agrees(found["python"], "broken", "3.11.7 on h1, but 3.10.2 on h2")
-    agrees(found["torch"], "broken", "2.15.0 on h1, but none on h2")
-    agrees(found["horovod"], "broken", "0.28.1 (build abc) on h1, but 0.28.1 (build xyz) on h2")
-    agrees(found["hvd_train"], "ok", "0.1.0 (code d) on all hosts")
 
 
 def answered(**facts: Any) -> Outcome:
@@ -153,7 +122,6 @@ SPEED = answered(size=4, sums=[10.0], times=[[2**10, 0.001], [2**26, 0.1]])
         (check_trial(TWO, answered(size=1, sums=[1.0])), "broken", "world size 1, not 2"),
         (check_trial(TWO, answered(size=2, sums=[1.5, 3.0])), "broken", "the sum of 1 to 2 is 1.5, 3.0"),
         (check_trial(TWO, Outcome(1, f"{RIGHT.output}\nRuntimeError: shutdown\n")), "broken", "type: horovodrun -np 2"),
-        (check_trial(TWO, Outcome(None, "", 60.0)), "broken", "HOROVOD_GLOO_IFACE"),
     ],
 )
 def test_an_allreduce_counts_only_with_all_ranks_and_the_right_sum(finding: Finding, verdict: str, says: str) -> None:
@@ -161,14 +129,11 @@ def test_an_allreduce_counts_only_with_all_ranks_and_the_right_sum(finding: Find
 
 
 def test_each_launcher_of_this_machine_is_tried() -> None:
-
     def names(**others: Any) -> list[str]:
         return [trial.name for trial in trials(machine(**others))]
 
     assert names() == ["horovodrun --gloo", "horovodrun --mpi", "mpirun"]
     assert names(mpirun=None) == ["horovodrun --gloo"]
-    assert names(horovodrun=None) == ["mpirun"]
-    assert names(horovod={"error": "undefined symbol"}) == []
     assert names(torch={**TORCH, "gpus": [A100] * 2}, horovod=NO_MPI) == ["horovodrun --gloo", "NCCL on 2 GPUs"]
     assert "--allow-run-as-root" in list(trials(machine()))[-1].launch
     assert list(trials(machine(mpirun_version=HYDRA)))[-1].launch == ("/env/mpirun", "-np", "2")
