@@ -89,23 +89,19 @@ class DataConfig:
     val_resize_size: int | None = None
     """Length of an image's shorter side before that crop, in pixels, for `folder`; default: 256/224 of the crop."""
     max_image_pixels: int = free(90_000_000)
-    """Pixels (width times height) of the largest image file that is decoded, for `folder`. Decoding takes up to 25
-    bytes of memory a pixel, and a file of some hundred bytes can claim billions of pixels."""
+    """Pixels of the largest image file that is decoded, for `folder`; decoding takes up to 25 bytes a pixel."""
     augment: Literal["standard", "trivial", "rand", "none"] = "standard"
-    """Random changes to training images: standard is what is usual for the data set; trivial and rand add
-    TrivialAugment (wide) or RandAugment to it."""
+    """Random changes to images: what is usual for the data set; trivial and rand add TrivialAugment or RandAugment."""
     random_erasing: float = 0.0
     """Probability that a rectangle of a training image is blanked."""
     mixup: float = 0.0
     """Blend the images of a micro-batch in pairs, with shares drawn from Beta(mixup, mixup); 0 turns it off."""
     cutmix: float = 0.0
-    """Paste a rectangle of another image of the micro-batch into each, with an area drawn from Beta(cutmix, cutmix);
-    0 turns it off. With --mixup as well, each micro-batch gets one of the two."""
+    """Paste a rectangle of another image into each, its area from Beta(cutmix, cutmix); or mixup if both are on."""
     repeated_augmentation: int = 1
     """Take each sample this many times in a row, each time changed differently; that many epochs use the data once."""
     workers: int | None = free(None)
-    """Loader processes per rank, for data read from files (0: load in the training process); default: one for each
-    core of the rank, at most 4."""
+    """Loader processes per rank, for files (0: the training process); default: one for each core, at most 4."""
     workers_per_host: int | None = free(None)
     """Loader processes of all ranks of a host together; given instead of `workers`."""
     synthetic_samples: int = 2048
@@ -129,12 +125,10 @@ class ModelConfig:
     """Which network, what it starts from, and which of its parameters are trained."""
 
     model: str = "digits-convnet"
-    """A torchvision classification model by name, timm's as timm:NAME, digits-convnet, or your own as
-    package.module:function."""
+    """A torchvision classifier by name, timm:NAME, digits-convnet, or your own as package.module:function."""
     weights: str | None = None
-    """Weights to start from: torchvision's by name (DEFAULT, IMAGENET1K_V2; images are then normalised as theirs were),
-    or a file: a state_dict, also as `model` or `state_dict` of a checkpoint, or .safetensors. A last layer for other
-    classes is not loaded."""
+    """Weights to start from: torchvision's by name (DEFAULT, IMAGENET1K_V2; their normalisation is used, too), or a
+    file: a state_dict, also in a checkpoint, or .safetensors. A last layer for other classes is not loaded."""
     freeze: str = "none"
     """Parameters that are not trained: none, backbone (all but the last layer), or names, as in layer[12].*"""
     sync_batch_norm: bool = False
@@ -142,8 +136,7 @@ class ModelConfig:
     unfreeze: tuple[str, ...] = ()
     """Train frozen parameters after this many epochs: EPOCH:NAMES, as in --unfreeze 5:layer4.* 10:*"""
     average_buffers: tuple[str, ...] = ()
-    """Buffers, by names as in --freeze, of which a step keeps the mean over its micro-batches, as of batch norm's
-    statistics. Other changed buffers keep their values after the first micro-batch."""
+    """Buffers, by names as in --freeze, of which a step keeps the mean over its micro-batches, not the first value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,8 +188,7 @@ class OptimizerConfig:
     label_smoothing: float = 0.0
     """Share of the target spread evenly over all classes, from 0 to below 1."""
     reduction: Literal["average", "adasum"] = "average"
-    """How the workers' gradients are combined: averaged, or by Adasum, which adds what they do not have in common (with
-    MPI, on 1, 2, 4, 8, ... workers)."""
+    """How the workers' gradients are combined: averaged, or by Adasum (with MPI, on 1, 2, 4, 8, ... workers)."""
     gradient_predivide_factor: float = 1.0
     """Divide gradients by this before they are added over the workers, and multiply their sum by it."""
     fusion_groups: int | None = None
@@ -204,8 +196,7 @@ class OptimizerConfig:
     clip_norm: float | None = None
     """Largest 2-norm of the whole gradient; a larger gradient is scaled down to it."""
     ema_decay: float | None = None
-    """Keep a moving average of the weights: after each step, `ema-decay` (say 0.999) of the old average plus the rest
-    of the new weights. Evaluation and the best and final weights use the average."""
+    """Evaluate and keep a moving average of weights: `ema-decay` (say 0.999) of it plus the rest of the new ones."""
 
     def __post_init__(self) -> None:
         _check(self, "at least 0", "weight_decay")

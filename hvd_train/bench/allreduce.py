@@ -36,13 +36,8 @@ def measure(config: Config, world: World, all_sizes: list[int], repetitions: int
     """Time sums of all sizes (bytes) and formats; return the record."""
     device = together(world, lambda: choose_device(config, world.place))
     rows = [_row(world, device, dtype, size, repetitions) for dtype in DTYPES for size in all_sizes]
-    return {
-        "workers": world.place.size,
-        "device": device.type,
-        "controller": world.transport(device),
-        "repetitions": repetitions,
-        "rows": rows,
-    }
+    about = {"workers": world.place.size, "device": device.type, "controller": world.transport(device)}
+    return {**about, "repetitions": repetitions, "rows": rows}
 
 
 def table(measured: Measurement) -> str:
@@ -60,15 +55,10 @@ def table(measured: Measurement) -> str:
 def row_of(dtype: str, size: int, microseconds: Sequence[float], ranks: int) -> Measurement:
     """Return the row for sums of `size` bytes, with bandwidths in GB/s."""
     mean, interval = record.estimate(microseconds)
-    algorithm = size / mean / 1e3
-    return {
-        "dtype": dtype,
-        "bytes": size,
-        "microseconds": round(mean, 2),
-        "microseconds_interval": interval,
-        "algorithm_gb_per_second": round(algorithm, 6),
-        "bus_gb_per_second": round(algorithm * 2 * (ranks - 1) / ranks, 6),
-    }
+    algorithm = round(size / mean / 1e3, 6)
+    times = {"microseconds": round(mean, 2), "microseconds_interval": interval}
+    bus = round(algorithm * 2 * (ranks - 1) / ranks, 6)
+    return {"dtype": dtype, "bytes": size, **times, "algorithm_gb_per_second": algorithm, "bus_gb_per_second": bus}
 
 
 def _row(world: World, device: torch.device, dtype: str, size: int, repetitions: int) -> Measurement:

@@ -32,22 +32,15 @@ def measure(config: Config, world: World, *, seconds: float, repetitions: int) -
     alone = together(world, lambda: build(config.replace(workers=0, workers_per_host=None), place, None, None))
     stages = _stages(alone, config, seconds)
     workers = 0 if isinstance(parts.data.train, Arrays) else loader_processes(config.data, place)
-    return {
-        **speed,
-        "images_per_second_per_process": round(speed["images_per_second_per_worker"] / max(1, workers), 3),
-        "loader_processes_per_worker": workers,
-        "cores_per_worker": num_cores(place),
-        "workers": place.size,
-        "device": parts.device.type,
-        "limited_by": limiting(stages, workers, num_cores(place)),
-        "stages": [
-            {"stage": stage, "microseconds_per_image": 1e6 * spent, "images_per_second_per_core": 1 / spent}
-            for stage, spent in stages.items()
-        ],
-        "repetitions": repetitions,
-        "seconds": seconds,
-        "config": config.as_dict(),
-    }
+    speed["images_per_second_per_process"] = round(speed["images_per_second_per_worker"] / max(1, workers), 3)
+    about = {"cores_per_worker": num_cores(place), "workers": place.size, "device": parts.device.type}
+    about |= {"repetitions": repetitions, "seconds": seconds, "config": config.as_dict()}
+    rows = [
+        {"stage": stage, "microseconds_per_image": 1e6 * spent, "images_per_second_per_core": 1 / spent}
+        for stage, spent in stages.items()
+    ]
+    found = {"limited_by": limiting(stages, workers, num_cores(place)), "stages": rows}
+    return {**speed, "loader_processes_per_worker": workers, **found, **about}
 
 
 def limiting(stages: dict[str, float], workers: int, num_cores: int) -> str:

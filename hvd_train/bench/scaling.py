@@ -128,13 +128,12 @@ def row_of(size: Size) -> Measurement:
     speeds = [summary["images_per_second"], *(line["images_per_second"] for line in reversed(epochs))]
     speed = next(filter(None, speeds), None)
     losses = [line["val_loss"] for line in epochs if line["val_loss"] is not None]
+    about = {"workers": size.workers, "global_batch_size": layout.global_batch, "images_per_second": speed}
     return {
-        "workers": size.workers,
+        **about,
         "learning_rate": order.peak_learning_rate(size.config.optimizer, layout.global_batch),
-        "global_batch_size": layout.global_batch,
         "steps_per_epoch": len(layout.batches(range(samples))),
         "epoch_seconds": samples / speed if speed else None,
-        "images_per_second": speed,
         "efficiency": None,
         "val_loss": min(losses, default=None),
         "test_loss": summary["test_loss"],

@@ -69,21 +69,18 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Me
         results, seconds = repeat(world, stepper.device, lambda: stepper.split_of(steps), repetitions)
     skipped = stepper.state.progress.skipped - skipped_before
     speeds = [images / longest for (images, _), longest in zip(results, seconds, strict=True)]
+    device, layout = stepper.device, stepper.state.layout
+    about = {"workers": world.place.size, "device": device.type, "controller": world.transport(device)}
+    about |= {"global_batch_size": layout.global_batch, "batch_size": layout.micro_batch}
+    about |= {"channels_last": uses_channels_last(config, device), "steps": steps, "repetitions": repetitions}
     return {
         **record.speed(speeds, world.place.size),
         "images_per_second_of_repetitions": [round(images_per_second, 3) for images_per_second in speeds],
         "seconds_per_step": round(sum(seconds) / (steps * repetitions), 6),
         "split": {phase: round(sum(split[phase] for _, split in results) / repetitions, 6) for phase in PHASES},
-        "workers": world.place.size,
-        "device": stepper.device.type,
-        "controller": world.transport(stepper.device),
-        "global_batch_size": stepper.state.layout.global_batch,
-        "batch_size": stepper.state.layout.micro_batch,
-        "compression": "fp16" if uses_fp16_wire(config, stepper.device) else "none",
-        "channels_last": uses_channels_last(config, stepper.device),
+        **about,
+        "compression": "fp16" if uses_fp16_wire(config, device) else "none",
         "parameters": sum(parameter.numel() for parameter in stepper.state.model.parameters()),
-        "steps": steps,
-        "repetitions": repetitions,
         "skipped_steps": skipped,
         "config": config.as_dict(),
     }

@@ -1,4 +1,1 @@
-"""The commands of `hvd-train`: a function for each, which takes the arguments and returns the exit code.
-
-Nothing here imports torch before it has parsed its arguments. Start with `train`.
-"""
+"""The commands of `hvd-train`: a function for each, which takes the arguments and returns the exit code."""

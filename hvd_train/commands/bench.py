@@ -106,11 +106,7 @@ def _input(arguments: list[str], path: Path | None) -> int:
 
 
 def _measure(
-    tool: str,
-    path: Path | None,
-    config: Config,
-    measure: Callable[[World], Measurement],
-    table: Callable[[Measurement], str],
+    tool: str, path: Path | None, config: Config, measure: Callable[[World], Measurement], table: Callable[..., str]
 ) -> int:
     """Measure on all ranks, print the table on rank 0 and write the record to `path`."""
     import torch
@@ -144,9 +140,9 @@ def _scaling(arguments: list[str], path: Path | None) -> int:
     config = parse_train(rest, "bench scaling")
     from hvd_train.bench import record, scaling
 
-    if numbers is None:
-        raise UsageError("bench scaling needs numbers of workers: --np 1,2,4")
-    counts = _counts(numbers)
+    counts = sorted({whole_number(part) or 0 for part in (numbers or "").split(",")})
+    if counts[0] < 1:
+        raise UsageError(f"--np {numbers or ''}: write numbers of workers from 1 on, as in --np 1,2,4")
     mode, controller = mode or "weak", controller or "gloo"
     if mode not in ("weak", "strong") or controller not in ("gloo", "mpi"):
         raise UsageError(f"--mode {mode} --controller {controller}: they must be weak or strong, and gloo or mpi")
@@ -161,10 +157,3 @@ def _scaling(arguments: list[str], path: Path | None) -> int:
     if path is not None:
         record.write(path, measurement)
     return 1 if any(row["failed"] for row in measurement["rows"]) else 0
-
-
-def _counts(text: str) -> list[int]:
-    counts = [whole_number(part) or 0 for part in text.split(",")]
-    if not all(0 < count < 100_000 for count in counts):
-        raise UsageError(f"--np {text}: write numbers of workers from 1 on, as in --np 1,2,4")
-    return sorted(set(counts))

@@ -145,8 +145,13 @@ def report(arguments: list[str]) -> int:
     _check_output(options.output)
     runs, scalings = open_all(options.runs)
     predictions: dict[Path, Predictions | str] = {run.path: "left out: --no-predictions" for run in runs}
-    if options.predictions:
-        predictions = {path: _predicted(path, options.device, trust=options.trust) for path in predictions}
+    for path in predictions if options.predictions else ():
+        from hvd_train.report.images import predict  # imports torch
+
+        try:
+            predictions[path] = predict(path, options.device, trust=options.trust)
+        except UsageError as error:
+            predictions[path] = f"no predictions: {error}"
     text = compose(runs, scalings, predictions, datetime.now())
     try:
         durable.write_text(options.output, text)
@@ -170,12 +175,3 @@ def _check_output(path: Path) -> None:
         pass
     except OSError as error:
         raise UsageError(f"--output {path}: {error.strerror}") from None
-
-
-def _predicted(run: Path, device: str, *, trust: bool) -> Predictions | str:
-    from hvd_train.report.images import predict  # imports torch
-
-    try:
-        return predict(run, device, trust=trust)
-    except UsageError as error:
-        return f"no predictions: {error}"

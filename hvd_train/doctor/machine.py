@@ -59,8 +59,7 @@ Check = Callable[[Machine], Finding | None]  # returns None if it does not apply
 
 
 def _check_python(machine: Machine) -> Finding:
-    what = "{python} in {prefix}, hvd_train {hvd_train} in {folder}".format(**machine.host)
-    return Finding("python", "ok", what)
+    return Finding("python", "ok", "{python} in {prefix}, hvd_train {hvd_train} in {folder}".format(**machine.host))
 
 
 def _check_torch(machine: Machine) -> Finding:
@@ -196,40 +195,26 @@ def _size(count: int) -> str:
 
 
 HOST_CHECKS: Sequence[Check] = (_check_shared_memory, _check_open_files)
-MACHINE_CHECKS: Sequence[Check] = (
-    *(_check_python, _check_torch, _check_gpus, _check_horovod, _check_horovod_loads, _check_built_in, _check_mpi),
-    *HOST_CHECKS,
-)
+_BUILD_CHECKS: Sequence[Check] = (_check_horovod, _check_horovod_loads, _check_built_in, _check_mpi)
+MACHINE_CHECKS: Sequence[Check] = (_check_python, _check_torch, _check_gpus, *_BUILD_CHECKS, *HOST_CHECKS)
 
 
 def examine(*, quick: bool) -> list[Finding]:
     """Return all findings about this machine; `quick` leaves out the allreduces."""
     # The programs of this Python environment come first: it need not be activated.
     path = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
+    mpirun = shutil.which("mpirun", path=path)
+    programs = [(sys.executable, "-c", program) for program in (TORCH, HOROVOD)]
+    commands = [AGENT, *programs, (mpirun, "--version") if mpirun else ("false",)]
     with children({**os.environ, "PATH": path}) as start:
-        machine = _collect(start, path)
+        *asked, version = [child.outcome() for child in [start(command, _LIMIT_S) for command in commands]]
+        host, torch, horovod = map(answer, asked)
+        horovodrun, visible = shutil.which("horovodrun", path=path), os.environ.get("CUDA_VISIBLE_DEVICES")
+        machine = Machine(host, torch, horovod, horovodrun, mpirun, version, visible)
         if error := machine.host.get("error"):
             return [Finding("this machine", "broken", error, f"to see why, type: {shlex.join(AGENT)} < /dev/null")]
         findings = [finding for check in MACHINE_CHECKS if (finding := check(machine))]
         return findings + [run_trial(start, trial, _LIMIT_S) for trial in (() if quick else trials(machine))]
-
-
-def _collect(start: Start, path: str) -> Machine:
-    """Ask this machine, torch, Horovod and mpirun at the same time."""
-    mpirun = shutil.which("mpirun", path=path)
-    version = (mpirun, "--version") if mpirun else ("false",)
-    programs = [(sys.executable, "-c", program) for program in (TORCH, HOROVOD)]
-    started = [start(command, _LIMIT_S) for command in (AGENT, *programs, version)]
-    host, torch, horovod, mpirun_version = [child.outcome() for child in started]
-    return Machine(
-        host=answer(host),
-        torch=answer(torch),
-        horovod=answer(horovod),
-        horovodrun=shutil.which("horovodrun", path=path),
-        mpirun=mpirun,
-        mpirun_version=mpirun_version,
-        visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES"),
-    )
 
 
 @dataclass(frozen=True)
