@@ -1,8 +1,7 @@
 """The configuration of a run: seven groups of settings, which check themselves, and checks across groups.
 
-A field's type and default hold for its flag, and the text below it is the flag's help. Field names are unique across
-the groups, so flags (`--epochs`) and `config.replace(epochs=5)` need no prefix. Every field that is not made with
-`free` decides the result, so it must not change when a run is resumed.
+The text below a field is its flag's help. Field names are unique across the groups, so flags need no prefix. Every
+field that is not made with `free` decides the result, so it must not change when a run is resumed.
 """
 
 from __future__ import annotations

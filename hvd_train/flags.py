@@ -43,8 +43,7 @@ def parse_flags(cls: type[T], arguments: Sequence[str], program: str, default: T
 def take(arguments: list[str], flag: str, needs: str) -> tuple[str | None, list[str]]:
     """Take a flag and its value, `--flag value` or `--flag=value`, out of the arguments of a command.
 
-    Returns the value, or None without the flag, and the other arguments. Raises UsageError if the value is missing;
-    `needs` is what the flag wants, as in "the path of a file".
+    Returns the value or None, and the other arguments. Raises UsageError without a value; `needs` says what is needed.
     """
     for index, argument in enumerate(arguments):
         if argument.startswith(f"{flag}="):

@@ -117,7 +117,6 @@ def summary(steps: Sequence[Span], phases: Sequence[Span], costs: Sequence[tuple
 
 FOLDER = "profile"
 _MOST_RANKS = 32  # rank 0 holds all traces in memory
-_BARRIERS = 9
 
 
 class Profile:
@@ -297,7 +296,7 @@ def _clock(world: World) -> tuple[int, int]:
     Ranks of one host share a clock; others compare the times at which barriers end. Raises RankLost.
     """
     times = []
-    for _ in range(_BARRIERS):
+    for _ in range(9):
         barrier(world)
         times.append(time.time_ns())
     samples = world.gather((socket.gethostname(), times))

@@ -36,8 +36,7 @@ def cifar10_resnet18_transfer() -> Config:
 def cifar10_resnet50() -> Config:
     """ResNet-50 from random weights on CIFAR-10.
 
-    `horovodrun -np 4 hvd-train train cifar10-resnet50 --download`: 4 GPUs; not trained to its end here. The first layer
-    of torchvision's network is made for 224 pixels: expect less than networks made for CIFAR reach.
+    `horovodrun -np 4 hvd-train train cifar10-resnet50 --download`: 4 GPUs; not trained to its end here.
     """
     return Config().replace(
         recipe="cifar10-resnet50",

@@ -33,10 +33,7 @@ _COLUMNS = (
 
 
 def sweep(arguments: list[str]) -> int:
-    """Train every combination of values; return 0 if each finished, else 1. Raises UsageError before any starts.
-
-    A training that fails does not end the others.
-    """
+    """Train every combination of values; return 0 if each finished, else 1. Raises UsageError before any starts."""
     workers, arguments = take_number(arguments, "--workers-per-run", 1)
     output, arguments = take(arguments, "--output-dir", "a folder")
     folder = Path(output or f"runs/sweep-{zlib.crc32(' '.join(arguments).encode()):08x}")  # one command, one folder

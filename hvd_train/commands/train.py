@@ -72,8 +72,7 @@ def show_data(arguments: list[str]) -> int:
 def parse_train(arguments: list[str], command: str = "train", *, trust: bool = True) -> Config:
     """Return the config of `hvd-train train ...`: a recipe or --config FILE, changed by the flags.
 
-    Errors and help name `command`. Without `trust`, as in commands that do not train, the file must not name code that
-    no flag names. Raises UsageError for an unknown recipe, flag or value.
+    Without `trust` the file must name no code that no flag names. Raises UsageError, which names `command`.
     """
     arguments = [_renamed(argument) for argument in arguments]
     file, arguments = take(arguments, "--config", "the path of a config.yaml")

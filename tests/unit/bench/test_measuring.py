@@ -7,7 +7,6 @@ from scipy import stats
 
 from hvd_train import recipes
 from hvd_train.bench import allreduce, pipeline, record, throughput
-from hvd_train.errors import UsageError
 from hvd_train.progress.clock import PHASES
 from hvd_train.world.world import LocalWorld
 from tests.support.runs import small_config
@@ -35,14 +34,6 @@ def test_bandwidths_are_computed_as_in_nccl_tests() -> None:
     row = allreduce.row_of("fp32", 2**22, [1000.0], ranks=4)
     assert row["algorithm_gb_per_second"] == pytest.approx(4.194304)
     assert row["bus_gb_per_second"] == pytest.approx(4.194304 * 1.5)
-
-
-def test_sizes_grow_by_a_factor_of_four() -> None:
-    """A size must be a number of bytes of whole fp32 numbers."""
-    assert allreduce.sizes("1KB", "65kb") == [1024, 4096, 16384, 65536]
-    for text in ("", "0", "3", "1.5MB", "²KB"):
-        with pytest.raises(UsageError, match="--max-size"):
-            allreduce.sizes("4", text)
 
 
 @pytest.mark.parametrize(

@@ -86,9 +86,3 @@ def test_a_signal_reaches_the_training() -> None:
         train(program)
     assert Path("np-2.log").read_text() == "ended\n"
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_efficiency_is_relative_to_the_smallest_size_that_ran() -> None:
-    rows = [{"workers": n, "images_per_second": speed} for n, speed in ((1, None), (2, 100.0), (4, 150.0), (8, None))]
-    scaling.add_efficiency(rows)
-    assert [row.get("efficiency") for row in rows] == [None, 1.0, 0.75, None]

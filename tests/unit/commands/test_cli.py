@@ -88,7 +88,6 @@ def test_a_sweep_without_a_launcher_trains_sequentially(capsys: pytest.CaptureFi
     ("line", "reason"),
     [
         ("evaluate gone", "gone: no such run folder or checkpoint"),
-        ("report", "name at least one run folder, as in hvd-train report runs/*"),
         ("hosts nowhere", "cannot read the host file nowhere: No such file or directory"),
         ("hosts two", "unknown here: a.invalid"),
         ("sweep digits --model resnet18,resnet81", "unknown model 'resnet81'"),

@@ -62,7 +62,6 @@ def test_a_config_file_is_a_whole_run(capsys: pytest.CaptureFixture[str]) -> Non
         ("--model vit_b_16", "model vit_b_16 cannot take images of 3 x 8 x 8"),
         ("--global-batch-size 5000", "a global batch of 5000 samples is larger than the training set of 1437"),
         ("--device cuda", "type --device cpu"),
-        ("--resume nothing.ckpt", "--resume nothing.ckpt: no such file"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

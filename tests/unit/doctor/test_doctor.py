@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from hvd_train.doctor import children, cluster
-from hvd_train.doctor.children import ANSWER, Outcome, answer
+from hvd_train.doctor.children import Outcome, answer
 from hvd_train.launch.hosts import Host
 from tests.support.launching import wait_for
 
@@ -66,22 +66,6 @@ def test_no_process_outlives_the_doctor(ends: bool, tmp_path: Path, monkeypatch:
     # It is killed by now, but the kernel may not have removed it.
     wait_for("the end", lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
     assert not folder.exists()
-
-
-@pytest.mark.parametrize(
-    ("outcome", "facts"),
-    [
-        (Outcome(0, f'noise\n[1,0]<stdout>:{ANSWER}{{"size": 2}}\n'), {"size": 2}),
-        (Outcome(-11, f'{ANSWER}{{"a": 1}}\n'), {"a": 1, "error": "killed by SIGSEGV"}),
-        (
-            Outcome(1, "Traceback (most recent call last):\n  File x\n[1,1]<stderr>:os.Error: x\n"),
-            {"error": "os.Error: x"},
-        ),
-        (Outcome(1, "-----\nHello\nmpirun was unable to find\n"), {"error": "mpirun was unable to find"}),
-    ],
-)
-def test_the_answer_of_a_child_is_parsed(outcome: Outcome, facts: dict[str, object]) -> None:
-    assert answer(outcome) == facts
 
 
 def test_a_cluster_of_one_host_is_examined() -> None:

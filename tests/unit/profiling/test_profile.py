@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from hvd_train.errors import RankLost, UsageError
-from hvd_train.profiling import Span, summary
 from hvd_train.run_files import durable
 from hvd_train.world.world import LocalWorld, PendingSum, World
 from tests.support import traces
@@ -96,16 +95,3 @@ def test_a_timeline_of_the_users_own_is_not_touched(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("HOROVOD_TIMELINE", "mine.json")
     with pytest.raises(UsageError, match="unset HOROVOD_TIMELINE"):
         weights(profile="2")
-
-
-def test_the_summary_has_phases_and_costs() -> None:
-    milli = 1_000_000
-    steps = [Span("step 7", 0, 100 * milli), Span("step 8", 100 * milli, 200 * milli)]
-    phases = [Span("forward", 0, 80 * milli), Span("reduction", 80 * milli, 120 * milli)]
-    assert [" ".join(line.split()) for line in summary(steps, phases, [("mm", 50_000.0, 4)])] == [
-        "phase ms a step share",
-        "forward 40.00 40.0%",
-        "reduction 20.00 20.0%",
-        "the 10 largest costs total ms share calls",
-        "mm 50.00 25.0% 4",
-    ]

@@ -112,13 +112,3 @@ def test_a_file_that_is_no_config_is_refused_by_name(text: str, message: str) ->
     assert "\n" not in str(caught.value)
     with pytest.raises(UsageError, match=r"cannot read none.yaml: No such file"):
         config_file.load(Path("none.yaml"))
-
-
-def test_numbers_in_yaml_are_converted() -> None:
-    """YAML reads 5 as an int and 1e-3 as text."""
-    text = "optimizer: {learning_rate: 1e-3}\nschedule: {warmup_epochs: 5, decay_epochs: [1, 2]}\n"
-    Path("run.yaml").write_text(text)
-    made = config_file.load(Path("run.yaml"))
-    assert made.optimizer.learning_rate == 0.001
-    assert isinstance(made.schedule.warmup_epochs, float)
-    assert made.schedule.decay_epochs == (1.0, 2.0)

@@ -60,12 +60,6 @@ def test_a_name_that_the_console_cannot_show_is_escaped(prepare: str) -> None:
     assert done.stdout == "gr\\xfcn \\u732b \\udcff\n\\u732b\n"
 
 
-def test_a_program_outlives_a_full_disk() -> None:
-    with Path("/dev/full").open("wb") as full:
-        done = subprocess.run([sys.executable, "-c", PRINTS], stdout=full, stderr=full, timeout=250, check=False)
-    assert done.returncode == 0
-
-
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
 def test_the_number_of_a_closed_stream_is_not_reused_for_a_file(closed: str) -> None:
     """Otherwise the next file, such as a checkpoint, would get the output of native code."""

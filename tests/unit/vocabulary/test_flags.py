@@ -12,13 +12,6 @@ from hvd_train.errors import TYPES, HvdTrainError, UsageError
 from hvd_train.flags import parse_flags, take, take_number
 
 
-def test_help_says_what_a_setting_means(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        parse_flags(Config, ["--help"], "train")
-    assert ended.value.code == 0
-    assert "Passes over the training set." in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -69,14 +62,6 @@ def test_own_code_is_found_in_the_current_folder() -> None:
             plugin.load("model", reference)
         assert "\n" not in str(caught.value)
     sys.modules.pop("my_networks")
-
-
-def test_code_that_a_file_names_is_not_trusted() -> None:
-    """Names of torchvision and timm are no code."""
-    plugin.check_trusted("run", {"model": "resnet18", "data": "folder"})
-    plugin.check_trusted("run", {"model": "timm:vit_tiny_patch16_224"})
-    with pytest.raises(plugin.Untrusted, match=r"run names code \(data: mine:data\).*add --trust"):
-        plugin.check_trusted("run", {"model": "resnet18", "data": "mine:data"})
 
 
 def test_the_digest_of_the_code_changes_with_any_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
