@@ -1,8 +1,8 @@
 """Write checkpoints atomically in the background: two lines of text and a payload of torch.save."""
 
 import hashlib
-import io
 import json
+import mmap
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ from hvd_train.state import Snapshot, TrainState, result_in, to_host
 
 BEST, FINAL = "model-best.pt", "model-final.pt"
 MAGIC = b"hvd_train checkpoint\n"
-_HEADER_SIZE = 512
+_PAYLOAD_AT = 1 << 16  # bytes; a multiple of every page size, for mmap
 _NAME = re.compile(r"step-(\d{10})\.ckpt")
 Report = Callable[[str], None]  # prints a line for the user
 
@@ -166,7 +166,7 @@ def newest_good(folder: Path, report: Report) -> Snapshot | None:
 def write_into(file: BinaryIO, snapshot: Snapshot) -> None:
     """Write a checkpoint into an open file, without a copy in between. Raises OSError."""
     file.write(MAGIC)
-    file.write(b" " * _HEADER_SIZE)  # the header is known when the rest is written
+    file.write(b" " * (_PAYLOAD_AT - len(MAGIC)))  # the header is known when the rest is written
     payload, before = _Digested(file), torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)  # our digest covers all that is written
     try:
@@ -174,8 +174,7 @@ def write_into(file: BinaryIO, snapshot: Snapshot) -> None:
     finally:
         torch.serialization.set_crc32_options(before)
     header = {"digest": payload.digest.hexdigest(), **snapshot["progress"]}
-    line = json.dumps(header).encode().ljust(_HEADER_SIZE - 1) + b"\n"
-    assert len(line) == _HEADER_SIZE
+    line = json.dumps(header).encode().ljust(_PAYLOAD_AT - len(MAGIC) - 1) + b"\n"
     file.seek(len(MAGIC))
     file.write(line)
 
@@ -209,11 +208,13 @@ def read(path: Path) -> Snapshot:
         with plain_file.opened(path) as file:
             if file.readline(64) != MAGIC:
                 raise BadCheckpoint(f"{path} is not a checkpoint of hvd_train")
-            header, payload = file.readline(4096), file.read()
-        if hashlib.blake2b(payload, digest_size=32).hexdigest() != json.loads(header)["digest"]:
-            raise BadCheckpoint(f"{path} is damaged: its contents do not match their checksum")
-        snapshot: Snapshot = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
-        return snapshot
+            header = json.loads(file.readline(_PAYLOAD_AT))
+            # The file is mapped, so that loading needs no second copy in memory.
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, offset=_PAYLOAD_AT) as payload:
+                if hashlib.blake2b(payload, digest_size=32).hexdigest() != header["digest"]:
+                    raise BadCheckpoint(f"{path} is damaged: its contents do not match their checksum")
+                snapshot: Snapshot = torch.load(payload, map_location="cpu", weights_only=True)  # type: ignore[arg-type]
+                return snapshot
     except OSError as error:
         raise BadCheckpoint(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -1,7 +1,8 @@
 """Export a trained model: its weights, and a program that needs no hvd_train."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ def export(target: Path, output: Path, *, onnx: bool, trust: bool = False) -> li
     """Write a run's best weights (or a checkpoint's), the torch.export program and, if asked for, ONNX.
 
     The program maps images float32 [batch, channels, height, width], normalised as model.json says, to logits
-    [batch, classes]. Returns the paths of the files. Raises UsageError if `target` is no run or the program gives
-    other logits, and torch's errors if it cannot export the model; `trust` is as in `run.evaluate`.
+    [batch, classes]. Returns the paths of the files. Raises UsageError if `target` is no run, the model cannot be
+    exported, or the program gives other logits; `trust` is as in `run.evaluate`.
     """
     config, parts = trained_parts(target, Place(), device="cpu", trust=trust)
     model = parts.model.eval()
@@ -48,7 +49,8 @@ def export(target: Path, output: Path, *, onnx: bool, trust: bool = False) -> li
 
 
 def _program(model: nn.Module, images: Tensor, expected: Tensor, path: Path) -> Path:
-    program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
+    with _exporting("torch.export"):
+        program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
     with durable.writing(path) as file:
         torch.export.save(program, file)
     loaded = torch.export.load(path).module()
@@ -64,11 +66,21 @@ def _onnx(model: nn.Module, images: Tensor, expected: Tensor, path: Path) -> Pat
         raise UsageError(f"--onnx needs {error.name}: pip install onnx onnxscript onnxruntime") from None
     path.unlink(missing_ok=True)  # a link would be followed
     options: dict[str, Any] = {"dynamo": True, "external_data": False, "verbose": False}
-    torch.onnx.export(model, (images,), path, dynamic_shapes=({0: torch.export.Dim("batch", min=1)},), **options)
+    with _exporting("torch.onnx"):
+        torch.onnx.export(model, (images,), path, dynamic_shapes=({0: torch.export.Dim("batch", min=1)},), **options)
     session: Any = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     (name,) = (found.name for found in session.get_inputs())
     _check(path, expected, lambda: torch.from_numpy(session.run(None, {name: images.numpy()})[0]))
     return path
+
+
+@contextmanager
+def _exporting(exporter: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # torch may raise anything for a model that it cannot trace
+        first, *_ = str(error).strip().splitlines() or [type(error).__name__]
+        raise UsageError(f"{exporter} cannot take this model: {first}") from error
 
 
 def _check(path: Path, expected: Tensor, run: Callable[[], Tensor]) -> None:

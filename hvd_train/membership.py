@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from datetime import datetime
@@ -9,12 +10,14 @@ from pathlib import Path
 from typing import IO
 
 import torch
+from torch import Tensor
 
 from hvd_train import checkpoint
 from hvd_train.checkpoint import BadCheckpoint
 from hvd_train.config import Config
+from hvd_train.console import say
 from hvd_train.elastic.members import Member, RankReport, change_between
-from hvd_train.errors import FaultRepeats, RankLost, ReplicasDiffer, UsageError, first_few
+from hvd_train.errors import FaultRepeats, RankLost, ReplicasDiffer, UsageError, counted, first_few
 from hvd_train.job import Arrival
 from hvd_train.launch import launcher
 from hvd_train.network.buffers import tensors_in
@@ -25,6 +28,7 @@ from hvd_train.state import TrainState, digest_of_snapshot, map_tensors
 from hvd_train.world.wire import has_no_gaps
 from hvd_train.world.world import Place, World
 
+_QUIET_S = 3.0  # a shorter transfer is not worth a line
 _PATIENCE_S = 100.0  # a file server keeps the locks of a dead host for a while: NFS 4 for 90 s
 _POLL_S = 0.2
 _RESUME = "the same command resumes from there"
@@ -110,19 +114,29 @@ def synchronize(state: TrainState, world: World, root: int) -> None:
     something else than the root sent; UsageError: if the state belongs to another model or optimizer.
     """
     is_root = world.place.rank == root
-    dense = lambda tensor: tensor.detach() if has_no_gaps(tensor) else tensor.detach().contiguous()  # noqa: E731
-    snapshot = map_tensors(state.live(), dense) if is_root else {}
+    snapshot = map_tensors(state.live(), _without_gaps) if is_root else {}
     outline = map_tensors(snapshot, lambda tensor: torch.empty_like(tensor, device="meta"))
     outline = world.broadcast(outline, root)
     if not is_root:
         snapshot = map_tensors(outline, lambda tensor: torch.empty_like(tensor, device="cpu"))
     tensors = [tensor for _, tensor in tensors_in(snapshot)]
-    world.broadcast_tensors(tensors, root)
+    size, ranks = sum(tensor.nbytes for tensor in tensors), counted(world.place.size - 1, "rank")
+    notice = threading.Timer(_QUIET_S, say, [f"sending the state, {size / 1e6:,.0f} MB, to {ranks}"])
+    if is_root:
+        notice.start()
+    try:
+        world.broadcast_tensors(tensors, root)
+    finally:
+        notice.cancel()
     digests = world.gather(digest_of_snapshot(snapshot))
     if damaged := [rank for rank, digest in enumerate(digests) if digest != digests[root]]:
         raise ReplicasDiffer(f"the state of rank {root} arrived damaged on ranks {first_few(damaged)}")
     if not is_root:
         state.load(snapshot)
+
+
+def _without_gaps(tensor: Tensor) -> Tensor:
+    return tensor.detach() if has_no_gaps(tensor) else tensor.detach().contiguous()
 
 
 def commit_for_all(output: Output, config: Config, state: TrainState, run_dir: Path) -> str:

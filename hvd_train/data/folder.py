@@ -126,7 +126,8 @@ def open_folder(root: Path, config: DataConfig) -> DataSet:
 
 
 def _middle(resize: int, crop: int) -> list[v2.Transform]:
-    return [v2.Resize(resize, antialias=True), v2.CenterCrop(crop)]
+    # The longest side is limited, since a file may claim one row of a million pixels.
+    return [v2.Resize(resize, max_size=64 * resize, antialias=True), v2.CenterCrop(crop)]
 
 
 def _size(path: bytes) -> int:

@@ -25,6 +25,8 @@ def choose_device(config: Config, place: Place) -> torch.device:
         _keep_freed_memory()
         return torch.device("cpu")
     ids = config.run.gpu_ids or tuple(range(count))
+    if missing := [number for number in ids if not 0 <= number < count]:
+        raise UsageError(f"--gpu-ids: there is no GPU {missing[0]} on this host; they are 0 to {count - 1}")
     shared = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"  # NCCL 2.30 lets ranks share a GPU if this is set
     if place.local_size > len(ids) and not shared:
         raise UsageError(f"{place.local_size} ranks on this host but {len(ids)} GPUs: start one rank per GPU")

@@ -89,8 +89,11 @@ def parameter_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str
 
 def _of_timm(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[str, Any]) -> Optimizer:
     """Return LARS (arXiv 1708.03888) or LAMB (arXiv 1904.00962)."""
-    from timm.optim.lamb import Lamb
-    from timm.optim.lars import Lars
+    try:
+        from timm.optim.lamb import Lamb
+        from timm.optim.lars import Lars
+    except ImportError:
+        raise UsageError(f"--optimizer {config.optimizer}: timm is not installed: pip install timm") from None
 
     if config.optimizer == "lamb":
         return Lamb(groups, **common)

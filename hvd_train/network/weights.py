@@ -153,8 +153,11 @@ def _is_state(content: Any) -> bool:
 
 
 def _safetensors_in(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+    except ImportError:
+        raise UsageError(f"--weights {path}: safetensors is not installed: pip install safetensors") from None
 
     try:
         return load(plain_file.read_bytes(path, most_bytes=2**40))

@@ -21,6 +21,7 @@ from hvd_train.run_files.run_folder import FROM_FILE, METRICS, RunFolder
 LEDGER = "ledger.jsonl"
 _LINES_PER_EPOCH = 100  # without a change of world
 _AT_ONCE = 1 << 20  # samples that an audit looks up at once
+_MOST_SAMPLES = 10**10  # of a round: their audit takes minutes, and a file can claim any number
 _of_all = lru_cache(of_all)
 
 
@@ -62,9 +63,11 @@ def parse(line: str | bytes, source: str) -> Entry:
         (first, last), (start, stop) = map(int, values["steps"]), map(int, values["positions"])
         epoch, world_size, samples = int(values["epoch"]), int(values["world_size"]), int(values["fingerprint"], 16)
         entry = Entry(epoch, (first, last), world_size, (start, stop), samples)
+        if max(epoch, first, last, world_size, start, stop) >= 2**63:
+            raise ValueError("too large")
         if "data_changed" not in values:
             return entry
-        before, after = map(int, values["data_changed"])
+        before, after = (max(int(number), 1) for number in values["data_changed"])
         return replace(entry, data_changed=(before, after))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise UsageError(f"{source} is not a step of a ledger") from None
@@ -120,6 +123,8 @@ def audit(folder: Path) -> Audit:
         num_samples, repetitions, seed = facts
         if changes := [entry.data_changed for entry in read(path) if entry.data_changed]:
             num_samples = changes[0][0]
+        if (total := max([num_samples, *(after for _, after in changes)]) * repetitions) > _MOST_SAMPLES:
+            raise UsageError(f"{metrics} has {total:,} samples, an audit counts at most {_MOST_SAMPLES:,}")
         step = _last_event(metrics, FROM_FILE, "step").get("step")
         return audit_entries(read(path), num_samples, repetitions, seed, step if isinstance(step, int) else None)
     except OSError as error:
@@ -240,12 +245,15 @@ class _Judge:
 
     def _wrong(self) -> Iterator[Entry]:
         """Yield the entries that do not have the samples at their positions."""
+        room = self._num_samples * self._repetitions  # more are a fault already, and could take days to check
         for entry in self._entries:
             order = order_of(self._seed, entry.epoch, self._num_samples, self._repetitions)
             positions = range(max(0, entry.positions[0]), min(entry.positions[1], self._num_samples))
             parts = (order[begin : min(begin + _AT_ONCE, positions.stop)] for begin in positions[::_AT_ONCE])
             if added(map(fingerprint, parts)) != entry.fingerprint:
                 yield entry
+            if (room := room - len(positions)) < 0:
+                return
 
 
 def _last_event(path: Path, name: str, fact: str) -> dict[str, Any]:

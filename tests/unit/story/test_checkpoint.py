@@ -121,7 +121,7 @@ def test_a_checkpoint_with_code_in_it_is_not_run() -> None:
     torch.save({"model": Malicious()}, buffer)
     payload = buffer.getvalue()
     header = {"digest": hashlib.blake2b(payload, digest_size=32).hexdigest()}
-    path_of(RUN, 6).write_bytes(MAGIC + json.dumps(header).encode() + b"\n" + payload)
+    path_of(RUN, 6).write_bytes((MAGIC + json.dumps(header).encode() + b"\n").ljust(1 << 16) + payload)
     with pytest.raises(BadCheckpoint, match="not loaded"):
         read(path_of(RUN, 6))
     lines: list[str] = []
