@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hvd_train import checkpoint
@@ -42,8 +43,16 @@ def take_and_add(job: Job) -> None:
     job.list("h1", "h3", "h4")
 
 
+def kill_ssh(job: Job) -> None:
+    """Kill the ssh of a worker, which ends as well."""
+    left = job.worker("h2")
+    next(one for one, words in job.hosts.processes("h1") if words[:1] == ["ssh"] and "h2" in words).kill()
+    wait_for("its end", lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE)
+
+
 FAULTS: dict[str, Callable[[Job], None]] = {
     "kill rank 0": lambda job: job.worker("h1").kill(),
+    "kill ssh": kill_ssh,
     "power off": lambda job: job.hosts.power_off("h3"),
     "stop": lambda job: job.worker("h2").send_signal(signal.SIGSTOP),
     "partition": unplug_for_a_while,
@@ -198,4 +207,31 @@ def test_a_host_that_gets_sigterm(hosts: Hosts, tmp_path: Path, expected: Weight
         assert running.launcher.wait(200) == 128 + signal.SIGTERM, running.output
         assert newest_commit(running.run) >= steps
     with job(hosts, tmp_path, training=RARE) as running:
+        running.completes(expected)
+
+
+def test_survivors_that_cannot_connect_commit_and_the_job_ends(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
+    """One line reports it after three attempts; the same command resumes when the network is back."""
+    with job(hosts, tmp_path, training=RARE, environment=LIMIT) as running:
+        running.after(15)
+        hosts.part("h2", "h3")
+        assert running.launcher.wait(200) == 5, running.output
+        steps = running.steps
+        assert newest_commit(running.run) >= steps
+    assert running.output.count("`hvd-train doctor -H h1:1,h2:1,h3:1` names the pairs") == 1, running.output
+    hosts.part("h2", "h3", undo=True)
+    with job(hosts, tmp_path, training=RARE) as running:
+        running.completes(expected)
+    assert resumed_at(running) >= steps
+
+
+def test_several_workers_on_each_host(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
+    """If both workers of a host die, each is replaced in its own slot."""
+    on_demand.pace(tmp_path, 0.5)
+    with job(hosts, tmp_path, listed=("h1 slots=1", "h2 slots=2")) as running:
+        running.after(5)
+        for worker in hosts.workers("h2"):
+            worker.kill()
+        running.reaches(1)
+        running.reaches(3)
         running.completes(expected)

@@ -171,10 +171,10 @@ class Hosts:
         _run("nsenter", "-t", str(self.init(name)), "-n", "tc", "qdisc", "replace", "dev", "eth0", *rate)
         _run("nsenter", "-t", str(self.switch), "-n", "tc", "qdisc", "replace", "dev", f"p{name[1:]}", *rate)
 
-    def part(self, one: str, other: str) -> None:
+    def part(self, one: str, other: str, *, undo: bool = False) -> None:
         """Keep two hosts from reaching each other, as a firewall does; others reach both."""
         for host, unreachable in ((one, other), (other, one)):
-            self._ip(host, "route", "add", "blackhole", f"{self.address(unreachable)}/32")
+            self._ip(host, "route", "del" if undo else "add", "blackhole", f"{self.address(unreachable)}/32")
 
     def resolve(self, name: str, known: str, address: str) -> None:
         """Let the name `known` resolve to this address on one host only."""

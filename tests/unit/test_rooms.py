@@ -65,6 +65,15 @@ def test_imports_of_other_libraries() -> None:
     assert libraries - declared == set()
 
 
+def test_the_builder_needs_only_the_standard_library() -> None:
+    """It runs before any package is installed."""
+    for path in (PACKAGE.parent / "packaging" / "horovod_build").glob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        found |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+        assert {name.split(".")[0] for name in found} <= {"horovod_build", *sys.stdlib_module_names}, path
+
+
 def loaded_by(code: str) -> set[str]:
     program = f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})\n{code}\nprint(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
