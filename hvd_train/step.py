@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hvd_train.config import Config
 from hvd_train.data.loader import Batch, MicroBatch
-from hvd_train.errors import RankLost
+from hvd_train.errors import RankLost, UsageError
 from hvd_train.network.buffers import StepBuffers
 from hvd_train.network.device import seed
 from hvd_train.network.normalization import sums_in_passes
@@ -95,13 +95,18 @@ class Step:
     ) -> StepResult:
         """Take one step with all ranks; the weights change, the progress does not (`TrainState.count_step`).
 
-        `meanwhile` is called while gradients are reduced. Raises RankLost before the state changes.
+        `meanwhile` is called while gradients are reduced. Raises RankLost and UsageError before the state changes.
         """
         try:
             return self._take(state, batch, votes, want_norm, meanwhile)
         except RankLost:
             self._buffers.put_back()
             raise
+        except ValueError as error:  # of torch's batch norm
+            if "more than 1 value per channel" not in str(error):
+                raise
+            todo = "type a larger --batch-size or --global-batch-size"
+            raise UsageError(f"batch norm needs two samples in each micro-batch; {todo}") from None
 
     def _take(
         self, state: TrainState, batch: Batch, votes: Votes, want_norm: bool, meanwhile: Callable[[], None]
