@@ -8,7 +8,9 @@ if rank 0 is missing. MPI itself waits for ranks, but busily and silently.
 import io
 import itertools
 import json
+import os
 import socket
+import threading
 import time
 import urllib.error
 from array import array
@@ -28,6 +30,7 @@ _POLL_S, _REQUEST_S = 0.1, 30.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05  # while MPI waits
 _ALL_WELL, _MISSING = "go", "missing: "
 _calls = itertools.count()
+_called = threading.Event()
 
 
 @dataclass(frozen=True)
@@ -67,10 +70,19 @@ def launcher_gone(environ: Mapping[str, str]) -> bool:
 
 
 def started(environ: Mapping[str, str]) -> None:
-    """Write that this process has started."""
+    """Write that this process has started; until the roll call it ends with the launcher, even if an import hangs."""
     if (board := store(environ)) is not None:
         with suppress(OSError):  # `call` reports an error of the store
             board.put(f"started.{environ['HOROVOD_RANK']}", socket.gethostname())
+        threading.Thread(target=_end_with_launcher, args=(environ,), daemon=True, name="launcher").start()
+
+
+def _end_with_launcher(environ: Mapping[str, str]) -> None:
+    failed = 0
+    while failed < 3 and not _called.wait(1.0):
+        failed = failed + 1 if launcher_gone(environ) else 0
+    if not _called.is_set():
+        os._exit(1)
 
 
 def call(
@@ -104,6 +116,7 @@ def call(
             time.sleep(_POLL_S)
     except OSError as error:
         raise RankLost(f"the launcher cannot be reached ({error})") from None
+    _called.set()
     if verdict != _ALL_WELL:
         raise error_for(verdict, by_rank_0=rank == 0 or not missing)
 
