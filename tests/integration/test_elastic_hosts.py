@@ -144,7 +144,7 @@ def test_a_newcomer_is_given_a_state_that_takes_long(hosts: Hosts, tmp_path: Pat
     with job(hosts, tmp_path, listed=("h1", "h2"), training=training, environment=limit) as running:
         running.after(5)
         running.list(*ALL)
-        wait_for("a part of it to be sent", lambda: "sending the state to 2 ranks" in running.output)
+        wait_for("the line", lambda: re.search(r"sending the state, \d+ MB, to 2 ranks", running.output) is not None)
         running.worker("h3").kill()
         running.reaches(3)
         running.completes(expected)
