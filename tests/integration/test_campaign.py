@@ -133,7 +133,7 @@ class Campaign:
         def is_whole() -> bool:
             self.relist_left_out()
             last = self.job.worlds[-1]
-            return last["world_size"] == 3 and self.watch.last >= max(first, last["step"]) + 5
+            return last["world_size"] == 3 and self.watch.last >= max(first, last.get("step", 0)) + 5
 
         self.wait(is_whole)
         seconds, lost = time.monotonic() - begun, self.watch.lost - lost
