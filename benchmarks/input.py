@@ -37,8 +37,9 @@ BATCH, CPU = 32, torch.device("cpu")
 Pass = Callable[[], int]  # takes every image of a data set once and returns their number
 
 
-def photograph(generator: np.random.Generator, height: int = 375, width: int = 500) -> Image.Image:
-    """Return an image with the statistics of photographs that matter to a decoder."""
+def photograph(generator: np.random.Generator) -> Image.Image:
+    """Return an image of 375 x 500 pixels with the statistics of photographs that matter to a decoder."""
+    height, width = 375, 500
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width))
     amplitude = np.maximum(frequency, 1 / max(height, width)) ** -1.1  # the exponent is -1 to -1.2 in photographs
     planes = []

@@ -36,10 +36,7 @@ def main() -> None:
 
 
 def _leave(codes: list[int]) -> None:
-    """End the process without taking the interpreter and torch apart, unless an unexpected error left `codes` empty.
-
-    That takes a second or two, in which a launcher waits for its ranks and a signal would spoil the exit code.
-    """
+    """End the process at once: torch takes a second to end, in which a signal would spoil the exit code."""
     if codes:
         mpi = sys.modules.get("mpi4py.MPI")
         # To mpirun a process that ends without Finalize has failed. With finalize=False another library calls it.

@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import IO
@@ -30,7 +31,6 @@ from hvd_train.world.world import Place, World
 
 _QUIET_S = 3.0  # a shorter transfer is not worth a line
 _PATIENCE_S = 100.0  # a file server keeps the locks of a dead host for a while: NFS 4 for 90 s
-_POLL_S = 0.2
 _RESUME = "the same command resumes from there"
 _SAME_STEP_FAULTS = 5  # a fault that repeats this often at one step is in the step, not in the cluster
 
@@ -154,7 +154,7 @@ def commit_for_all(output: Output, config: Config, state: TrainState, run_dir: P
         except Busy:
             if time.monotonic() > deadline:
                 return "NOT committed: another process has the run folder"
-            time.sleep(_POLL_S)
+            time.sleep(0.2)
             continue
         except UsageError as error:
             return f"NOT committed: {error}"
@@ -174,9 +174,7 @@ def _committed_by_another(path: Path) -> bool:
     """Return whether a whole checkpoint of this step or a later one exists."""
     for other in checkpoint.committed(path.parent.parent):
         if other.name >= path.name:
-            try:
+            with suppress(BadCheckpoint):
                 checkpoint.read(other)
-            except BadCheckpoint:
-                continue
-            return True
+                return True
     return False

@@ -88,7 +88,6 @@ def _metadata(pid: int, tid: int, kind: str, **values: str | int) -> Event:
 
 
 def _packed(events: Sequence[Event]) -> bytes:
-    """Return events as JSON without the list's brackets, compressed by gzip."""
     return gzip.compress(json.dumps(events, separators=(",", ":")).encode()[1:-1], 5)
 
 

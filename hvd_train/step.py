@@ -105,8 +105,7 @@ class Step:
         except ValueError as error:  # of torch's batch norm
             if "more than 1 value per channel" not in str(error):
                 raise
-            todo = "type a larger --batch-size or --global-batch-size"
-            raise UsageError(f"batch norm needs two samples in each micro-batch; {todo}") from None
+            raise UsageError("batch norm needs two samples in each micro-batch: type a larger --batch-size") from None
 
     def _take(
         self, state: TrainState, batch: Batch, votes: Votes, want_norm: bool, meanwhile: Callable[[], None]

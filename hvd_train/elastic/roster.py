@@ -412,7 +412,6 @@ class Roster:
         return Finish(self._errors.exit_code, str(self._errors))
 
     def _may_build(self, now: float) -> bool:
-        """Return whether a worker is starting in a slot without failures."""
         hopeful = [worker for worker in self._in(Stage.STARTING) if not self._record(worker).failures]
         return any(self._is_building(one, now) or now - one.started_at < self.start_patience_s for one in hopeful)
 

@@ -261,7 +261,6 @@ def _is_foreign(path: Path) -> bool:
 
 
 def _free_name(path: Path) -> Path:
-    """Return `path`, or the first of path-2, path-3, ... that does not exist."""
     candidate, number = path, 2
     while candidate.exists():
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1

@@ -122,9 +122,8 @@ def announce_rejoining(environ: Mapping[str, str], beat: Heartbeat, connect_erro
     """Ask our driver whether Horovod's core may ask for the next rank.
 
     The core asks by host and local rank, which another process has by now if this one was evicted. `connect_error` says
-    why the ranks could not connect or synchronize. Retries until the driver has not answered `beat` for `_GONE_S`
-    seconds.
-    Raises: SystemExit (0): if this worker is evicted; DriverLost: if the driver is gone.
+    why the ranks could not connect or synchronize. Raises: SystemExit (0): if this worker is evicted; DriverLost: if
+    the driver has not answered `beat` for `_GONE_S` seconds.
     """
     deadline = beat.silent_since + _GONE_S
     while True:

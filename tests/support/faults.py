@@ -2,18 +2,12 @@
 
 import errno
 import os
-import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
-
-import pytest
-
-from hvd_train import Config
-from hvd_train.errors import UsageError
 
 
 class Malicious:
@@ -51,10 +45,3 @@ def answering(answer: bytes) -> Iterator[str]:
 
         threading.Thread(target=serve, daemon=True).start()
         yield str(server.getsockname()[1])
-
-
-def assert_refused(changes: dict[str, Any], message: str) -> None:
-    """Assert that these changes of the default config are refused in one line with the message."""
-    with pytest.raises(UsageError, match=re.escape(message)) as caught:
-        Config().replace(**changes)
-    assert "\n" not in str(caught.value)

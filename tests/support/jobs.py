@@ -59,10 +59,10 @@ class Play:
         self.roster.exit_report_received(number, ExitReport(code, "Traceback", during, step), self.now)
         self.obey()
 
-    def miss(self, *numbers: int, why: str = "connection refused") -> None:
+    def miss(self, *numbers: int) -> None:
         """Let these workers report that they could not connect, and ask again."""
         for number in numbers:
-            self.roster.connect_error_received(number, why)
+            self.roster.connect_error_received(number, "connection refused")
         self.ask(*numbers)
 
     def newest(self, host: str) -> int:

@@ -89,12 +89,12 @@ def output_of(
     return output
 
 
-def wait_for(what: str, condition: Callable[[], object], limit_s: float = 150, poll_s: float = 0.05) -> None:
+def wait_for(what: str, condition: Callable[[], object], limit_s: float = 150) -> None:
     """Poll until `condition` holds. Raises: AssertionError: after `limit_s` seconds."""
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline, f"waited {limit_s:.0f} s for {what}"
-        time.sleep(poll_s)
+        time.sleep(0.05)
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
