@@ -15,7 +15,7 @@ from tests.support.launching import Program, write_program
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-TOOLS = "awk bash cat cut df dirname du env find flock grep head make mkdir mv realpath rm sed sleep stat tail touch"
+TOOLS = "awk bash cat cut dirname du env find flock grep head make mkdir mv realpath rm sed sleep stat tail touch"
 TOOLS += " true uname"
 ALL_STEPS = ["creating", "pinned", "horovod: built", "hvd_train"]
 LISTS = ("run", "build", "dev", "nvcc", "mpi")
@@ -57,12 +57,13 @@ def make_clone(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return the variables of a machine with only these tools, this Python and a g++ that finds Python.h."""
+    """Return the variables of a machine with only these tools, this Python and space on its disk."""
     folder = tmp_path_factory.mktemp("bin")
     for tool in TOOLS.split():
         (folder / tool).symlink_to(shutil.which(tool) or tool)
     for name in ("python3", PYTHON):
         (folder / name).symlink_to(Path(sys.executable).resolve())
+    write_program(folder, "df", "echo; echo disk 9 9 99999 9 /")
     write_program(folder, "g++", 'case "$1" in --version) echo g++;; -dump*) echo 12.2.0;; esac')
     return {"PATH": str(folder), "HOME": str(folder), "PIP_NO_INDEX": "1"}
 
