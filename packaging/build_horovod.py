@@ -24,13 +24,11 @@ from pathlib import Path
 # Import from the folder of this file even if Python does not search it (-P, -I, PYTHONSAFEPATH).
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from horovod_build.cache import WheelCache
-from horovod_build.errors import BuildError
-from horovod_build.machine import installed_version
+from horovod_build.cache import WheelCache, say
+from horovod_build.machine import BuildError, installed_version
 from horovod_build.patches import Patch, load_patches
 from horovod_build.plan import Plan, make_plan
-from horovod_build.show import say, step
-from horovod_build.wheel import obtain_wheel
+from horovod_build.wheel import obtain_wheel, step
 
 
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:

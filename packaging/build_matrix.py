@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Build and run Horovod in the oldest, the newest and unusual environments; write the table of what works.
+"""Build and run Horovod in the oldest, the newest and unusual environments; print the table of what works.
 
     python packaging/build_matrix.py                 all rows (about 10 minutes each; 6 GB of disk at a time)
     python packaging/build_matrix.py --row py313     one row; the others keep their results
@@ -18,17 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / "docs" / "building.md"
-START, END = "<!-- build-matrix: written by packaging/build_matrix.py -->", "<!-- end of build-matrix -->"
-HEADER = "| row | python | torch | CUDA | MPI | compiler | build | what ran on 2 ranks |"
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One row of the table, an environment: a Python, packages, and options for the builder."""
 
     name: str
@@ -83,17 +79,15 @@ def worker() -> None:
 
 
 def run(command: list[str], env: dict[str, str], limit_s: float = 3600) -> str:
-    """Run a command and return its output.
-
-    Raises RuntimeError with the last lines of the output if it fails, and TimeoutExpired after `limit_s` seconds.
-    """
-    result = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=limit_s)
-    printed = result.stdout + result.stderr
-    if result.returncode != 0:
-        raise RuntimeError(
-            "\n".join([f"{' '.join(command)}: exit code {result.returncode}", *printed.splitlines()[-15:]])
+    """Run a command and return its output. Raises CalledProcessError or TimeoutExpired, after it printed the output."""
+    try:
+        done = subprocess.run(
+            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True, timeout=limit_s
         )
-    return printed
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        print(error.output, flush=True)
+        raise
+    return done.stdout
 
 
 def controllers(env: dict[str, str], with_mpi: bool) -> str:
@@ -109,14 +103,13 @@ def controllers(env: dict[str, str], with_mpi: bool) -> str:
         try:
             printed = run(command, env, limit_s=180)
             results.append(name if all(f"ok from rank {rank}" in printed for rank in (0, 1)) else f"{name}: FAILED")
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
-            print(f"{name}: {error}", flush=True)
+        except subprocess.SubprocessError:
             results.append(f"{name}: FAILED")
     return "; ".join(results)
 
 
 def try_row(row: Row, folder: Path) -> str:
-    """Make the environment, build Horovod in it and run it; return the line of the table. Raises RuntimeError."""
+    """Make the environment, build Horovod in it and run it; return the line of the table. Raises SubprocessError."""
     run([f"python{row.python}", "-m", "venv", str(folder)], dict(os.environ))
     env = {**os.environ, "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     env.pop("PYTHONPATH", None)
@@ -135,18 +128,6 @@ def try_row(row: Row, folder: Path) -> str:
     )
 
 
-def write_table(results: dict[str, str]) -> None:
-    """Write the new rows into the page, which keeps the rows that were not run."""
-    page = PAGE.read_text(encoding="utf-8")
-    before, _, rest = page.partition(START)
-    table, _, after = rest.partition(END)
-    lines = {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("| ")}
-    lines.pop("row", None)
-    lines |= results
-    body = "\n".join([HEADER, "|" + "---|" * HEADER.count(" |"), *lines.values()])
-    PAGE.write_text(f"{before}{START}\n{body}\n{END}{after}", encoding="utf-8")
-
-
 def main() -> int:
     """Run the chosen rows; return the exit code, 1 if one fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -162,12 +143,10 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="hvd_train-matrix-") as folder:
             try:
                 line = try_row(row, Path(folder))
-            except (RuntimeError, OSError) as error:
-                print(error, flush=True)
+            except (subprocess.SubprocessError, OSError) as error:
                 line = f"| {row.name} | {row.python} | | | | | | FAILED: {str(error).splitlines()[0][:100]} |"
         failed |= "FAILED" in line
         print(line, flush=True)
-        write_table({row.name: line})
     return int(failed)
 
 

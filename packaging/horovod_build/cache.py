@@ -1,4 +1,4 @@
-"""The cache of wheels, which stays from one build to the next."""
+"""The folders of the builder: the cache of wheels, and room for temporary files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ import json
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from horovod_build.errors import BuildError
-from horovod_build.show import say
+from horovod_build.machine import BuildError
+
+NEEDED_DISK_MB = 1200
+
+
+def say(line: str) -> None:
+    """Print a line at once, with the prefix of this program."""
+    print(f"horovod: {line}", flush=True)
 
 
 def cache_folder() -> Path:
@@ -41,6 +48,25 @@ def cache_folder() -> Path:
             )
     folder.chmod(0o700)
     return folder
+
+
+def build_folder() -> Path:
+    """Return a folder for temporary files without a blank in its path, where make and CMake split.
+
+    Raises BuildError if there is none.
+    """
+    too_small = []
+    for folder in (Path(tempfile.gettempdir()), Path("/var/tmp"), cache_folder()):  # noqa: S108
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            free_mb = shutil.disk_usage(folder).free // 2**20
+            if free_mb >= NEEDED_DISK_MB and " " not in str(folder) and os.access(folder, os.W_OK):
+                return folder
+            too_small.append(f"{folder}: {free_mb} MB")
+    raise BuildError(
+        f"too little room for temporary files: {NEEDED_DISK_MB} MB are needed ({', '.join(too_small)}); "
+        "free some, or set TMPDIR to a folder that has it"
+    )
 
 
 def file_digest(path: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from horovod_build.errors import BuildError
+from horovod_build.machine import BuildError
 
 PATCH_DIR = Path(__file__).resolve().parents[1] / "patches"
 SOURCE_DIR = Path(__file__).resolve().parents[1] / "horovod_sources"

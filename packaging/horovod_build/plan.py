@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -13,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from horovod_build.cuda import Cuda, find_cuda
-from horovod_build.errors import BuildError
-from horovod_build.fetch import read_requirement
+from horovod_build.cache import build_folder
 from horovod_build.machine import (
+    BuildError,
     Compiler,
+    Cuda,
+    Mpi,
     Torch,
     check_build_tools,
     check_make,
@@ -25,14 +27,15 @@ from horovod_build.machine import (
     check_python_headers,
     cpu_flags,
     find_compiler,
+    find_cuda,
+    find_mpi,
     find_torch,
 )
-from horovod_build.mpi import Mpi, find_mpi
 from horovod_build.patches import Patch, load_patches
-from horovod_build.workshop import build_folder
 
 RECIPE = 1  # part of the cache key: raise it when this package builds differently from the same inputs
 FOLDER = Path(__file__).resolve().parents[1]
+REQUIREMENT = FOLDER / "horovod.txt"
 CMAKE_FILES = (FOLDER / "horovod-toolchain.cmake", FOLDER / "horovod-project.cmake")
 
 
@@ -79,6 +82,16 @@ class Plan:
     def version(self) -> str:
         """The version of the release with the key as its local label, by which pip tells builds apart."""
         return f"{self.horovod}+hvdtrain.k{self.key[:12]}"
+
+
+def read_requirement() -> tuple[str, str]:
+    """Return version and SHA-256 of the release. Raises BuildError if the file does not hold them."""
+    match = re.search(
+        r"^horovod==(\S+) --hash=sha256:([0-9a-f]{64})$", REQUIREMENT.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    if not match:
+        raise BuildError(f"{REQUIREMENT.name} does not hold a line 'horovod==VERSION --hash=sha256:DIGEST'")
+    return match.group(1), match.group(2)
 
 
 def digest(text: str) -> str:

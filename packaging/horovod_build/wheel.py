@@ -1,24 +1,40 @@
-"""Get the wheel of a plan: from the cache, or fetched, patched and compiled."""
+"""Get the wheel of a plan: from the cache, or fetched, patched and compiled in a temporary folder."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import re
+import shlex
+import shutil
+import signal
+import subprocess
 import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from horovod_build.cache import WheelCache, cache_folder
-from horovod_build.errors import BuildError
-from horovod_build.fetch import fetch_release, unpack
+from horovod_build.cache import WheelCache, build_folder, cache_folder, file_digest, say
+from horovod_build.machine import BuildError, Mpi, cpu_flags, find_cmake, output_of
 from horovod_build.patches import apply_patch
-from horovod_build.plan import Plan
-from horovod_build.show import Progress, say, step
-from horovod_build.variables import build_environment
-from horovod_build.workshop import workshop
+from horovod_build.plan import CMAKE_FILES, REQUIREMENT, Plan
+
+PROGRESS_EVERY_S = 15.0
+
+
+@contextlib.contextmanager
+def step(what: str) -> Iterator[None]:
+    """Print what the block did and how long it took, unless it raises."""
+    start = time.monotonic()
+    yield
+    say(f"{what} ({time.monotonic() - start:.1f} s)")
 
 
 def obtain_wheel(plan: Plan, force: bool, jobs: int | None) -> Path:
@@ -43,10 +59,13 @@ def build(plan: Plan, jobs: int, cache: WheelCache) -> Path:
     with workshop(log) as shop:
         log.write_text(json.dumps(plan.inputs(), indent=1) + "\n", encoding="utf-8")
         env = build_environment(plan, shop, jobs)
-        archive = fetch_release(plan.horovod, plan.sha256, shop, env)
+        with step(f"fetched horovod {plan.horovod}"):
+            archive = fetch_release(plan, shop, env)
         num_added = sum(len(patch.adds) for patch in plan.patches)
         with step(f"unpacked, applied {len(plan.patches)} patches and added {num_added} files"):
-            tree = unpack(archive, shop)
+            with tarfile.open(archive) as tar:
+                tar.extractall(shop.folder)  # noqa: S202 - pip has checked its digest
+            tree = shop.folder / archive.name.removesuffix(".tar.gz")
             for patch in plan.patches:
                 apply_patch(patch, tree)
         record = json.dumps(build_record(plan), indent=1) + "\n"
@@ -54,12 +73,48 @@ def build(plan: Plan, jobs: int, cache: WheelCache) -> Path:
         say(f"compiling with {jobs} jobs (minutes); log: {log}")
         only_this = ["--no-deps", "--no-build-isolation", "--no-cache-dir"]
         command = shop.pip("wheel", "-v", *only_this, "-w", shop.folder / "wheel", tree)
-        with step("compiled"), Progress(sys.stdout) as progress:
-            shop.run("compiling", command, env, progress)
+        with step("compiled"):
+            shop.run("compiling", command, env, show_progress())
         wheels = list((shop.folder / "wheel").glob("horovod-*.whl"))
         if not wheels:
             raise BuildError("compiling made no wheel", f"  full log: {log}")
         return cache.publish(plan.key, wheels[0], plan.inputs())
+
+
+def fetch_release(plan: Plan, shop: Workshop, env: dict[str, str]) -> Path:
+    """Return the source archive of the release, kept here or from pip, which checks it. Raises BuildError."""
+    kept = cache_folder() / "sources" / f"horovod-{plan.horovod}.tar.gz"
+    if kept.exists() and file_digest(kept) == plan.sha256:
+        return kept
+    requirement, folder = shop.copy_of(REQUIREMENT), shop.folder / "download"
+    source = ["--no-deps", "--no-build-isolation", "--no-binary", "horovod", "--require-hashes"]
+    shop.run(
+        f"fetching horovod {plan.horovod} (is the package index reachable?)",
+        shop.pip("download", *source, "-r", requirement, "-d", folder),
+        {name: value for name, value in env.items() if name != "HOROVOD_LOCAL_VERSION"},  # pip compares it
+    )
+    kept.parent.mkdir(exist_ok=True)
+    shutil.copyfile(folder / kept.name, kept)  # a torn copy has another digest
+    return folder / kept.name
+
+
+def show_progress() -> Callable[[str], None]:
+    """Return a function that reads make's output by lines and shows how far the compilation is.
+
+    It shows each new percentage on a terminal, else one every 15 s.
+    """
+    live, start = sys.stdout.isatty(), time.monotonic()
+    shown, last = -1, start
+
+    def feed(line: str) -> None:
+        nonlocal shown, last
+        match, now = re.search(r"\[ *(\d+)%\]", line), time.monotonic()
+        if match and int(match[1]) > shown and (live or now - last >= PROGRESS_EVERY_S):
+            shown, last = int(match[1]), now
+            text = f"horovod: compiling {shown}% ({now - start:.0f} s)"
+            print(f"\r{text}" if live and shown < 100 else f"\r{text}\n" if live else f"{text}\n", end="", flush=True)
+
+    return feed
 
 
 def build_record(plan: Plan) -> dict[str, Any]:
@@ -92,3 +147,164 @@ def default_jobs() -> int:
     except (OSError, IndexError):
         free_gb = 2.0
     return max(1, min(len(os.sched_getaffinity(0)), int(free_gb // 2)))
+
+
+def build_environment(plan: Plan, shop: Workshop, jobs: int) -> dict[str, str]:
+    """Return the environment variables of the build. Raises BuildError if the environment's MPI is damaged."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
+    for path in CMAKE_FILES:
+        shop.copy_of(path)
+    rpath = ["$ORIGIN/../../torch/lib", "$ORIGIN/../../../.."]  # torch; the environment's lib folder (MPI wheels)
+    env |= {
+        "CMAKE_TOOLCHAIN_FILE": str(shop.folder / CMAKE_FILES[0].name),
+        "CXX": plan.compiler.command,
+        "MAKEFLAGS": f"-j{jobs}",
+        "HOROVOD_LOCAL_VERSION": plan.version.partition("+")[2],
+        "HOROVOD_CMAKE": str(shop.path(find_cmake() or Path("cmake"))),
+        "HOROVOD_BUILD_ARCH_FLAGS": cpu_flags() or " ",
+        "HOROVOD_WITH_PYTORCH": "1",
+        "HOROVOD_WITHOUT_TENSORFLOW": "1",
+        "HOROVOD_WITHOUT_MXNET": "1",
+        "HOROVOD_WITH_GLOO": "1",
+    }
+    env |= mpi_environment(plan.mpi, shop, rpath)
+    env |= cuda_environment(plan, shop, env["PATH"], rpath)
+    env["HVD_BUILD_RPATH"] = ":".join(rpath)
+    return env
+
+
+def mpi_environment(mpi: Mpi | None, shop: Workshop, rpath: list[str]) -> dict[str, str]:
+    """Return the variables that name the MPI to link; add folders for the loader to `rpath`.
+
+    Raises BuildError if the environment's MPI is damaged.
+    """
+    if mpi is None:
+        return {"HOROVOD_WITHOUT_MPI": "1"}
+    if mpi.prefix is None:
+        rpath += machine_library_folders(mpi.mpicxx)
+        return {"HOROVOD_WITH_MPI": "1", "HVD_BUILD_MPICXX": str(mpi.mpicxx)}
+    libraries = sorted(shop.path(mpi.prefix).glob("lib/libmpi.so*"))
+    header = shop.path(mpi.prefix) / "include" / "mpi.h"
+    if not libraries or not header.exists():
+        raise BuildError(
+            f"{mpi} is damaged: there is no lib/libmpi.so or include/mpi.h in {mpi.prefix}; "
+            "install it again, or use --without-mpi"
+        )
+    return {
+        "HOROVOD_WITH_MPI": "1",
+        "HVD_BUILD_MPI_LIBRARY": str(libraries[0]),
+        "HVD_BUILD_MPI_INCLUDE": str(header.parent),
+    }
+
+
+def machine_library_folders(mpicxx: Path) -> list[str]:
+    """Return the folders of the machine's MPI that the loader does not search by itself."""
+    folders = re.findall(r"-L(\S+)", output_of(mpicxx, "-show"))
+    return [folder for folder in dict.fromkeys(folders) if not folder.startswith(("/usr/lib", "/lib"))]
+
+
+def cuda_environment(plan: Plan, shop: Workshop, path: str, rpath: list[str]) -> dict[str, str]:
+    """Return the variables that name the CUDA compiler and NCCL for Horovod, torch and our CMake file.
+
+    Folders for the loader are added to `rpath`.
+    """
+    cuda = plan.cuda
+    if cuda is None:
+        return {"HOROVOD_WITHOUT_NVTX": "1"}
+    home = shop.path(cuda.home)
+    rpath += [
+        f"$ORIGIN/../../nvidia/{part}/lib" for part in ("nccl", f"cu{cuda.version.split('.')[0]}", "cuda_runtime")
+    ]
+    env = {
+        "HOROVOD_GPU_OPERATIONS": "NCCL",
+        "HOROVOD_NCCL_LINK": "SHARED",
+        "HOROVOD_BUILD_CUDA_CC_LIST": ",".join(str(arch) for arch in cuda.archs),
+        "HOROVOD_CUDA_HOME": str(home),  # Horovod's CMake files and build_utils.py
+        "CUDA_HOME": str(home),  # torch.utils.cpp_extension
+        "PATH": f"{home / 'bin'}{os.pathsep}{path}",  # build_utils.py tries plain nvcc first
+        "HVD_BUILD_NCCL_LIBRARY": str(shop.path(cuda.nccl_library)),
+        "HVD_BUILD_NCCL_INCLUDE": str(shop.path(cuda.nccl_include)),
+    }
+    # The two small kernels can also be compiled by a host compiler that is too new for nvcc.
+    flags = [os.environ.get("NVCC_APPEND_FLAGS", ""), "-allow-unsupported-compiler"]
+    if cuda.from_index:
+        flags.append(f"-L{home / 'lib'}")  # the nvcc 13.0 of the package index looks in lib64, which it does not have
+        if cudart := sorted((home / "lib").glob("libcudart.so.*")):
+            env["HVD_BUILD_CUDART"] = str(cudart[0])
+    env["NVCC_APPEND_FLAGS"] = " ".join(flags).strip()
+    return env
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """The temporary folder of one build; its paths have no blank, even if the environment's path does."""
+
+    folder: Path
+    prefix: Path  # the environment
+    log: Path
+
+    def path(self, path: Path) -> Path:
+        """Return a path of the environment through this folder's symlink; other paths unchanged."""
+        with contextlib.suppress(ValueError):
+            return self.prefix / path.relative_to(sys.prefix)
+        return path
+
+    def copy_of(self, path: Path) -> Path:
+        """Copy a file into this folder and return the path of the copy."""
+        return Path(shutil.copy(path, self.folder))
+
+    def pip(self, *arguments: str | Path) -> list[str]:
+        """Return a command that runs pip in the environment."""
+        return [str(self.path(Path(sys.executable))), "-m", "pip", *map(str, arguments)]
+
+    def run(self, what: str, command: list[str], env: dict[str, str], feed: Callable[[str], object] = len) -> None:
+        """Run a command with its output in the log. Raises BuildError with errors from the log if it fails."""
+        with self.log.open("a", encoding="utf-8") as log:
+            print("$", shlex.join(command), file=log, flush=True)
+            process = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # so that make and its compilers can be ended together
+            )
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    log.write(line)
+                    feed(line)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait()
+                raise
+        if process.wait() != 0:
+            errors = [f"  {line}" for line in first_errors(self.log)]
+            raise BuildError(f"{what} failed", *errors, f"  full log: {self.log}")
+
+
+@contextlib.contextmanager
+def workshop(log: Path) -> Iterator[Workshop]:
+    """Make the temporary folder of one build, and delete it afterwards; the log stays. Raises BuildError."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="hvd_train-build-", dir=build_folder()) as name:
+        folder = Path(name)
+        prefix = Path(sys.prefix)
+        if " " in sys.prefix:
+            prefix = folder / "env"
+            prefix.symlink_to(sys.prefix)
+        yield Workshop(folder, prefix, log)
+
+
+def first_errors(log: Path, limit: int = 4) -> list[str]:
+    """Return up to `limit` different lines of a log that report errors, without mere consequences."""
+    signs = re.compile(r"error:|CMake Error|undefined reference|No space left|Killed|ERROR:|cannot find -l")
+    noise = re.compile(r"Failed building wheel|subprocess-exited-with-error|returned non-zero|metadata-generation")
+    found = []
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if signs.search(line) and not noise.search(line) and line.strip() not in found:
+                found.append(line.strip())
+    return [line[:200] for line in found[:limit]]

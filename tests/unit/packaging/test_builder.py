@@ -10,11 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from horovod_build import cuda, machine, mpi, patches
-from horovod_build.cuda import Cuda
-from horovod_build.errors import BuildError
-from horovod_build.machine import Compiler, Torch
-from horovod_build.mpi import Mpi
+from horovod_build import machine, patches
+from horovod_build.machine import BuildError, Compiler, Cuda, Mpi, Torch
 from horovod_build.patches import SOURCE_DIR, Patch, Source, apply_patch, load_patches
 from horovod_build.plan import Plan
 
@@ -106,14 +103,14 @@ def test_cuda_home_counts_if_its_major_version_is_torchs(tmp_path: Path, monkeyp
         monkeypatch.delenv(name, raising=False)
     torch = Torch("2.15.0", "13.2", tmp_path / "site")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "right"))
-    found = cuda.find_cuda(torch)
+    found = machine.find_cuda(torch)
     expected = (tmp_path / "right", "13.1", (80, 90), "2.30.7")
     assert (found.home, found.version, found.archs, found.nccl_version) == expected
     monkeypatch.setenv("HOROVOD_BUILD_CUDA_CC_LIST", "90")
-    assert cuda.find_cuda(torch).archs == (90,)
-    monkeypatch.setattr(cuda, "cuda_homes", lambda torch: [(tmp_path / "wrong", False)])
+    assert machine.find_cuda(torch).archs == (90,)
+    monkeypatch.setattr(machine, "cuda_homes", lambda torch: [(tmp_path / "wrong", False)])
     with pytest.raises(BuildError, match=r"no nvcc 13\.x \(but 12\.4 in .*cuda-toolkit\[nvcc,cccl\].*--without-cuda"):
-        cuda.find_cuda(torch)
+        machine.find_cuda(torch)
 
 
 def test_the_mpi_of_the_machine_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,11 +119,11 @@ def test_the_mpi_of_the_machine_comes_first(tmp_path: Path, monkeypatch: pytest.
     for folder in (own, other):
         write_program(folder, "mpicxx", "true")
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(own))
-    monkeypatch.setattr(mpi, "installed_version", lambda *names: "4.1.8")
+    monkeypatch.setattr(machine, "installed_version", lambda *names: "4.1.8")
     monkeypatch.setenv("PATH", f"{own}:{other}")
-    assert mpi.find_mpi().mpicxx == other / "mpicxx"
+    assert machine.find_mpi().mpicxx == other / "mpicxx"
     monkeypatch.setenv("PATH", str(own))
-    assert mpi.find_mpi().prefix == own.parent
+    assert machine.find_mpi().prefix == own.parent
 
 
 DIFF = "--- a/one.txt\n+++ b/one.txt\n@@ -1,3 +1,3 @@\n first\n-second\n+2nd\n third\n"

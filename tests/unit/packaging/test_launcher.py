@@ -1,28 +1,29 @@
-"""Patches of horovodrun: checked hosts and host keys, private environments, signed requests."""
+"""Patches of horovodrun: checked hosts, private environments, signed requests."""
 
 import base64
-import io
 import os
 import pickle
 import shlex
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from horovod.runner import launch
+from horovod.runner import launch, mpi_rank
 from horovod.runner.common.util import hosts
 from horovod.runner.common.util.outcome import JobFailedError
+from horovod.runner.driver import driver_service
 from horovod.runner.http import http_client, signature
 from horovod.runner.http.http_server import KVStoreServer
-from horovod.runner.util import host_keys, remote, ways, worker_environment
+from horovod.runner.util import network, remote, worker_environment
 
 from hvd_train.doctor import cluster
 from tests.support.faults import Malicious, answering
 from tests.support.launching import write_program
-from tests.support.strangers import attack
 
 SCRIPT = Path(__file__).parents[3] / "horovodrun_scripts/_launch.sh"
 LOOPBACK = "127.0.0.1"
@@ -33,7 +34,6 @@ OPTION = "no host has a name that begins with -, which ssh takes as an option"
 
 def test_a_wrong_list_of_hosts_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("HOROVOD_RENDEZVOUS_KEY", "the launcher sets its own")
-    monkeypatch.setattr(launch, "outlive", lambda: None)
     form = '"h1" in the list of hosts is not of the form NAME:SLOTS'
     for controller, listed, message in (
         ("gloo", "h1:1,-G:1", OPTION),
@@ -59,18 +59,6 @@ def test_a_wrong_host_file_is_named() -> None:
 
 # Host keys (patch S2)
 ACCEPT = "-o StrictHostKeyChecking=accept-new"
-CHANGED = f"""{"@" * 59}
-@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
-{"@" * 59}
-Add correct host key in /home/me/a folder/known_hosts to get rid of this message.
-Offending ED25519 key in /home/me/a folder/known_hosts:1
-Host key for [h2]:2222 has changed and you have requested strict checking.
-Host key verification failed.
-"""
-LINE = (
-    "h2 has another ssh host key than the known one, so it may be another machine; if you know why, "
-    "forget the old key: ssh-keygen -f '/home/me/a folder/known_hosts' -R '[h2]:2222'"
-)
 
 
 @pytest.mark.parametrize(("configured", "option"), [("ask", ACCEPT), ("true", ""), ("accept-new", ""), (None, "")])
@@ -86,39 +74,6 @@ def test_new_host_keys_are_accepted_unless_the_user_has_configured_otherwise(
     assert ours.stdout.strip() == option
     words = remote.get_ssh_command("true", "h2").split()
     assert words == ["ssh", "-o", "PasswordAuthentication=no", *option.split(), "--", "h2", "true"]
-
-
-def test_a_refused_host_key_is_one_line_with_what_to_type() -> None:
-    assert host_keys.problem("h2", CHANGED) == LINE
-    assert host_keys.problem("h2", "ssh: connect to host h2 port 22: Connection refused\n") is None
-    unknown = "No ED25519 host key is known for h2 and you have requested strict checking."
-    line = host_keys.problem("h2", f"{unknown}\nHost key verification failed.\n")
-    assert line is not None
-    assert line.endswith("to compare and accept it: ssh -o StrictHostKeyChecking=ask h2 true")
-
-
-def test_the_line_replaces_the_warning_of_ssh() -> None:
-    def passed_on(text: str) -> str:
-        stream = io.StringIO()
-        filtered = host_keys.OneLine(stream, "h2")
-        for line in text.splitlines(keepends=True):
-            filtered.write(f"[1]<stderr>:{line}")
-            filtered.flush()
-        filtered.close()
-        return stream.getvalue()
-
-    assert passed_on(f"before\n{CHANGED}after\n") == f"[1]<stderr>:before\nhorovodrun: {LINE}\n[1]<stderr>:after\n"
-    trains = CHANGED.replace("Host key verification failed.\n", "") + "".join(f"step {n}\n" for n in range(40))
-    assert passed_on(trains) == "".join(f"[1]<stderr>:{line}" for line in trains.splitlines(keepends=True))
-
-
-def test_an_operator_without_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kubeflow's kubexec.sh would start ranks without their environment."""
-    monkeypatch.setenv("OMPI_MCA_plm_rsh_agent", "/etc/mpi/kubexec.sh")
-    assert remote.get_remote_command("true", "h2") == "/etc/mpi/kubexec.sh h2 true"
-    with pytest.raises(JobFailedError, match=r"kubexec\.sh gives commands no standard input") as caught:
-        remote.get_remote_command("true", "h2", reads_stdin=True)
-    assert caught.value.exit_code == 2
 
 
 # Environments of ranks (patch S2)
@@ -205,48 +160,45 @@ def test_an_unsigned_answer_is_not_unpickled(monkeypatch: pytest.MonkeyPatch) ->
     assert not Path("owned").exists()
 
 
-# The search for common interfaces (patch S4)
-HERE = {"theirs": [LOOPBACK]}
+# The interface between hosts (patch S4)
+def test_a_name_that_only_ssh_knows_has_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_program(tmp_path, "ssh", f'[ "$3" = unknown ] || echo "hostname {LOOPBACK}"')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(network, "resolve_host_address", {LOOPBACK: LOOPBACK}.get)
+    settings = SimpleNamespace(nics=None, verbose=0)
+    assert driver_service.get_common_interfaces(settings, ["h1", "alias"], ["alias"]) == [LOOPBACK]
+    with pytest.raises(ValueError, match=r"no address is known for unknown.* --network-interfaces eth0$"):
+        driver_service.get_common_interfaces(settings, ["h1", "unknown"], ["unknown"])
 
 
-@pytest.fixture
-def _key_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(signature.KEY, signature.make_key())
-    monkeypatch.setattr(ways, "_TRY_S", 60.0)
-    monkeypatch.setattr(ways, "_ALL_S", 60.0)
+def test_a_rank_keeps_the_interface_that_the_user_named() -> None:
+    environ = {mpi_rank.ROUTE_TO: LOOPBACK, "NCCL_SOCKET_IFNAME": "ib0"}
+    mpi_rank.choose_interface(environ)
+    assert environ["HOROVOD_GLOO_IFACE"] == environ["OMPI_MCA_btl_tcp_if_include"] == "lo"
+    assert environ["NCCL_SOCKET_IFNAME"] == "ib0"
 
 
-@pytest.mark.usefixtures("_key_and_time")
-def test_a_host_finds_its_own_interface(monkeypatch: pytest.MonkeyPatch) -> None:
-    with ways._listening() as port:
-        assert ways.reached({**HERE, "off": ["no address"]}, port) == {"theirs": ["lo"]}
-        monkeypatch.setattr(ways, "_interfaces", lambda: {"eth0": ["10.9.8.7"]})
-        assert ways.reached(HERE, port) == {}
-    assert ways.reached(HERE, port) == {}
+# The guard of an MPI rank (patch L1)
+def test_a_guarded_rank_commits_and_its_code_is_reported() -> None:
+    """The guard stays until mpirun ends it, because mpirun would kill the other ranks at its end."""
+    script = "trap 'sleep 0.2; echo committed; exit 3' TERM; echo trains; while :; do sleep 0.02; done"
+    command = [sys.executable, "-I", "-S", mpi_rank.__file__, "300", shlex.join(["sh", "-c", script])]
+    env = {**os.environ, "PMI_RANK": "3"}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as guard:
+        assert guard.stdout is not None
+        assert guard.stdout.readline() == "trains\n"
+        guard.send_signal(signal.SIGUSR1)
+        assert guard.stdout.readline() == "committed\n"
+        for _ in range(2):  # it repeats the report as long as it lives
+            assert guard.stdout.readline() == f"{mpi_rank.NOTICE.format(3, 3)}\n"
+        guard.terminate()
+        assert guard.wait(60) == -signal.SIGTERM
 
 
-@pytest.mark.usefixtures("_key_and_time")
-def test_an_impostor_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hosts often share an address where another user may listen."""
-    for signed in ("", f"{signature.SIGNATURE}: {'0' * 64}\r\n"):
-        with answering(f"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n{signed}\r\n{LOOPBACK}".encode()) as port:
-            assert ways.reached(HERE, int(port)) == {}
-    monkeypatch.setattr(ways, "_TRY_S", 600.0)
-    monkeypatch.setattr(ways, "_ALL_S", 0.3)
-    with socket.create_server((LOOPBACK, 0)) as server:
-        assert ways.reached(HERE, server.getsockname()[1]) == {}
-
-
-@pytest.mark.usefixtures("_key_and_time")
-def test_the_search_survives_unauthenticated_clients(capfd: pytest.CaptureFixture[str]) -> None:
-    """Their code does not run, half a message delays nothing, and one line reports them."""
-    with ways._listening() as port:
-        attack((LOOPBACK, port), Path("owned").absolute())
-        assert ways.reached(HERE, port) == {"theirs": ["lo"]}
-        with socket.create_connection((LOOPBACK, port)) as connection:
-            connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
-            answer = b"".join(iter(lambda: connection.recv(1000), b""))
-    assert b" 403 " in answer and LOOPBACK.encode() not in answer
-    assert not Path("owned").exists()
-    errors = capfd.readouterr().err
-    assert errors.count("refused a request") == errors.count("\n") == 1
+def test_a_rank_ends_with_its_guard() -> None:
+    command = [sys.executable, "-I", "-S", mpi_rank.__file__, "300", "sh -c 'echo trains; exec sleep 1000'"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as guard:
+        assert guard.stdout is not None
+        assert guard.stdout.readline() == "trains\n"
+        guard.kill()
+        assert guard.stdout.read() == ""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from horovod_build.cache import WheelCache, cache_folder
-from horovod_build.errors import BuildError
+from horovod_build.machine import BuildError
 
 
 @pytest.fixture

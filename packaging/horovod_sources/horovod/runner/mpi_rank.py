@@ -1,116 +1,86 @@
-"""Run one rank of an MPI job: mpirun starts this program, and this program starts the rank.
+"""Run one rank of an MPI job: mpirun starts this program, which starts the rank.
 
-mpirun cannot stop ranks gently: it waits a fixed time before SIGTERM and the same time before SIGKILL, even if all
-ranks have ended, and it stops the other ranks in this way when one fails. So each rank has a guard in a session of its
-own, which mpirun does not signal. The guard sends its rank one SIGTERM, and waits for it to commit, when
+mpirun kills all ranks as soon as one ends with an error, and gives them no time. So horovodrun stops them by SIGUSR1,
+which mpirun passes on. This program then sends its rank one SIGTERM, waits until it ends, and stays until horovodrun
+ends mpirun. It reports the exit code in a line of standard error. The rank dies with it.
 
-- SIGUSR1 arrives, which mpirun passes on from horovodrun, or SIGTERM or SIGINT, or
-- mpirun, or its daemon on this host, has ended or has killed what it started: then the pipe to the guard closes.
-
-The guard reports the start and the end of its rank to horovodrun, each in one line of standard error. This module
-imports nothing of Horovod, since it starts with every rank.
+This module imports nothing of Horovod, since it starts with every rank.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
+import math
 import os
-import select
 import shlex
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
+from collections.abc import MutableMapping
 
-STARTED, ENDED = "started", "ended"
-_NOTICE = "<horovodrun: rank {rank} {what} {code}>"
-_ANSWER_S = 10.0  # how long a guard waits for horovodrun's second signal after the ranks' time
+ROUTE_TO = "HOROVOD_ROUTE_TO"
+NOTICE = "<horovodrun: rank {} ended {}>"
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
-_STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGCHLD, signal.SIGUSR1)
 
 
-def notice(what: str, code: int = 0) -> str:
-    """Return the line that reports to horovodrun that the rank has STARTED or ENDED."""
-    rank = next((os.environ[name] for name in _RANKS if name in os.environ), "?")
-    return _NOTICE.format(rank=rank, what=what, code=code)
+def choose_interface(environ: MutableMapping[str, str]) -> None:
+    """Set the network interface, if the user has not: the one that leads to horovodrun's address in `ROUTE_TO`."""
+    with contextlib.suppress(KeyError, OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((environ[ROUTE_TO], 9))  # sends nothing; any port will do
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has no address
+                found = fcntl.ioctl(probe, 0x8915, struct.pack("256s", name.encode()))  # SIOCGIFADDR
+                if socket.inet_ntoa(found[20:24]) == probe.getsockname()[0]:
+                    for variable in ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include"):
+                        environ.setdefault(variable, name)
 
 
-def _report(what: str, code: int = 0) -> None:
-    with contextlib.suppress(OSError):  # horovodrun is gone
-        os.write(2, f"{notice(what, code)}\n".encode())
-
-
-def guard(command: list[str], orders: int, grace_s: float) -> int:
-    """Run the rank, and stop it when the pipe `orders` can be read; return its exit code, as a shell has it.
-
-    If the rank was stopped or failed, wait for a second byte in the pipe, which horovodrun sends when all ranks have
-    ended, and return 0: if this process ended, mpirun would kill the ranks that still commit.
-    """
-    woken, wake = os.pipe()
-    os.set_blocking(wake, False)
-    signal.set_wakeup_fd(wake)
-    for number in (signal.SIGCHLD, *_STOP_SIGNALS):  # the guard itself ends last
-        signal.signal(number, lambda signum, frame: None)
-    _report(STARTED)
-    try:
-        rank = subprocess.Popen(command, start_new_session=True, close_fds=False)  # MPICH hands one down
-    except OSError as error:
-        sys.stderr.write(f"{command[0]}: {error.strerror}\n")
-        sys.stderr.flush()
-        _report(ENDED, 127)
-        return 127
-    deadline: float | None = None
-    closed = False
-    while rank.poll() is None:
-        pipes = [woken] if closed else [woken, orders]
-        ready, _, _ = select.select(pipes, [], [], None if deadline is None else max(0.0, deadline - time.monotonic()))
-        if woken in ready:
-            os.read(woken, 512)
-        if orders in ready:
-            closed = not os.read(orders, 1)
-            if deadline is None:
-                deadline = time.monotonic() + grace_s
-                rank.terminate()
-        if deadline is not None and time.monotonic() >= deadline:
-            rank.kill()
-            rank.wait()
-    with contextlib.suppress(OSError):
-        os.killpg(rank.pid, signal.SIGKILL)  # processes that it left behind
-    code = rank.returncode if rank.returncode >= 0 else 128 - rank.returncode
-    _report(ENDED, code)
-    end = time.monotonic() + grace_s + _ANSWER_S
-    asked = deadline is not None
-    while (code or asked) and not closed and time.monotonic() < end:
-        if not select.select([orders], [], [], 1.0)[0]:
-            _report(ENDED, code)  # mpirun may have cut the first one in two, if the rank printed much at its end
-        elif os.read(orders, 1) and not asked:
-            asked = True  # that was the order to stop
-        else:
-            return 0
-    return code
-
-
-def main() -> int:
-    """Run `mpi_rank.py SECONDS COMMAND`: a rank and its seconds to stop; the command is one argument.
-
-    Returns the rank's exit code.
-    """
-    grace_s, command = float(sys.argv[1]), shlex.split(sys.argv[2])
-    orders, order = os.pipe()
-    guarding = os.fork()
-    if guarding == 0:
-        os.close(order)
-        os.setsid()
-        os._exit(guard(command, orders, grace_s))
-    os.close(orders)
+def end_with_parent(signum: int) -> None:
+    """Let the kernel signal this process when its parent is gone (Linux), and unblock signals; call it after fork."""
     with contextlib.suppress(Exception):
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: SIGTERM when mpirun's daemon is gone
-    for number in _STOP_SIGNALS:
-        signal.signal(number, lambda signum, frame: os.write(order, b"."))
-    _, status = os.waitpid(guarding, 0)
-    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+        ctypes.CDLL(None).prctl(1, signum)  # PR_SET_PDEATHSIG
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def run(command: list[str], grace_s: float) -> int:
+    """Run the rank; return its exit code, as a shell has it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    deadline = math.inf
+    rank = subprocess.Popen(
+        command,
+        start_new_session=True,
+        close_fds=False,  # MPICH hands one down
+        preexec_fn=lambda: end_with_parent(signal.SIGKILL),
+    )
+    while rank.poll() is None:
+        received = signal.sigtimedwait(_SIGNALS, max(0.0, min(deadline - time.monotonic(), 3600.0)))
+        if received is None and time.monotonic() >= deadline:
+            rank.kill()
+        elif received and received.si_signo == signal.SIGUSR1 and deadline == math.inf:
+            deadline = time.monotonic() + grace_s
+            rank.terminate()
+    code = rank.returncode if rank.returncode >= 0 else 128 - rank.returncode
+    number = next((os.environ[name] for name in _RANKS if name in os.environ), "?")
+    while True:  # mpirun may cut a line in two
+        with contextlib.suppress(OSError):  # horovodrun is gone
+            os.write(2, f"{NOTICE.format(number, code)}\n".encode())
+        if deadline == math.inf or time.monotonic() > deadline:
+            return code
+        time.sleep(0.5)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with_parent(signal.SIGKILL)  # mpirun's daemon on this host
+    choose_interface(os.environ)
+    try:
+        code = run(shlex.split(sys.argv[2]), float(sys.argv[1]))
+    except OSError as error:
+        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+        code = 127
+    sys.exit(code)
