@@ -99,7 +99,7 @@ class Agent(AbstractContextManager["Agent"]):
 
 def new_keys(name: str) -> list[str]:
     """Return the ssh option that accepts the key of a new host, unless the user has set StrictHostKeyChecking."""
-    command = ["ssh", "-G", "--", name]  # as the patched Horovod (host_keys.py) and horovodrun_scripts/_launch.sh
+    command = ["ssh", "-G", "--", name]  # as the patched Horovod (remote.py) and horovodrun_scripts/_launch.sh
     with suppress(subprocess.TimeoutExpired):  # the connection will show what is wrong
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SSH_S, check=False)
         if b"stricthostkeychecking ask" in done.stdout.splitlines():
