@@ -52,20 +52,18 @@ def headers_and_users() -> tuple[list[Path], list[Path]]:
     """Return the folders of headers of CUDA and NCCL, and the libraries that call these. Raises NotHere."""
     import horovod.torch as hvd
     import torch
-    from horovod_build import cuda
-    from horovod_build.errors import BuildError
-    from horovod_build.machine import Torch
+    from horovod_build.machine import BuildError, Torch, cuda_homes, find_nccl
 
     if torch.version.cuda is None:
         raise NotHere(f"torch {torch.__version__} is built without CUDA")
     if not hvd.nccl_built():
         raise NotHere("Horovod is built without NCCL")
     here = Torch(torch.__version__, torch.version.cuda, Path(torch.__file__).parents[1])
-    homes = [home for home, _ in cuda.cuda_homes(here) if (home / "include" / "cuda_runtime_api.h").exists()]
+    homes = [home for home, _ in cuda_homes(here) if (home / "include" / "cuda_runtime_api.h").exists()]
     if not homes:
         raise NotHere("there are no headers of the CUDA runtime")
     try:
-        _, _, nccl = cuda.find_nccl(here, homes[0])
+        _, _, nccl = find_nccl(here, homes[0])
     except BuildError as error:
         raise NotHere(str(error)) from None
     users = [*(Path(torch.__file__).parent / "lib").glob("lib*.so"), *Path(hvd.__file__).parent.glob("mpi_lib*.so")]

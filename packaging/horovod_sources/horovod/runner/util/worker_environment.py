@@ -17,7 +17,6 @@ from horovod.runner.common.util.outcome import JobFailedError
 
 MORE = "HVD_TRAIN_ENV"
 
-# The function `is_passed_on` in horovodrun_scripts/_launch.sh has the same list, and a test compares them.
 _NAMES = (
     *("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "TMPDIR", "XDG_CACHE_HOME", "VIRTUAL_ENV", "CONDA_PREFIX"),
     *("OPAL_PREFIX", "CC", "CXX", "GLIBC_TUNABLES", "LANG", "LANGUAGE", "TZ"),
