@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +105,9 @@ def exact(check: Check, ranks: int, sizes: str, busy_s: int = 0, **variables: st
 def sums(check: Check) -> None:
     """Reduce on 1 rank up to the most, with and without Horovod's own kernels for copies."""
     sizes = "5 10007 3000017" if check.gpu else "5 1003"
-    for ranks in range(1, check.most_ranks + 1):
-        for batched in ("1", "0"):
-            look = partial(exact, check, ranks, sizes, HOROVOD_BATCH_D2D_MEMCOPIES=batched)
-            check.find(f"{ranks} ranks, batched copies {batched}", look)
+    for ranks, batched in product(range(1, check.most_ranks + 1), "10"):
+        look = partial(exact, check, ranks, sizes, HOROVOD_BATCH_D2D_MEMCOPIES=batched)
+        check.find(f"{ranks} ranks, batched copies {batched}", look)
 
 
 def equality(check: Check) -> None:
@@ -140,7 +139,8 @@ def faults(check: Check) -> None:
     """Kill and stop ranks of an elastic job, and keep the GPU busy before a sum."""
     ranks, run = min(3, check.most_ranks), check.folder / "elastic"
     if ranks < 2:
-        return print("faults: not run, they take two ranks: two GPUs, or one and NCCL 2.30")
+        print("faults: not run, they take two ranks: two GPUs, or one and NCCL 2.30")
+        return
     line = f"bash {ROOT}/horovodrun_scripts/train_elastic.sh --discover echo\tlocalhost:{ranks} -- digits --ledger"
     line += f" --epochs 1000000 --eval-epochs 1000 --device {check.device} --output-dir elastic"
     command = [word.replace("\t", " ") for word in line.split(" ")]
@@ -154,14 +154,12 @@ def faults(check: Check) -> None:
             return f"{report.steps:,} steps in worlds of {report.world_sizes} ranks, every sample once per epoch"
 
         check.find("first steps", lambda: f"after {_more_steps(run):.1f} s")
-        check.find("kill -9 of the first rank", partial(strike, job, run, ranks, 0, signal.SIGKILL))
-        check.find("kill -9 of the last rank", partial(strike, job, run, ranks, -1, signal.SIGKILL))
-        check.find("SIGSTOP of a rank", partial(strike, job, run, ranks, 0, signal.SIGSTOP))
+        for name, index in (("SIGKILL", 0), ("SIGKILL", -1), ("SIGSTOP", 0)):
+            check.find(f"{name} of rank {index % ranks}", partial(strike, job, run, ranks, index, signal.Signals[name]))
         check.find("audit", end)
     # A GPU that is busy for longer than a rank may be silent is no fault.
     limits = {"HOROVOD_ELASTIC": "1", "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": "5"}
     check.find("busy GPU", partial(exact, check, 2, "100003", busy_s=8, **limits))
-    return None
 
 
 def strike(job: subprocess.Popen[bytes], run: Path, ranks: int, index: int, number: signal.Signals) -> str:

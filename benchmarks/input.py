@@ -1,7 +1,7 @@
 """How fast images arrive, over the usual way in torchvision: images per second of one core.
 
-    python -m benchmarks.input               3 minutes on an idle core
-    python -m benchmarks.input --quick       half a minute; no record
+    python -m benchmarks.input               2 minutes on an idle core
+    python -m benchmarks.input --quick       a few seconds; no record
 
 Two loaders, each with one process, take turns of a pass over the data set. A pass is measured in processor time of all
 processes. JPEG files of 500 x 375 pixels become random resized crops of 224 (training; our device normalises them), or
@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from benchmarks.turns import parser, ratios, summary, take_turns, write
+from benchmarks.turns import main, ratios, summary, take_turns
 from hvd_train.config import DataConfig
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet, Source
 from hvd_train.data.folder import open_folder
@@ -48,12 +48,6 @@ def photograph(generator: np.random.Generator) -> Image.Image:
         plane = np.fft.irfft2(waves, (height, width))
         planes.append(plane / plane.std() * spread + middle)
     return Image.fromarray(np.stack(planes, axis=-1).clip(0, 255).astype(np.uint8), "YCbCr")
-
-
-def theirs(data: ImageFolder) -> Pass:
-    """Return a pass through a DataLoader with the usual settings."""
-    loader = DataLoader(data, BATCH, shuffle=True, num_workers=1, persistent_workers=True)
-    return lambda: sum(len(images) for images, _ in loader)
 
 
 def ours(data: DataSet, source: Source) -> Pass:
@@ -86,45 +80,36 @@ def per_second(images: Pass) -> float:
     return images() / (processor_seconds() - before)
 
 
-def of_files(root: Path, images: int, turns: int, quality: int) -> list[dict[str, Any]]:
-    """Return the comparisons that read JPEG files in 4 classes."""
-    generator, size = np.random.default_rng(0), 0
-    for number in range(images):
-        path = root / "train" / str(number % 4) / f"{number:04}.jpg"
+def photographs(root: Path, number: int) -> float:
+    """Write JPEG files in 4 classes, which are both training and validation set; return their mean size in kB."""
+    generator, paths = np.random.default_rng(0), [root / "train" / f"{i % 4}" / f"{i:04}.jpg" for i in range(number)]
+    for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
-        photograph(generator).save(path, quality=quality)
-        size += path.stat().st_size
+        photograph(generator).save(path, quality=90)
     (root / "val").symlink_to("train")
-    data = open_folder(root, DataConfig(data="folder", data_dir=root))
-    assert data.val is not None
-    crops = {
-        "training": (data.train, [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()]),
-        "evaluation": (data.val, [transforms.Resize(256), transforms.CenterCrop(224)]),
-    }
-    found, usual = [], [transforms.ToTensor(), transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
-    for kind, (source, crop) in crops.items():
-        images_of_folder = ImageFolder(root / "train", transforms.Compose([*crop, *usual]))
-        sides = {"ours": ours(data, source), "usual": theirs(images_of_folder)}
-        rates = take_turns({side: partial(per_second, images) for side, images in sides.items()}, turns, warm_up=2)
-        speeds = {side: round(statistics.median(values), 1) for side, values in rates.items()}
-        name = f"JPEG of {size / images / 1000:.0f} KB, {kind}"
-        one = summary(name, ratios(rates["ours"], rates["usual"]), "at least", 1.8)
-        found.append({**one, "images_per_second": speeds})
+    return statistics.mean(path.stat().st_size for path in paths) / 1000
+
+
+def measure(quick: bool) -> list[dict[str, Any]]:
+    """Return the comparisons."""
+    images, turns = (30, 2) if quick else (128, 12)
+    found, tail = list[dict[str, Any]](), [transforms.ToTensor(), transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
+    with tempfile.TemporaryDirectory(prefix="input-") as name:
+        size = photographs(root := Path(name), images)
+        data = open_folder(root, DataConfig(data="folder", data_dir=root))
+        for kind, source, crop in (
+            ("training", data.train, [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()]),
+            ("evaluation", data.val or data.train, [transforms.Resize(256), transforms.CenterCrop(224)]),
+        ):
+            folder = ImageFolder(root / "train", transforms.Compose([*crop, *tail]))
+            loader = DataLoader(folder, BATCH, shuffle=True, num_workers=1, persistent_workers=True)
+            sides = {"ours": ours(data, source), "usual": lambda batches=loader: sum(len(one[1]) for one in batches)}
+            rates = take_turns({side: partial(per_second, one) for side, one in sides.items()}, turns, warm_up=2)
+            one = summary(f"JPEG of {size:.0f} KB, {kind}", ratios(rates["ours"], rates["usual"]), "at least", 1.8)
+            found.append({**one, "images_per_second": {side: round(statistics.median(rates[side])) for side in rates}})
     return found
 
 
-def main() -> None:
-    """Measure and, unless --quick is given, write the record."""
-    quick = parser(__doc__).parse_args().quick
-    torch.set_num_threads(1)
-    images, turns = (30, 2) if quick else (128, 12)
-    comparisons = []
-    for quality in (90, 75):
-        with tempfile.TemporaryDirectory(prefix="input-") as folder:
-            comparisons += of_files(Path(folder), images, turns, quality)
-    if not quick:
-        write("input", "benchmarks.input", {"comparisons": comparisons})
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    main(__doc__, "benchmarks.input", {"input": measure})

@@ -40,8 +40,6 @@ KINDS = {
     "taken": "a host is taken from the list",
     "joins": "a host is added to the list",
 }
-
-
 # The launcher of a running job; the time of each step's end, its world and the ranks in that; the worker on a host.
 Case = tuple[subprocess.Popen[bytes], Callable[[], list[tuple[float, str, int]]], Callable[[str], psutil.Process]]
 
@@ -127,7 +125,7 @@ def main() -> None:
         in_time = [s for s in times[kind] if s is not None]
         median = f"{statistics.median(in_time):.2f} s" if in_time else "none in time"
         print(f"{fault}: median {median}, {len(in_time)} of {len(times[kind])} within 60 s", flush=True)
-    write(f"recovery-{'plain' if options.plain else 'ours'}", "benchmarks.recovery", {"seconds": times})
+    write(f"recovery-{'plain' if options.plain else 'ours'}", "benchmarks.recovery", seconds=times)
 
 
 if __name__ == "__main__":

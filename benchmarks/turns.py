@@ -39,13 +39,6 @@ LAUNCHERS = {
 }
 
 
-def parser(document: str | None) -> argparse.ArgumentParser:
-    """Return the parser of a benchmark's command line."""
-    made = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--quick", action="store_true", help="take few turns and write no record")
-    return made
-
-
 def take_turns(actions: Mapping[str, Callable[[], float]], turns: int, warm_up: int = 1) -> dict[str, list[float]]:
     """Call the actions in turn, in alternating order; return their results without the first `warm_up` turns."""
     values: dict[str, list[float]] = {name: [] for name in actions}
@@ -70,11 +63,11 @@ def summary(name: str, values: Sequence[float], aim: str, limit: float) -> dict[
     medians = sorted(statistics.median(generator.choices(values, k=len(values))) for _ in range(draws))
     low, high = (float(f"{medians[int(share * draws)]:.4g}") for share in (0.025, 0.975))
     median = float(f"{statistics.median(values):.4g}")
-    found: dict[str, Any] = {"comparison": name, "median": median, "interval": [low, high]}
     worse, worst = (low < limit, high < limit) if aim == "at least" else (high > limit, low > limit)
     verdict = "met" if not worse else "not met" if worst else "not decided"
     print(f"{name}: {median} ({low} to {high}), {aim} {limit}: {verdict}", flush=True)
-    return {**found, "aim": f"{aim} {limit}", "verdict": verdict}
+    aim = f"{aim} {limit}"
+    return {"comparison": name, "median": median, "interval": [low, high], "aim": aim, "verdict": verdict}
 
 
 def about(module: str) -> dict[str, Any]:
@@ -85,10 +78,22 @@ def about(module: str) -> dict[str, Any]:
     return {"command": command, "date": time.strftime("%Y-%m-%d"), "machine": machine, "commit": commit}
 
 
-def write(name: str, module: str, facts: Mapping[str, Any]) -> None:
+def write(name: str, module: str, **facts: Any) -> None:
     """Write the record of a measurement."""
     record = json.dumps({**about(module), **facts}, indent=1)
     (ROOT / "benchmarks" / "records" / f"{name}.json").write_text(f"{record}\n")
+
+
+def main(document: str | None, module: str, measures: Mapping[str, Callable[[bool], list[dict[str, Any]]]]) -> None:
+    """Make the measurements that the command line names, which write a record unless --quick is given."""
+    parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="take few turns and write no record")
+    parser.add_argument("name", nargs="?", choices=measures, help="the measurement (default: all)")
+    options = parser.parse_args()
+    for name in [options.name] if options.name else measures:
+        comparisons = measures[name](options.quick)
+        if not options.quick:
+            write(name, module, comparisons=comparisons)
 
 
 def compare(
