@@ -48,21 +48,19 @@ def test_elastic_in_an_allocation(slurm: Slurm) -> None:
 
 
 def test_the_warning_before_the_time_limit(slurm: Slurm) -> None:
-    """The job commits before the limit and is requeued, for each way to start ranks."""
+    """The job commits before the limit and is requeued."""
     pace(slurm.folder, 1)
     batch = [*SBATCH, "--time", "3", str(SCRIPTS / "train_slurm.sbatch")]
     training = ["digits", "--model", OBEDIENT, "--epochs", "12"]
-    jobs = [slurm.command(*batch, *way, *training) for way in ([], ["--horovodrun", "--"])]
-    for job in jobs:
-        wait_for("the requeue", lambda job=job: "back into the queue" in slurm.output(job))
-        assert "committed; the same command resumes from there" in slurm.output(job)
-        assert "TIME LIMIT" not in slurm.output(job)
+    job = slurm.command(*batch, *training)
+    wait_for("the requeue", lambda: "back into the queue" in slurm.output(job))
+    assert "committed; the same command resumes from there" in slurm.output(job)
+    assert "TIME LIMIT" not in slurm.output(job)
     (slurm.folder / "pace").unlink()
-    for job in jobs:
-        wait_for("the end", lambda job=job: "done: top-1" in slurm.output(job))
-        assert "resuming at epoch" in slurm.output(job)
-        summary = json.loads((slurm.folder / f"runs/slurm-{job}/summary.json").read_text())
-        assert (summary["finished"], summary["epochs"], summary["world_size"]) == (True, 12, 2)
+    wait_for("the end", lambda: "done: top-1" in slurm.output(job))
+    assert "resuming at epoch" in slurm.output(job)
+    summary = json.loads((slurm.folder / f"runs/slurm-{job}/summary.json").read_text())
+    assert (summary["finished"], summary["epochs"], summary["world_size"]) == (True, 12, 2)
 
 
 @pytest.mark.parametrize("line", commands("clusters.md")["Slurm"])

@@ -1,4 +1,4 @@
-"""Flags of each mpirun, containers by Apptainer and docker, and ssh in the image."""
+"""Flags of each mpirun, containers by docker, and ssh in the image."""
 
 import json
 import os
@@ -66,22 +66,6 @@ def test_open_mpi_is_found_on_other_hosts(tmp_path: Path, system_only: str) -> N
     assert dry_run("train_hostfile.sh", LOCALHOST, "--mpi", cwd=tmp_path, PATH=path)[:4] == expected
     assert dry_run("train_hostfile.sh", LOCALHOST, "--mpi", cwd=tmp_path, **chosen)[0] == "horovodrun"
     assert dry_run("train_hostfile.sh", LOCALHOST, "--gloo", cwd=tmp_path, PATH=path)[0] == "horovodrun"
-
-
-def test_apptainer(tmp_path: Path, system_only: str) -> None:
-    """One machine gets one container with horovodrun; a Slurm allocation gets srun with a container for each task."""
-    folder, image = tmp_path / "programs", tmp_path / "an image.sif"
-    program(folder / "apptainer", "exit 9")
-    image.touch()
-    path = f"{folder}:{system_only}"
-    inside = ["apptainer", "exec", "--bind", "/scratch", str(image)]
-    typed = ["train_apptainer.sh", image, "--bind", "/scratch"]
-    words = dry_run(*typed, "-n", "3", "--", "digits", cwd=tmp_path, PATH=path)
-    assert words == [*inside, "horovodrun", "-np", "3", "--gloo", "hvd-train", "train", "digits"]
-    words = dry_run(*typed, "--", "digits", cwd=tmp_path, PATH=path, SLURM_NTASKS="8")
-    assert words == ["srun", *inside, "hvd-train", "train", "digits"]
-    words = dry_run("train_apptainer.sh", image, cwd=tmp_path, PATH=path, CUDA_VISIBLE_DEVICES="0,1")
-    assert words[:6] == ["apptainer", "exec", "--nv", str(image), "horovodrun", "-np"]
 
 
 @pytest.fixture

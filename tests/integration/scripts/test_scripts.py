@@ -119,8 +119,6 @@ def test_shellcheck_has_no_complaint() -> None:
         ("train_elastic.sh --min-np none", "--min-np takes a number from 1, not 'none'"),
         ("train_elastic.sh --min-np 4 --max-np 2", "--max-np 2 is less than --min-np 4"),
         ("train_elastic.sh --env NOT_SET", "--env NOT_SET: there is no such variable in the environment"),
-        ("train_apptainer.sh", "which image?"),
-        ("train_apptainer.sh none.sif", "there is no image none.sif"),
     ],
 )
 def test_bad_input_is_one_line(line: str, says: str, tmp_path: Path) -> None:
