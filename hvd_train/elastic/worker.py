@@ -136,6 +136,6 @@ class ErrorsInARow:
         return ErrorsInARow(self.count + 1, self.place, exit_code) if is_same else ErrorsInARow(1, place, exit_code)
 
     def __str__(self) -> str:
-        known = {"building": "before the ranks met", "rendezvous": "when the ranks met"}
+        known = {"building": "before the ranks connected", "rendezvous": "while the ranks connected"}
         place = f"in step {self.place + 1}" if isinstance(self.place, int) else known[self.place]
         return f"{self.count} workers in a row ended with an error {place} (see above)"

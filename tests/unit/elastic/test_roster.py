@@ -190,7 +190,7 @@ def test_a_typo_in_the_model_ends_the_job() -> None:
     play.wait(2)
     assert play.finish is None
     play.fail(play.started[2], "building")
-    assert play.finish == Finish(5, "3 workers in a row ended with an error before the ranks met (see above)")
+    assert play.finish == Finish(5, "3 workers in a row ended with an error before the ranks connected (see above)")
 
 
 def test_one_bad_host_does_not_end_the_job() -> None:
