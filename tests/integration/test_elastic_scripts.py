@@ -1,5 +1,6 @@
 """discover_hosts.sh and train_elastic.sh on this machine: output, errors and real trainings."""
 
+import json
 import os
 import signal
 import subprocess
@@ -57,6 +58,18 @@ def test_the_start_waits_for_the_slots_listed() -> None:
         line = launching.dry_run("train_elastic.sh", "--hosts", "hosts", *options, "--", "digits", cwd=Path())
         assert line[line.index("-np") + 1] == workers
         assert line[-2:] == ["train", "digits"]
+
+
+@pytest.mark.slow
+def test_paths_outside_ascii_in_the_plainest_locale() -> None:
+    """cron and many containers run under LC_ALL=C."""
+    folder = Path("Größe 'x' $HOME")
+    folder.mkdir()
+    (folder / "hosts").write_text("localhost slots=2\n")
+    line = ["--hosts", f"{folder}/hosts", "--", "digits", "--epochs", "1", "--output-dir", f"{folder}/run"]
+    done = run("train_elastic.sh", *line, LC_ALL="C", LANG="C", PYTHONUTF8="", PYTHONCOERCECLOCALE="")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((folder / "run" / "summary.json").read_text())["world_size"] == 2
 
 
 def test_a_killed_worker_is_replaced_and_no_sample_is_lost(tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
 """Settings of a training on real ranks, compared with one rank or plain torch."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hvd_train.errors import UsageError
+from hvd_train.network.device import loss_scaler
 from hvd_train.progress.metrics import NUM_SUMS
 from hvd_train.world.world import LocalWorld, Reduction, World
 from tests.parallel.test_equivalence import TOLERANCE
@@ -78,6 +80,34 @@ def test_a_stopped_run_resumes_bit_identically(world: World, settings: dict[str,
     result, weights = trained(world, config, runs.batch_norm)
     assert (result.finished, result.steps) == (True, 20)
     assert equal(weights, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parallel
+def test_the_wire_in_fp16_loses_nothing_that_fp16_can_hold(world: World) -> None:
+    """With the loss scale that a run finds, sums of gradients from 1e-9 to 1e5 have the precision of fp16.
+
+    Very small sums may be off by fp16's smallest number times the number of ranks.
+    """
+    size, rank = world.place.size, world.place.rank
+    for exponent in range(-9, 6):
+        model = nn.Linear(1, 1, bias=False)
+        optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.0), model, Reduction(fp16_wire=True))
+        scaler = loss_scaler(small_config(compression="fp16"), torch.device("cpu"), fp16_wire=True)
+        expected, found = 10.0**exponent, math.nan
+        for _ in range(40):  # until it neither overflows nor could grow
+            model.zero_grad(set_to_none=True)
+            world.expect_passes(optimizer, 1)
+            loss = model(torch.full((1, 1), expected * 2 * (rank + 1) / (size * (size + 1)))).sum()
+            torch.autograd.backward(scaler.scale(loss))
+            with world.reduced(optimizer):
+                scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+            assert model.weight.grad is not None
+            if math.isfinite(found := float(model.weight.grad)):
+                break
+        assert found == pytest.approx(expected, rel=2.0**-9, abs=size * 2.0**-24 / scaler.get_scale()), exponent
 
 
 def adasum(first: Tensor, second: Tensor) -> Tensor:

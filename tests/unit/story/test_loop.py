@@ -18,7 +18,7 @@ from hvd_train.config import Config, ScheduleConfig
 from hvd_train.errors import Diverged, UsageError
 from hvd_train.job import Clocks, better
 from hvd_train.progress.clock import Stopwatch, Timer
-from hvd_train.state import Evaluation
+from hvd_train.state import Evaluation, TrainState
 from hvd_train.world.world import LocalWorld
 from tests.support import runs
 from tests.support.runs import NUM_SAMPLES, equal, small_config, trained
@@ -85,8 +85,14 @@ def test_too_many_bad_steps_in_a_row_end_the_run() -> None:
 
 @pytest.fixture
 def committed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the committed steps; the disk is too busy for a commit of step 8."""
     steps = list[int]()
-    monkeypatch.setattr(DiskStore, "commit", lambda store, state: steps.append(state.progress.step))
+
+    def commit(store: DiskStore, state: TrainState) -> bool:
+        steps.append(state.progress.step)
+        return state.progress.step != 8
+
+    monkeypatch.setattr(DiskStore, "commit", commit)
     return steps
 
 
@@ -126,6 +132,12 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> Ticking:
 
     monkeypatch.setattr(Clocks, "of", clocks)
     return model
+
+
+def test_a_commit_is_due_some_seconds_after_the_one_before(ticking: Ticking, committed: list[int]) -> None:
+    """If the disk is too busy, the next step tries again."""
+    trained(LocalWorld(), small_config(epochs=1, batch_size=20, commit_seconds=3.0), lambda _: ticking)
+    assert committed == [4, 8, 9]
 
 
 def test_a_time_limit_stops_after_the_current_step(ticking: Ticking) -> None:

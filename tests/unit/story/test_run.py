@@ -172,3 +172,9 @@ def test_another_validation_set_is_reported_and_starts_a_new_best(capsys: pytest
     result, _ = trained(LocalWorld(), config.replace(data_changed=True), data=changed)
     assert result.best_epoch == 2
     assert audit(Path("run")).changes == ()
+
+
+def test_ranks_with_different_data_are_refused() -> None:
+    with pytest.raises(UsageError, match="the ranks differ in the data set"):
+        run_ranks(2, lambda world: trained(world, small_config(), data=(digits(), FEWER)[world.place.rank]))
+    assert not Path("run").exists()
