@@ -60,6 +60,8 @@ class HorovodWorld(World):
         os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
         # After a minute Horovod names a live rank that does not take part; this ends the job.
         os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "600")
+        # NCCL connects the ranks when a communicator forms, where a peer that dies is noticed, not in the first sum.
+        os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
         self._optimizers: dict[Optimizer, GroupedOptimizer] = {}
         self._rendezvous = _rendezvous_of_srun() if slurm.alone(os.environ) else None
         self.place = self._connect()

@@ -59,6 +59,9 @@ class Memory:
         return bool(np.isnan(self.values()).all())
 
 
+IN_PROGRESS = 7  # ncclInProgress
+
+
 class UniqueId(ctypes.Structure):
     """As in nccl.h."""
 
@@ -66,15 +69,25 @@ class UniqueId(ctypes.Structure):
 
 
 def communicator(name: str, size: int, rank: int) -> c_void_p:
-    handle = c_void_p()
-    call("ncclCommInitRank", byref(handle), size, UniqueId(f"/fake_gpu-test-{name}".encode()), rank)
+    handle, config = c_void_p(), (ctypes.c_int * 32)()  # of which the stand-in reads `blocking`, which is 0
+    nccl(
+        handle, "ncclCommInitRankConfig", byref(handle), size, UniqueId(f"/fake_gpu-test-{name}".encode()), rank, config
+    )
     return handle
+
+
+def nccl(handle: c_void_p, function: str, *arguments: Any) -> None:
+    """Call a function of NCCL and wait until it is done."""
+    result = c_int(getattr(LIBRARY, function)(*arguments))
+    while result.value == IN_PROGRESS:
+        LIBRARY.ncclCommGetAsyncError(handle, byref(result))
+    assert result.value == 0, f"{function}: {result.value}"
 
 
 def all_reduce(memory: Memory, handle: c_void_p, stream: c_void_p, operation: int = 0) -> None:
     like = memory.values()
     kind = 6 if like.dtype == np.float16 else 7
-    call("ncclAllReduce", memory.at, memory.at, c_size_t(like.size), kind, operation, handle, stream)
+    nccl(handle, "ncclAllReduce", memory.at, memory.at, c_size_t(like.size), kind, operation, handle, stream)
 
 
 def order() -> Any:

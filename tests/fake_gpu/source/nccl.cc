@@ -38,8 +38,9 @@ struct Communicator {
     }
     const int rank, size;
     std::atomic<bool> aborted{false};
-    std::atomic<ncclResult_t> state{ncclSuccess};
-    uint64_t issued = 0; // operations begin in the order of their calls, on whatever streams they are
+    std::atomic<ncclResult_t> state{ncclInProgress};
+    std::atomic<int> looks{0}; // until the last call counts as done, as for communicators that do not block
+    uint64_t issued = 0;       // operations begin in the order of their calls, on whatever streams they are
     std::atomic<uint64_t> finished{0};
     uint64_t rounds = 0;
     Board *board = nullptr;
@@ -145,25 +146,38 @@ API ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     return ncclSuccess;
 }
 
-API ncclResult_t ncclCommInitRank(ncclComm_t *handle, int size, ncclUniqueId id, int rank) {
-    if (size < 1 || size > MOST_RANKS || rank < 0 || rank >= size) return ncclInvalidArgument;
+API const char *ncclGetLastError(ncclComm_t) { return "the stand-in has no more to say"; }
+
+API ncclResult_t ncclCommInitRankConfig(ncclComm_t *handle, int size, ncclUniqueId id, int rank, ncclConfig_t *config) {
+    if (size < 1 || size > MOST_RANKS || rank < 0 || rank >= size || config->blocking != 0) return ncclInvalidArgument;
     if (due("die-in-init", rank)) {
-        fprintf(stderr, "fake_gpu: rank %d dies in ncclCommInitRank, as ordered\n", rank);
+        fprintf(stderr, "fake_gpu: rank %d dies in ncclCommInitRankConfig, as ordered\n", rank);
         kill(getpid(), SIGKILL);
     }
     auto shared = std::make_shared<Communicator>(rank, size);
-    if (!shared->join(id.internal)) return ncclSystemError;
+    std::thread([shared, id] { shared->state = shared->join(id.internal) ? ncclSuccess : ncclSystemError; }).detach();
     static uintptr_t created = 0;
     std::lock_guard<std::mutex> guard(table);
     *handle = reinterpret_cast<ncclComm_t>(++created);
     live()[*handle] = shared;
-    return ncclSuccess;
+    return ncclInProgress;
 }
 
 API ncclResult_t ncclCommGetAsyncError(ncclComm_t handle, ncclResult_t *error) {
     auto shared = communicator_of(handle, "ncclCommGetAsyncError");
     if (shared == nullptr) return ncclInvalidArgument;
     *error = shared->state;
+    if (*error == ncclSuccess && shared->looks > 0) {
+        --shared->looks;
+        *error = ncclInProgress;
+    }
+    return ncclSuccess;
+}
+
+API ncclResult_t ncclCommFinalize(ncclComm_t handle) {
+    auto shared = communicator_of(handle, "ncclCommFinalize");
+    if (shared == nullptr) return ncclInvalidArgument;
+    shared->wait_until([&] { return shared->finished == shared->issued; });
     return ncclSuccess;
 }
 
@@ -185,23 +199,28 @@ API ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclData
                                ncclComm_t comm, cudaStream_t stream) {
     auto shared = communicator_of(comm, "ncclAllReduce");
     if (shared == nullptr) return ncclInvalidArgument;
+    if (shared->state == ncclInProgress || shared->looks > 0) {
+        report("ncclAllReduce: the call before it is still in progress");
+        return ncclInvalidUsage;
+    }
     if (shared->state != ncclSuccess) return shared->state;
     bool is_half = type == ncclFloat16, is_double = type == ncclFloat64;
     if ((!is_half && !is_double && type != ncclFloat32) || (op != ncclSum && op != ncclAvg)) {
         report("ncclAllReduce of type %d with operation %d is not in the stand-in", type, op);
         return ncclInvalidArgument;
     }
-    bool is_error = due("async-error", shared->rank);
+    bool is_error = due("async-error", shared->rank), hangs = is_error || due("hang", shared->rank);
     uint64_t number = shared->issued++;
     auto work = [=] {
         shared->wait_until([&] { return shared->finished == number; });
         if (is_error) shared->state = ncclRemoteError;
-        shared->wait_until([&] { return !is_error; }); // hangs until the abort
+        shared->wait_until([&] { return !hangs; }); // until the abort
         auto *summed = is_half ? sum<__half> : is_double ? sum<double> : sum<float>;
         if (!shared->aborted) summed(*shared, in, out, count, op == ncclAvg);
         ++shared->finished;
     };
     size_t bytes = count * (is_half ? 2 : is_double ? 8 : 4);
     stream_of(stream, current_device).push({"ncclAllReduce", {{in, bytes, false}, {out, bytes, true}}, work});
-    return ncclSuccess;
+    shared->looks = 2;
+    return ncclInProgress;
 }

@@ -24,7 +24,7 @@ def calls() -> list[str]:
 def starts(monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> Iterator[Starts]:
     """The place that each start of Horovod returns; the test must use all of them."""
     places: Starts = []
-    for name in ("HOROVOD_DISABLE_GROUP_FUSION", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"):
+    for name in ("HOROVOD_DISABLE_GROUP_FUSION", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "NCCL_RUNTIME_CONNECT"):
         monkeypatch.setenv(name, "set by a test")
     monkeypatch.setenv("HVD_TRAIN_SLOT", "1")
     for question in ("wait_for_first_rank", "announce_rejoining"):

@@ -23,7 +23,7 @@ class FourRanks(HorovodWorld):
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> FourRanks:
-    for name in ("HOROVOD_DISABLE_GROUP_FUSION", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"):
+    for name in ("HOROVOD_DISABLE_GROUP_FUSION", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "NCCL_RUNTIME_CONNECT"):
         monkeypatch.setenv(name, "set by a test")
     monkeypatch.setattr(hvd, "mpi_enabled", lambda: False)
     return FourRanks()
@@ -58,6 +58,7 @@ def test_an_operation_that_breaks_is_a_lost_rank(
 def test_a_default_that_would_change_a_result_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums have a fixed order."""
     monkeypatch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "7")
+    monkeypatch.setenv("NCCL_RUNTIME_CONNECT", "1")
     monkeypatch.setenv("HOROVOD_DISABLE_GROUP_FUSION", "before")
     monkeypatch.delenv("HOROVOD_DISABLE_GROUP_FUSION")
     FourRanks()

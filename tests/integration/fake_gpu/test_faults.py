@@ -1,0 +1,71 @@
+"""Faults of GPUs and NCCL on the stand-in: none hangs a job, and none gives a wrong result."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fake_gpu.launch import OnGpu
+from tests.support.launching import finished, launch_line, started, wait_for
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+SCRIPT = Path(__file__).parents[3] / "horovodrun_scripts" / "train_elastic.sh"
+ELASTIC = {"HOROVOD_ELASTIC": "1", "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": "2"}
+RIGHT = [[True, True, True]] * 2
+
+
+def sums(gpu: OnGpu, *busy_ms: int, faults: str = "", **variables: str) -> list[list[object]]:
+    """Return for each of two ranks whether each sum is right, or its error. The GPU is busy before the sums."""
+    play = [sys.executable, "-m", "tests.fake_gpu.horovod_plays", "sums", *map(str, busy_ms)]
+    variables = {**gpu.variables(faults=faults), **variables}
+    _, output = finished(launch_line("gloo", 2, *play), gpu.folder, variables=variables)
+    return [json.loads(line) for line in re.findall(r"<stdout>:(\[.*\])$", output, re.MULTILINE)]
+
+
+def test_sums_are_right(gpu: OnGpu) -> None:
+    assert sums(gpu, 0, 500, 0) == RIGHT
+
+
+def test_a_busy_gpu_is_no_silent_peer(gpu: OnGpu) -> None:
+    """Work queued before a sum may take longer than the limit of an operation between ranks."""
+    assert sums(gpu, 0, 4000, 0, **ELASTIC) == RIGHT
+
+
+@pytest.mark.parametrize("variables", [{}, ELASTIC], ids=["static", "elastic"])
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("horovod-launch@3:1", "BatchedScaledD2DMemcpyCudaImpl failed: "),
+        ("async-error@2:1", "result 6 of the stand-in for NCCL"),
+        ("hang@2", "a GPU operation has not ended after 2 seconds (HVD_TRAIN_NCCL_TIMEOUT_SECONDS)"),
+    ],
+)
+def test_a_broken_sum_is_an_error(gpu: OnGpu, fault: str, message: str, variables: dict[str, str]) -> None:
+    """On both ranks, before the sum ends as well as after, and no rank takes its own numbers for sums."""
+    seen = sums(gpu, 0, 0, 0, faults=fault, HVD_TRAIN_NCCL_TIMEOUT_SECONDS="2", **variables)
+    assert len(seen) == 2
+    assert all(of_rank[0] is True and False not in of_rank and True not in of_rank[1:] for of_rank in seen), seen
+    assert message in str(seen)
+
+
+def test_an_error_of_nccl_ends_a_static_job(gpu: OnGpu) -> None:
+    line = launch_line("gloo", 2, str(Path(sys.executable).parent / "hvd-train"), "train", "digits", "--device", "cuda")
+    code, output = finished(line, gpu.folder, variables=gpu.variables(faults="async-error@40:1"))
+    assert code not in (0, 134)
+    assert "NCCL async error: " in output
+    assert "NCCL_DEBUG=INFO" in output
+
+
+def test_a_death_in_init_does_not_end_an_elastic_job(gpu: OnGpu) -> None:
+    """A worker that dies while communicators form is replaced."""
+    line = [str(SCRIPT), "--discover", "echo localhost:2", "-np", "2", "--", "digits", "--device", "cuda"]
+    line += ["--epochs", "1", "--output-dir", "run"]
+    marks = gpu.folder / "marks"
+    marks.mkdir()
+    variables = gpu.variables(faults="die-in-init@1:1", once=marks)
+    with started(line, gpu.folder, gpu.folder / "output.txt", variables) as script:
+        wait_for("the end", lambda: script.poll() is not None, limit_s=120)
+        assert script.returncode == 0, (gpu.folder / "output.txt").read_text()
