@@ -124,9 +124,14 @@ fetch_headers() (
   dpkg -x "$package"_*.deb tree && mv tree "../${HEADERS##*/}"
 )
 
+# Print the major version of the CUDA that torch is built for.
+cuda_of_torch() {
+  sed -n 's/^cuda-toolkit==\([0-9]*\)\..*/\1/p' requirements/constraints.txt | head -1
+}
+
 # End with a line for each thing that is missing on this machine, before anything is downloaded.
 check_machine() {
-  local problems=() newer="" version there
+  local problems=() newer="" version there driver wanted
   [ "$(uname)" = Linux ] || fail "this is $(uname): Horovod and this project run on Linux"
   version=$("$PYTHON" -c "$VERSION")
   if ! is_new_enough "$PYTHON"; then
@@ -149,6 +154,11 @@ CXX=g++-$OLDEST_GCC make env"
   if ! has_headers && ! { is_system_python && command -v dpkg >/dev/null; }; then
     problems+=("there is no Python.h for $PYTHON (Horovod is an extension module): apt install $(debian_package -dev)")
   fi
+  driver=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\)\..*/\1/p')
+  wanted=$(cuda_of_torch)
+  [ "${driver:-$wanted}" -ge "$wanted" ] || problems+=(
+    "the NVIDIA driver takes programs for CUDA $driver, and torch here is for CUDA $wanted: install a newer driver"
+  )
   there=$(du -sm .venv 2>/dev/null | cut -f1)
   [ "$(free_mb .)" -ge $((MOST_MB - ${there:-0})) ] || problems+=(
     "not enough disk space: $(free_mb .) MB free in $PWD, the set-up takes up to $MOST_MB MB there: make room"
@@ -167,7 +177,7 @@ find_mpicxx() {
 # Print the folder of a CUDA compiler of the machine's own, if it is of the generation that torch is built for.
 find_cuda() {
   local wanted home
-  wanted=$(sed -n 's/^cuda-toolkit==\([0-9]*\)\..*/\1/p' requirements/constraints.txt)
+  wanted=$(cuda_of_torch)
   for home in "${HOROVOD_CUDA_HOME:-}" "${CUDA_HOME:-}"; do
     if [ "$home" ] && "$home/bin/nvcc" --version 2>/dev/null | grep -q "release $wanted\."; then
       echo "$home"

@@ -116,6 +116,7 @@ with warnings.catch_warnings(record=True) as caught:
 facts["gpu_warning"] = str(caught[0].message).splitlines()[0] if caught else ""
 devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count() if available else 0)]
 facts["gpus"] = [[device.name, device.total_memory] for device in devices]
+facts["capabilities"] = [10 * device.major + device.minor for device in devices]
 answer(facts)  # the last answer counts: if torchvision crashes, this is it
 try:
     import torchvision

@@ -248,7 +248,10 @@ def find_nccl(torch: Torch, cuda_home: Path) -> tuple[str, Path, Path]:
         if header.exists() and libraries:
             text = header.read_text(encoding="utf-8", errors="replace")
             numbers = [re.search(rf"#define NCCL_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
-            return ".".join(n.group(1) for n in numbers if n), libraries[0], header.parent
+            version = ".".join(n.group(1) for n in numbers if n)
+            if version_tuple(version) < (2, 14):  # the first with communicators that do not block
+                raise BuildError(f"NCCL {version} in {root} is too old: set HOROVOD_NCCL_HOME to 2.14 or newer")
+            return version, libraries[0], header.parent
     raise BuildError(
         "torch has CUDA, but not its NCCL (nvidia/nccl beside torch): "
         "set HOROVOD_NCCL_HOME to a folder with include/nccl.h and lib/libnccl.so"
@@ -258,8 +261,8 @@ def find_nccl(torch: Torch, cuda_home: Path) -> tuple[str, Path, Path]:
 def cuda_archs(home: Path) -> tuple[int, ...]:
     """Return the compute capabilities to compile for, such as 80 for 8.0.
 
-    HOROVOD_BUILD_CUDA_CC_LIST names them; the default is each of CUDA_ARCHS that this nvcc knows. Raises BuildError if
-    the variable is not a list of numbers.
+    HOROVOD_BUILD_CUDA_CC_LIST names them; the default is each of CUDA_ARCHS and of this machine's GPUs that this nvcc
+    knows. Raises BuildError if the variable is not a list of numbers.
     """
     named = os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST")
     if named:
@@ -269,7 +272,9 @@ def cuda_archs(home: Path) -> tuple[int, ...]:
     known = {
         int(number) for number in re.findall(r"compute_(\d+)", output_of(home / "bin" / "nvcc", "--list-gpu-arch"))
     }
-    return tuple(arch for arch in CUDA_ARCHS if not known or arch in known)
+    here = re.findall(r"^\d+\.\d$", output_of("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"), re.M)
+    archs = {*CUDA_ARCHS, *(int(capability.replace(".", "")) for capability in here)}
+    return tuple(sorted(arch for arch in archs if not known or arch in known))
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,12 @@ def built(**facts: Any) -> Machine:
     return machine({"horovod": {**INSTALLED, "build": {**BUILD, **facts}}})
 
 
+def on_gpus(*capabilities: int, archs: list[int]) -> Machine:
+    """Return a machine with GPUs of these compute capabilities, and a Horovod that was built for `archs`."""
+    built_for = {"horovod": {**INSTALLED, "build": {**BUILD, "cuda_archs": archs}}}
+    return machine(built_for, torch={**TORCH, "gpus": [A100] * len(capabilities), "capabilities": capabilities})
+
+
 def agrees(finding: Finding, verdict: str, says: str) -> None:
     assert finding.verdict == verdict, finding
     assert says in f"{finding.what}\n{finding.todo}", f"{says!r} is not in {finding}"
@@ -56,6 +62,8 @@ def agrees(finding: Finding, verdict: str, says: str) -> None:
         (built(patches=[{"name": "C1"}]), "horovod", "warning", "without the patches C12, C2, C3, C4, C5, C6"),
         (built(torch="2.13.0"), "horovod loads", "warning", "against torch 2.13.0, here is 2.15.0+cu132"),
         (machine(horovod={"error": "undefined symbol"}), "horovod loads", "broken", "build_horovod.py --force"),
+        (on_gpus(89, 90, 121, archs=[80, 90, 120]), "built in", "ok", "Gloo, MPI, NCCL"),
+        (on_gpus(70, archs=[80, 90]), "built in", "broken", "kernels for GPUs 80, 90, but this GPU is 70"),
         (machine(), "MPI", "ok", "Open MPI 4.1.8 (/env/mpirun)"),
         (machine(mpirun=None, horovod=NO_MPI), "MPI", "ok", "none"),
         (machine(mpirun_version=MPIRUN_5), "MPI", "warning", "Open MPI 5.0.7 (/env/mpirun), but Horovod was"),
