@@ -102,10 +102,10 @@ class Step:
         except RankLost:
             self._buffers.put_back()
             raise
-        except ValueError as error:  # of torch's batch norm
-            if "more than 1 value per channel" not in str(error):
+        except (ValueError, RuntimeError) as error:
+            if (message := _of_use(error, batch)) is None:
                 raise
-            raise UsageError("batch norm needs two samples in each micro-batch: type a larger --batch-size") from None
+            raise UsageError(message) from None
 
     def _take(
         self, state: TrainState, batch: Batch, votes: Votes, want_norm: bool, meanwhile: Callable[[], None]
@@ -208,6 +208,21 @@ def _pieces(gradient: Tensor) -> Sequence[Tensor]:
 @cache
 def _constant(value: float | tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(value, device=device)  # to make one takes longer than to use it
+
+
+def _of_use(error: Exception, batch: Batch) -> str | None:
+    """Return what to type if an error of torch comes from the settings, else None."""
+    if isinstance(error, torch.OutOfMemoryError):
+        images, passes = len(batch.micro_batches[0].targets), len(batch.micro_batches)
+        peak = torch.cuda.max_memory_allocated() / 2**30
+        less = f"type --batch-size {images // 2} --accumulation-steps {2 * passes}, which keeps the global batch"
+        more = less if images > 1 else "type a smaller --image-size or --model"
+        return f"out of GPU memory in a micro-batch of {images} (peak {peak:.1f} GiB): {more}"
+    if "more than 1 value per channel" in str(error):
+        return "batch norm needs two samples in each micro-batch: type a larger --batch-size"
+    if "does not have a deterministic implementation" in str(error):
+        return f"--deterministic: {str(error).partition(' ')[0]} has no deterministic version: leave the flag out"
+    return None
 
 
 def _read(message: Tensor, count: int) -> tuple[Totals, Votes, bool, int | None]:

@@ -25,7 +25,7 @@ from hvd_train.launch import exit_report
 from hvd_train.launch.exit_report import During
 from hvd_train.membership import Membership, commit_for_all, synchronize
 from hvd_train.network import weights
-from hvd_train.network.device import gpu_name, split_on
+from hvd_train.network.device import check_own_gpus, gpu_name, split_on
 from hvd_train.network.models import Builder, micro_batch_sizes
 from hvd_train.output import Claim, Output
 from hvd_train.parts import build_step, fresh_state, warm_parts
@@ -73,6 +73,7 @@ class Training:
         self._config, self._world, self._stop = config, world, stop
         self._clocks = Clocks.of(config)
         self._parts, self._optimizer = world.prepare(lambda: warm_parts(config, world, own_model, own_data))
+        check_own_gpus(world, self._parts.device)
         world.compare(identity.facts(self._parts.data))
         self._output, self._membership = Output(config), Membership()
         self._state: TrainState | None = None

@@ -2,33 +2,39 @@
 
 import ctypes
 import os
+import socket
+import warnings
 
 import torch
 
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
+from hvd_train.launch import launcher
 from hvd_train.progress.clock import Split
-from hvd_train.world.world import Place
+from hvd_train.world.world import Place, World
 
+_SHARED = "NCCL_MULTI_RANK_GPU_ENABLE"  # NCCL 2.30 lets ranks share a GPU if this is 1
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # from malloc.h
 
 
 def choose_device(config: Config, place: Place) -> torch.device:
-    """Return this rank's GPU, or the CPU, and prepare torch for it. Raises UsageError if the GPU does not exist."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    """Return this rank's GPU, or the CPU, and prepare torch for it. Raises UsageError if it cannot use the GPU."""
+    count = 0 if config.run.device == "cpu" else _count_gpus()
     if config.run.device == "cuda" and count == 0:
         raise UsageError("--device cuda: torch sees no GPU here; type --device cpu, or `hvd-train doctor` for why")
     if config.precision.deterministic:
         torch.use_deterministic_algorithms(True)
-    if config.run.device == "cpu" or count == 0:
+    if count == 0:
         torch.set_num_threads(num_cores(place))
         _keep_freed_memory()
         return torch.device("cpu")
     ids = config.run.gpu_ids or tuple(range(count))
     if missing := [number for number in ids if not 0 <= number < count]:
         raise UsageError(f"--gpu-ids: there is no GPU {missing[0]} on this host; they are 0 to {count - 1}")
-    shared = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"  # NCCL 2.30 lets ranks share a GPU if this is set
-    if place.local_size > len(ids) and not shared:
+    shared = os.environ.get(_SHARED) == "1"
+    # Slurm's --gpus-per-task shows each rank its own GPU alone; `check_own_gpus` compares them.
+    own = len(ids) == 1 and not launcher.elastic(os.environ)
+    if place.local_size > len(ids) and not own and not shared:
         raise UsageError(f"{place.local_size} ranks on this host but {len(ids)} GPUs: start one rank per GPU")
     device = torch.device("cuda", ids[place.local_rank % len(ids)])
     torch.cuda.set_device(device)
@@ -38,9 +44,34 @@ def choose_device(config: Config, place: Place) -> torch.device:
     return device
 
 
+def _count_gpus() -> int:
+    """Return the number of GPUs. Raises UsageError if torch cannot use them, such as with an old driver."""
+    with warnings.catch_warnings(record=True) as caught:  # without a driver, torch does not warn
+        warnings.simplefilter("always")
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0 and caught:
+        why = str(caught[0].message).partition(". ")[0]
+        raise UsageError(f"{why}: type `hvd-train doctor`, or --device cpu to train without GPUs")
+    return count
+
+
+def check_own_gpus(world: World, device: torch.device) -> None:
+    """Raise UsageError on all ranks of a static job if two have the same GPU, unless NCCL shares GPUs."""
+    if device.type != "cuda" or os.environ.get(_SHARED) == "1" or launcher.elastic(os.environ):
+        return
+    gpu = socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid)
+    ranks: dict[tuple[str, str], int] = {}
+    for rank, other in enumerate(world.gather(gpu)):
+        if other in ranks:
+            raise UsageError(f"ranks {ranks[other]} and {rank} have the same GPU of {other[0]}: start one rank per GPU")
+        ranks[other] = rank
+
+
 def num_cores(place: Place) -> int:
     """Return this rank's share of its host's cores, at least 1."""
-    return max(1, len(os.sched_getaffinity(0)) // place.local_size)
+    cores = len(os.sched_getaffinity(0))
+    bound = cores <= int(os.environ.get("SLURM_CPUS_PER_TASK", "0"))  # by Slurm, to the cores of this task
+    return cores if bound else max(1, cores // place.local_size)
 
 
 def _keep_freed_memory() -> None:

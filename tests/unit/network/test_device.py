@@ -1,6 +1,10 @@
 """The device of a rank and its threads."""
 
 import os
+import threading
+import warnings
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +13,7 @@ from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.network import device
 from hvd_train.world.world import Place
+from tests.support.worlds import run_ranks
 
 CPU = torch.device("cpu")
 
@@ -35,12 +40,46 @@ def test_each_rank_has_its_own_gpu_unless_nccl_shares_them(gpus: None, monkeypat
 def test_missing_gpus_are_an_error_of_use(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="3 ranks on this host but 2 GPUs"):
         device.choose_device(Config(), Place(0, 3, 0, 3))
-    for available, count in ((False, 2), (True, 0)):  # a driver that is too old shows GPUs that cannot be used
-        monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
-        assert device.choose_device(Config(), Place()) == CPU
-        with pytest.raises(UsageError, match="--device cuda: torch sees no GPU here"):
-            device.choose_device(Config().replace(device="cuda"), Place())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert device.choose_device(Config(), Place()) == CPU
+    with pytest.raises(UsageError, match="--device cuda: torch sees no GPU here"):
+        device.choose_device(Config().replace(device="cuda"), Place())
+
+
+def test_gpus_that_torch_cannot_use_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job on GPUs whose driver is too old must not train on CPUs without a word."""
+
+    def is_available() -> bool:
+        warnings.warn("CUDA initialization: The NVIDIA driver on your system is too old. Please update", stacklevel=2)
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    with pytest.raises(UsageError, match="The NVIDIA driver on your system is too old: type `hvd-train doctor`"):
+        device.choose_device(Config(), Place())
+    assert device.choose_device(Config().replace(device="cpu"), Place()) == CPU
+
+
+def test_each_rank_may_see_one_gpu_that_no_other_has(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm's --gpus-per-task shows each task its own. Two ranks with the same GPU are refused."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    chosen = device.choose_device(Config(), Place(1, 2, 1, 2))
+    assert chosen.index == 0
+    for numbers, refused in (((7, 8), False), ((7, 7), True)):
+
+        def properties(_: object, numbers: tuple[int, int] = numbers) -> SimpleNamespace:
+            return SimpleNamespace(uuid=numbers[int(threading.current_thread().name[-1])])
+
+        monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+        with pytest.raises(UsageError, match="ranks 0 and 1 have the same GPU of") if refused else nullcontext():
+            run_ranks(2, lambda world: device.check_own_gpus(world, chosen))
+
+
+def test_ranks_share_the_cores_that_are_not_bound_to_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
+    assert device.num_cores(Place(0, 4, 0, 4)) == 3
+    for cpus_per_task, cores in (("3", 3), ("12", 12)):  # Slurm has not bound the task to its cores; it has
+        monkeypatch.setenv("SLURM_CPUS_PER_TASK", cpus_per_task)
+        assert device.num_cores(Place(0, 4, 0, 4)) == cores
 
 
 def test_deterministic_gpus_repeat_themselves(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,3 +62,12 @@ def test_a_check_changes_neither_model_nor_random_numbers() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(random, torch.get_rng_state())
     assert model.calls == 0
+
+
+def test_the_digits_network_pools_as_adaptively_as_torch() -> None:
+    """Its own pooling has a deterministic gradient on GPUs."""
+    model = models.digits_convnet(10)
+    for size in range(8, 14):
+        images = torch.cos(torch.arange(2.0 * size * (size + 1))).view(2, 1, size, size + 1)
+        expected = model[8:](nn.AdaptiveMaxPool2d(2)(model[:7](images)))
+        assert torch.equal(model(images), expected)

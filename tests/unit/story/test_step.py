@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hvd_train import Config
 from hvd_train.data.loader import Batch, MicroBatch
+from hvd_train.errors import UsageError
 from hvd_train.progress.order import BatchLayout, fingerprint
 from hvd_train.state import TrainState
 from hvd_train.step import Step, StepResult, Votes
@@ -94,6 +95,23 @@ class LargeLayer(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         logit = (self.weight * self.gradient).sum()
         return torch.stack((logit, torch.zeros(()))).expand(len(images), 2)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory"),
+            "4 .*: type --batch-size 2 --accumulation-steps 4",
+        ),
+        (RuntimeError("pool_cuda does not have a deterministic implementation"), "--deterministic: pool_cuda has no"),
+    ],
+)
+def test_what_the_settings_ask_too_much_is_one_line(error: Exception, says: str) -> None:
+    model = own_generator(runs.convnet(10))
+    model.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(error))
+    with pytest.raises(UsageError, match=says):
+        take(Config(), state_of(model), batch(4))
 
 
 def test_the_norm_of_a_large_gradient_is_accurate() -> None:
