@@ -19,7 +19,7 @@ from hvd_train.launch.exit_report import report_once
 _MODULES = {
     **dict.fromkeys(("train", "config", "show-data"), "train"),
     **dict.fromkeys(("evaluate", "audit", "export", "watch", "report"), "runs"),
-    **dict.fromkeys(("hosts", "doctor"), "machines"),
+    "doctor": "machines",
     "sweep": "sweep",
     "bench": "bench",
 }
@@ -95,7 +95,6 @@ def overview() -> str:
   report RUN [RUN ...] [--output FILE.html] [--no-predictions] [--trust]
                            one page about runs: curves, throughput, differences, predictions; opens anywhere
   watch RUN [--once]       the state of a running or finished training, in the terminal
-  hosts FILE               check a host file, and write it as Open MPI, MPICH or Slurm take it
   doctor [--hosts FILE]    what this machine and this build of Horovod can do, or a whole cluster
   --version                {__version__}
 

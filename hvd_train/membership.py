@@ -171,7 +171,6 @@ def commit_for_all(output: Output, config: Config, state: TrainState, run_dir: P
 
 
 def _committed_by_another(path: Path) -> bool:
-    """Return whether a whole checkpoint of this step or a later one exists."""
     for other in checkpoint.committed(path.parent.parent):
         if other.name >= path.name:
             with suppress(BadCheckpoint):

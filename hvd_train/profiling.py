@@ -272,7 +272,6 @@ class _Recording:
         return None if self._folder is None else Path(self._folder.name) / "horovod.json"
 
     def _mark(self, phase: str | None) -> None:
-        """Record that a phase has just ended; None skips the time until now."""
         now = time.time_ns()
         if phase is None:
             self._step_began = now

@@ -188,7 +188,6 @@ class Step:
         return torch.tensor(in_bytes(fingerprint(samples)), device=self._device)
 
     def _clip(self, parameters: list[nn.Parameter]) -> float:
-        """Clip the 2-norm of the whole gradient; return the norm before."""
         # As torch's get_total_norm, without its search for gradients on other devices.
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norms = torch._foreach_norm([piece for gradient in gradients for piece in _pieces(gradient)])

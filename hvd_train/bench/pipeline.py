@@ -66,7 +66,6 @@ def table(measured: Measurement) -> str:
 
 
 def _speeds(parts: Parts, config: Config, world: World, seconds: float, repetitions: int) -> list[float]:
-    """Return the images per second of all ranks in each repetition."""
     with closing(parts.train_loader) as loader:
         loader.start()
         source = batches(loader, config, world.place)

@@ -1,4 +1,4 @@
-"""`hvd-train doctor` and `hvd-train hosts`: what machines can do, and files that list them."""
+"""`hvd-train doctor`: what a machine or a cluster can do."""
 
 import dataclasses
 import json
@@ -8,9 +8,6 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from hvd_train.console import PROGRAM, printable, show
 from hvd_train.errors import UsageError
@@ -33,23 +30,12 @@ class DoctorOptions:
     """Examine the hosts of this list, as in -H h1:2,h2:2 or -H node[01-04]:8."""
 
 
-@dataclass(frozen=True)
-class HostsOptions:
-    """Check a host file (form, hosts named twice, slots, names that resolve here), or write it in another form."""
-
-    file: Annotated[Path, tyro.conf.Positional]
-    """Host file."""
-    to: host_files.FileFormat | None = None
-    """Only print it in this form: horovod and openmpi are NAME slots=N, mpich is NAME:N, slurm a line for each task."""
-
-
 def doctor(arguments: list[str]) -> int:
     """Print the findings; return 1 if something is broken, else 0. Raises UsageError under a launcher."""
     arguments = ["--host-list" if argument == "-H" else argument for argument in arguments]
     options = parse_flags(DoctorOptions, arguments, f"{PROGRAM} doctor")
     listed = host_files.read(options.hosts) if options.hosts else ()
-    if options.host_list is not None:
-        listed = host_files.parse(options.host_list)
+    listed = host_files.parse(options.host_list) if options.host_list is not None else listed
     if launched := launcher.launched(os.environ):
         by = f"{launched.launcher} has started this process, but the doctor starts ranks itself"
         raise UsageError(f"{by}: type `{PROGRAM} doctor` without a launcher")
@@ -62,8 +48,8 @@ def doctor(arguments: list[str]) -> int:
     with Console(stderr=True).status("examining"):
         findings = examine(quick=options.quick)
     broken, warned = (", ".join(it.name for it in findings if it.verdict == kind) for kind in ("broken", "warning"))
-    verdict = f"Broken: {broken}." if broken else "Nothing is broken."
-    verdict += (f" Warnings: {warned}." if warned else "") + (" No allreduce was tried." if options.quick else "")
+    verdict = (f"Broken: {broken}." if broken else "Nothing is broken.") + (f" Warnings: {warned}." if warned else "")
+    verdict += " No allreduce was tried." if options.quick else ""
     if options.json:
         report = {"ok": not broken, "verdict": verdict, "findings": [dataclasses.asdict(it) for it in findings]}
         print(json.dumps(report, indent=1))
@@ -75,13 +61,3 @@ def doctor(arguments: list[str]) -> int:
                 show(printable(f"{'':{width + 11}}-> {finding.todo}"))
         show(verdict)
     return 1 if broken else 0
-
-
-def hosts(arguments: list[str]) -> int:
-    """Print the checked hosts, or the file in another form, and return 0. Raises UsageError for a wrong file."""
-    options = parse_flags(HostsOptions, arguments, f"{PROGRAM} hosts")
-    found = host_files.read(options.file)
-    if not options.to and (unknown := host_files.unknown(found)):
-        raise UsageError(f"{options.file}: unknown here: {', '.join(unknown)}; fix the name, or add it to /etc/hosts")
-    show(host_files.written(found, options.to).removesuffix("\n") if options.to else host_files.describe(found))
-    return 0

@@ -125,7 +125,6 @@ def _try(name: str, config: Config, world: World, *, speaks: bool) -> dict[str, 
 
 
 def _conclude(rows: list[dict[str, Any]], folder: Path) -> int:
-    """Print the table, best first, write it to `folder` and return the exit code."""
     # `max` of -1 and NaN is -1.
     rows.sort(key=lambda row: (row["failed"] is not None, -max(-1.0, row.get("top1", -1.0)), row["name"]))
     failed = {row["name"]: f"failed: {textwrap.shorten(row['failed'], 60)}" for row in rows if row["failed"]}

@@ -89,7 +89,6 @@ def _looked_up(name: str) -> list[str]:
 
 
 def _gpus() -> dict[str, Any]:
-    """Return "listed", a "name, driver version" for each GPU, and "error", if any."""
     if (program := shutil.which("nvidia-smi")) is None:
         return {"listed": []}
     query = [program, "--query-gpu=name,driver_version", "--format=csv,noheader"]

@@ -142,12 +142,11 @@ def _check_built_in(machine: Machine) -> Finding | None:
         return Finding("built in", "warning", f"{what}: no elastic jobs, no horovodrun --gloo", REBUILD)
     if machine.torch.get("gpus") and not has["nccl"]:
         return Finding("built in", "warning", f"{what}: gradients of GPUs travel through the CPU", REBUILD)
-    archs = machine.build.get("cuda_archs") or ()
-    for gpu in machine.torch.get("capabilities", ()) if archs else ():
+    archs = machine.build.get("cuda_archs") or [0]
+    for gpu in machine.torch.get("capabilities", ()):
         # Code for 80 runs on 80 to 89, and the driver translates that for the highest number for all later GPUs.
         if not any(arch <= gpu and arch // 10 == gpu // 10 for arch in archs) and gpu < max(archs):
-            listed = ", ".join(map(str, archs))
-            return Finding("built in", "broken", f"kernels for GPUs {listed}, but this GPU is {gpu}", REBUILD_AGAIN)
+            return Finding("built in", "broken", f"kernels for GPUs {archs}, but this GPU is {gpu}", REBUILD_AGAIN)
     return Finding("built in", "ok", what)
 
 
@@ -173,7 +172,6 @@ def _check_mpi(machine: Machine) -> Finding:
 
 
 def _mpi_name(text: str) -> str:
-    """Return "Open MPI 4.1.8" from the output of `mpirun --version`, or ""."""
     match = re.search(r"(Open MPI|Intel\(R\) MPI|HYDRA)(?:.*?Version:)?\D*?(\d+(?:\.\d+)+)", text, re.DOTALL)
     return f"{match[1].replace('HYDRA', 'MPICH').replace('(R)', '')} {match[2]}" if match else ""
 

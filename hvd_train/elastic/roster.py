@@ -264,7 +264,6 @@ class Roster:
         return [worker for worker in self._workers if worker.stage in stages]
 
     def _members(self) -> list[Worker]:
-        """Return the members of the last world that still run, in the order of their ranks."""
         return [worker for worker in self.world if worker in self._workers and worker.stage not in _ON_THE_WAY_OUT]
 
     def _record(self, worker: Worker) -> _SlotRecord:

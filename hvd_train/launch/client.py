@@ -160,7 +160,6 @@ def _interface_to(address: str) -> str:
 
 
 def _sender_to(address: str) -> str | None:
-    """Return the source address of packets to an address, or None if there is no route."""
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # sends nothing; any port will do
         return str(probe.getsockname()[0])

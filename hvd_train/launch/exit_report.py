@@ -89,7 +89,6 @@ def report_once(error: HvdTrainError) -> None:
 
 
 def _ended_by_launcher(error: HvdTrainError) -> bool:
-    """Wait some seconds for SIGTERM from the launcher, or for its end; return whether one of them came."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     end = time.monotonic() + _LAUNCHER_SECONDS
     while time.monotonic() < end:

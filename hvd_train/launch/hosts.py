@@ -1,16 +1,12 @@
-"""Read, check and write host files in the format of each launcher. No torch."""
+"""Read and check host files and lists of hosts. No torch."""
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from hvd_train.errors import UsageError, counted, whole_number
-from hvd_train.launch.client import resolved
-
-FileFormat = Literal["horovod", "openmpi", "mpich", "slurm"]
+from hvd_train.errors import UsageError, whole_number
 
 NAME = r"(?!-)[A-Za-z0-9_.-]+"  # ssh would take a name that begins with - as an option
 _LINE = re.compile(rf"({NAME})(?::(\d+))?(?:\s+slots\s*=\s*(\d+))?(?:\s+max[-_]slots\s*=\s*\d+)?", re.ASCII)
@@ -44,26 +40,6 @@ def parse(line: str) -> tuple[Host, ...]:
     """Return the hosts of a list such as `h1:2,node[1-3]:2`. Raises UsageError, which lists every wrong entry."""
     parts = [part for entry in re.split(r",(?![^\[]*\])", line) for part in _expanded(entry.strip())]
     return _checked(((f"-H {line}", part) for part in parts if part), f"-H {line}")
-
-
-def written(hosts: Sequence[Host], file_format: FileFormat) -> str:
-    """Return the text of a host file with these hosts."""
-    if file_format == "slurm":
-        return "".join(f"{host.name}\n" * host.slots for host in hosts)
-    pattern = "{0.name}:{0.slots}\n" if file_format == "mpich" else "{0.name} slots={0.slots}\n"
-    return "".join(pattern.format(host) for host in hosts)
-
-
-def unknown(hosts: Iterable[Host]) -> list[str]:
-    """Return the names of the hosts that do not resolve to an IPv4 address on this machine."""
-    return [host.name for host in hosts if resolved(host.name) is None]
-
-
-def describe(hosts: Sequence[Host]) -> str:
-    """Return the numbers of hosts and slots, and the hosts with their slots, in one line."""
-    slots = sum(host.slots for host in hosts)
-    listed = ", ".join(f"{host.name} ({host.slots})" for host in hosts)
-    return f"{counted(len(hosts), 'host')}, {counted(slots, 'slot')}: {listed}"
 
 
 def _checked(lines: Iterable[tuple[str, str]], source: str) -> tuple[Host, ...]:

@@ -74,7 +74,6 @@ def _images(config: Config, parts: Parts, layout: order.BatchLayout, epoch: orde
 
 
 def _restored(images: Tensor, data: DataSet) -> Tensor:
-    """Return normalised images [..., channels, height, width] with values from 0 to 1, on the CPU."""
     values = images.float().cpu()
     if data.mean:
         mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (data.mean, data.std))

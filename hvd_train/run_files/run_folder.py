@@ -114,7 +114,6 @@ def stay(path: Path) -> IO[str] | None:
 
 
 def _has_members(path: Path) -> bool:
-    """Return whether a process has called `stay` and still runs."""
     try:
         with open(path / _MEMBERS, "r+", opener=plain_file.in_place) as members:
             fcntl.flock(members, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -234,7 +233,6 @@ def _lock(path: Path, owner: str, *, wait: bool = False) -> IO[str]:
 
 
 def _name_owner(lock: IO[str], owner: str) -> None:
-    """Write the owner into a lock file, unless the disk is full."""
     try:
         lock.truncate(0)
         os.write(lock.fileno(), owner.encode())

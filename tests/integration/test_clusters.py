@@ -129,7 +129,7 @@ def test_a_rank_that_never_arrives(mount: Callable[..., None], hosts: Hosts, tmp
 
 
 # The commands for hosts, with the hosts and data of this test.
-TYPED_HERE = ("Is the cluster ready?", "Start", "Many trainings in one allocation", "Host files")
+TYPED_HERE = ("Is the cluster ready?", "Start", "Many trainings in one allocation")
 DOCUMENTED = [
     line.replace("node[01-04]:8", "h[1-2]:1").replace("/data/imagenet", "data")
     for heading in TYPED_HERE

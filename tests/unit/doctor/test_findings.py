@@ -63,7 +63,7 @@ def agrees(finding: Finding, verdict: str, says: str) -> None:
         (built(torch="2.13.0"), "horovod loads", "warning", "against torch 2.13.0, here is 2.15.0+cu132"),
         (machine(horovod={"error": "undefined symbol"}), "horovod loads", "broken", "build_horovod.py --force"),
         (on_gpus(89, 90, 121, archs=[80, 90, 120]), "built in", "ok", "Gloo, MPI, NCCL"),
-        (on_gpus(70, archs=[80, 90]), "built in", "broken", "kernels for GPUs 80, 90, but this GPU is 70"),
+        (on_gpus(70, archs=[80, 90]), "built in", "broken", "kernels for GPUs [80, 90], but this GPU is 70"),
         (machine(), "MPI", "ok", "Open MPI 4.1.8 (/env/mpirun)"),
         (machine(mpirun=None, horovod=NO_MPI), "MPI", "ok", "none"),
         (machine(mpirun_version=MPIRUN_5), "MPI", "warning", "Open MPI 5.0.7 (/env/mpirun), but Horovod was"),

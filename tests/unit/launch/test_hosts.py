@@ -1,4 +1,4 @@
-"""Host files and lists: reading, writing, and refusing wrong ones."""
+"""Host files and lists: reading, and refusing wrong ones."""
 
 from pathlib import Path
 
@@ -13,13 +13,6 @@ def file(text: str) -> Path:
     path = Path("hosts")
     path.write_text(text)
     return path
-
-
-def test_each_format_is_written() -> None:
-    cluster = (Host("a", 2), Host("b.c", 1))
-    assert hosts.written(cluster, "slurm") == "a\na\nb.c\n"
-    assert hosts.written(cluster, "mpich") == "a:2\nb.c:1\n"
-    assert hosts.read(file(hosts.written(cluster, "openmpi"))) == cluster
 
 
 def test_all_forms_of_a_line_are_read() -> None:
