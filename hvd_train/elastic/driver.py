@@ -238,7 +238,6 @@ REPLACEMENTS: Sequence[tuple[ModuleType, str, Any]] = (
     (gloo_run, "create_slot_env_vars", _slot_variables),  # a worker keeps its number while ranks change
     (driver_service, "get_common_interfaces", _named_interfaces),  # later hosts cannot be asked now
     (gloo_run, "create_run_env_vars", _run_variables),  # it gives one address to all, perhaps the loopback
-    (network, "resolve_host_address", client.resolved),  # 127.0.1.1 would be a host to reach by ssh
     (gloo_run, "register_shutdown_event", _kept_event),  # the job must wait for the last commits
     (gloo_run, "get_remote_command", _remote_command),  # ssh would wait for a lost host, or ask a password
 )

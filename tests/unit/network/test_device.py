@@ -62,6 +62,10 @@ def test_gpus_that_torch_cannot_use_are_an_error(monkeypatch: pytest.MonkeyPatch
 def test_each_rank_may_see_one_gpu_that_no_other_has(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm's --gpus-per-task shows each task its own. Two ranks with the same GPU are refused."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(UsageError, match="2 ranks on this host but 1 GPUs"):
+        device.choose_device(Config(), Place(1, 2, 1, 2))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     chosen = device.choose_device(Config(), Place(1, 2, 1, 2))
     assert chosen.index == 0
     for numbers, refused in (((7, 8), False), ((7, 7), True)):
