@@ -39,8 +39,9 @@ struct Communicator {
     const int rank, size;
     std::atomic<bool> aborted{false};
     std::atomic<ncclResult_t> state{ncclInProgress};
-    std::atomic<int> looks{0}; // until the last call counts as done, as for communicators that do not block
-    uint64_t issued = 0;       // operations begin in the order of their calls, on whatever streams they are
+    std::atomic<int> looks{0};           // until the last call counts as done, as for communicators that do not block
+    std::atomic<std::thread::id> caller; // its thread
+    uint64_t issued = 0;                 // operations begin in the order of their calls, on whatever streams they are
     std::atomic<uint64_t> finished{0};
     uint64_t rounds = 0;
     Board *board = nullptr;
@@ -168,6 +169,8 @@ API ncclResult_t ncclCommGetAsyncError(ncclComm_t handle, ncclResult_t *error) {
     if (shared == nullptr) return ncclInvalidArgument;
     *error = shared->state;
     if (*error == ncclSuccess && shared->looks > 0) {
+        if (shared->caller != std::this_thread::get_id()) // both threads would end the thread on which the call runs
+            report("ncclCommGetAsyncError: a call of another thread is in progress");
         --shared->looks;
         *error = ncclInProgress;
     }
@@ -221,6 +224,7 @@ API ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclData
     };
     size_t bytes = count * (is_half ? 2 : is_double ? 8 : 4);
     stream_of(stream, current_device).push({"ncclAllReduce", {{in, bytes, false}, {out, bytes, true}}, work});
+    shared->caller = std::this_thread::get_id();
     shared->looks = 2;
     return ncclInProgress;
 }
