@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from hvd_train.config import Config
 from hvd_train.data.loader import Batch, MicroBatch
@@ -149,22 +150,33 @@ class Step:
         # Reduce, unscale, clip, step, in this order.
         with self._world.reduced(optimizer):
             summed = pending()
-            totals, agreed, buffers_changed, taken = _read(summed[:num_fields], batch.size)
-            if buffers_changed:
+            if self._buffers.has_others and summed[NUM_SUMS + len(flags) - 1] > 0:
                 self._buffers.broadcast_others(self._world)
             # No communication follows, so the step cannot break any more.
             self._mark("reduction")
             scaler.unscale_(optimizer)
             norm = self._clip(parameters)
-            skipped = not (math.isfinite(totals.loss) and math.isfinite(norm))  # on all ranks: both are sums over them
-            if skipped:
-                self._buffers.put_back()
-            else:
-                self._buffers.finish(summed[num_fields:], batch.num_micro_batches)
-                scaler.step(optimizer)
-            scaler.update()
+            numbers = _on_its_way(torch.cat((summed[:num_fields], norm[None])))
+            # A GPU decides by itself whether to skip, and has work while the host waits for the numbers.
+            ahead = self._device.type == "cuda" and not self._buffers.has_others and _takes_found_inf(optimizer)
+            if ahead:
+                optimizer.found_inf = 1 - torch.isfinite(summed[0] + norm).float()  # type: ignore[attr-defined]
+                changes = summed[num_fields:].masked_fill(optimizer.found_inf > 0, 0)  # type: ignore[attr-defined]
+                self._buffers.finish(changes, batch.num_micro_batches)
+                optimizer.step()
+                scaler.update()
+            *sums_and_flags, norm_before = numbers()
+            totals, agreed, taken = _read(sums_and_flags, batch.size)
+            skipped = not (math.isfinite(totals.loss) and math.isfinite(norm_before))  # on all ranks: sums over them
+            if not ahead:
+                if skipped:
+                    self._buffers.put_back()
+                else:
+                    self._buffers.finish(summed[num_fields:], batch.num_micro_batches)
+                    optimizer.step()
+                scaler.update()
         self._mark("optimizer")
-        return StepResult(totals, agreed, norm if want_norm else None, skipped, taken)
+        return StepResult(totals, agreed, norm_before if want_norm else None, skipped, taken)
 
     def _forward(self, model: nn.Module, micro: MicroBatch, step: int, sums: list[Tensor]) -> Tensor:
         """Return the summed loss of one micro-batch, and append the sums of its metrics."""
@@ -185,15 +197,16 @@ class Step:
 
     def _fingerprint(self, batch: Batch) -> Tensor:
         samples = np.concatenate([np.zeros(0, np.int64), *[micro.samples for micro in batch.micro_batches]])
-        return torch.tensor(in_bytes(fingerprint(samples)), device=self._device)
+        return torch.tensor(in_bytes(fingerprint(samples))).to(self._device, non_blocking=True)
 
-    def _clip(self, parameters: list[nn.Parameter]) -> float:
+    def _clip(self, parameters: list[nn.Parameter]) -> Tensor:
+        """Clip the gradients; return the 2-norm of all of them before, [] float64."""
         # As torch's get_total_norm, without its search for gradients on other devices.
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norms = torch._foreach_norm([piece for gradient in gradients for piece in _pieces(gradient)])
-        norm = math.hypot(*torch.stack(norms).tolist())
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), dtype=torch.float64)
         if self._clip_norm is not None:
-            nn.utils.clip_grads_with_norm_(parameters, self._clip_norm, torch.tensor(norm, device=self._device))
+            nn.utils.clip_grads_with_norm_(parameters, self._clip_norm, norm.float())
         return norm
 
 
@@ -224,9 +237,27 @@ def _of_use(error: Exception, batch: Batch) -> str | None:
     return None
 
 
-def _read(message: Tensor, count: int) -> tuple[Totals, Votes, bool, int | None]:
-    """Unpack the summed message: sums, votes, "a buffer changed", and the fingerprint if any."""
-    numbers = message.tolist()
-    stop, commit, change, buffers_changed, *taken = numbers[NUM_SUMS:]
+def _takes_found_inf(optimizer: Optimizer) -> bool:
+    """Return whether the optimizer reads `found_inf`, a float tensor [], and does nothing if it is 1."""
+    return all(group.get("fused") for group in optimizer.param_groups)
+
+
+def _on_its_way(numbers: Tensor) -> Callable[[], list[float]]:
+    """Begin to copy numbers to the host. The returned function waits for them, not for work that is queued later."""
+    if numbers.device.type != "cuda":
+        return numbers.tolist
+    arriving, copied = numbers.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied.record()
+
+    def wait() -> list[float]:
+        copied.synchronize()
+        return arriving.tolist()
+
+    return wait
+
+
+def _read(numbers: list[float], count: int) -> tuple[Totals, Votes, int | None]:
+    """Unpack the summed message: sums, votes, and the fingerprint if any."""
+    stop, commit, change, _, *taken = numbers[NUM_SUMS:]
     votes = Votes(stop > 0, commit > 0, change > 0)
-    return Totals.of(numbers[:NUM_SUMS], count), votes, buffers_changed > 0, from_bytes(taken) if taken else None
+    return Totals.of(numbers[:NUM_SUMS], count), votes, from_bytes(taken) if taken else None

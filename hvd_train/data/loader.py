@@ -209,6 +209,7 @@ class MapLoader(Loader):
     def __init__(self, data: MapDataset, prepare: Prepare, device: torch.device, seed: int, num_workers: int) -> None:
         self.num_samples = len(data)
         self._prepare, self._device, self._num_workers = prepare, device, num_workers
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._sampler, self._reader = _MicroBatchSampler(len(data)), _Reader(data, seed)
         # Forked processes crash after MPI or CUDA has started (Horovod issues #1215, #2898).
         context = multiprocessing.get_context("forkserver")
@@ -271,9 +272,21 @@ class MapLoader(Loader):
         if isinstance(batch, UsageError):
             raise batch
         self._reader.mark("collate")
-        images, labels = (part.to(self._device, non_blocking=True) for part in batch)
+        images, labels = batch
+        prepared = self._on_device(images)
+        return MicroBatch(micro.number, prepared, labels.to(self._device, non_blocking=True), micro.indices)
+
+    def _on_device(self, images: Tensor) -> Tensor:
+        """Copy images to the device, on a GPU beside the backward pass that is queued, and prepare them."""
+        with torch.cuda.stream(self._copies):
+            images = images.to(self._device, non_blocking=True)
         self._reader.mark("transfer")
-        return MicroBatch(micro.number, self._prepare(images, None, self._reader.mark), labels, micro.indices)
+        if self._copies is None:
+            return self._prepare(images, None, self._reader.mark)
+        (computing := torch.cuda.current_stream(self._device)).wait_stream(self._copies)
+        prepared = self._prepare(images, None, self._reader.mark)
+        self._copies.wait_stream(computing)  # the next copy may take the memory of this one
+        return prepared
 
     @override
     def watch(self, mark: Mark) -> None:

@@ -150,6 +150,11 @@ class StepBuffers:
         return [mean.changes for mean in self._means]
 
     @property
+    def has_others(self) -> bool:
+        """Whether the model has buffers that are not averaged."""
+        return bool(self._others)
+
+    @property
     def others_changed(self) -> bool:
         """Whether micro-batch 0 ran here and changed a buffer that is not averaged."""
         return bool(self._new)

@@ -2,6 +2,7 @@
 // bytes, so it reports a race even if the bytes came out right by luck.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <cuda_runtime_api.h>
@@ -25,6 +26,11 @@ int rank_in_job();
 bool due(const char *name, int rank);
 // Reports a mistake of the program, or a call that is absent, on stderr and in the file FAKE_GPU_REPORT.
 __attribute__((format(printf, 1, 2))) void report(const char *format, ...);
+// What this process has asked for: operators of torch, other kernels, copies, and waits of a thread for the device.
+struct Counts {
+    std::atomic<long> operators{0}, kernels{0}, copies{0}, waits{0};
+};
+inline Counts counts;
 // Keeps an error of this thread for cudaGetLastError, and returns it.
 cudaError_t fail(cudaError_t error);
 

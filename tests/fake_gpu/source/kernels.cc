@@ -40,6 +40,7 @@ template <class T> void scale(const Copies &copies, int count, T factor) {
 }
 
 cudaError_t launch(const void *kernel, dim3 grid, void **arguments, cudaStream_t handle) {
+    ++counts.kernels;
     const std::string name = name_of(kernel), scaled = "_ZN7horovod6common23batched_scaled_memcpy_kI";
     if (due("horovod-launch", rank_in_job())) return fail(cudaErrorNoKernelImageForDevice);
     // The type of the numbers comes next in the name: 'f' is float.
@@ -114,7 +115,15 @@ API cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3, void **
 
 // For operators.py. Waits for all that was put on a stream before a kernel of torch that is launched on it now, so that
 // its operands can be read; the host does not count as having seen that.
-API void fake_gpu_launch(int device, cudaStream_t handle) { stream_of(handle, device).wait(/*known=*/false); }
+API void fake_gpu_launch(int device, cudaStream_t handle) {
+    ++counts.operators;
+    stream_of(handle, device).wait(/*known=*/false);
+}
+
+// For benchmarks/gpu_counts.py: the members of Counts, in their order.
+API void fake_gpu_counts(long *to) {
+    to[0] = counts.operators, to[1] = counts.kernels, to[2] = counts.copies, to[3] = counts.waits;
+}
 
 // The kernel reads `inputs` pieces of memory and has computed `outputs`: these are in the program's memory, at `from`,
 // and come into the device's when the stream gets there. Where `from` is null, they are there already.

@@ -172,6 +172,7 @@ API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, cons
 
 API cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, cudaMemcpyKind, cudaStream_t handle) {
     Stream &stream = stream_of(handle, current_device);
+    ++counts.copies;
     bool from_program = place_of(from) == PAGEABLE, to_program = place_of(to) == PAGEABLE;
     stream.push({"cudaMemcpyAsync", {{from, size, false}, {to, size, true}}, [=] { memcpy(to, from, size); }});
     // Memory that is not pinned is read before the call returns, but its copy may come to the device later.

@@ -191,11 +191,13 @@ API cudaError_t cudaStreamQuery(cudaStream_t stream) {
 }
 
 API cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    ++counts.waits;
     stream_of(stream, current_device).wait();
     return cudaSuccess;
 }
 
 API cudaError_t cudaDeviceSynchronize() {
+    ++counts.waits;
     for (auto *stream : all_streams())
         if (stream->device == current_device) stream->wait();
     return cudaSuccess;
@@ -262,6 +264,7 @@ API cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 
 API cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    ++counts.waits;
     auto moment = moment_of(event);
     auto [record, seen] = moment->last_record();
     moment->wait_for(record);

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.gpu_counts import counted
 from tests.fake_gpu.launch import OnGpu
 from tests.support import jpegs
 from tests.support.launching import HVD_TRAIN, launch_line, output_of, started, wait_for
@@ -91,3 +92,13 @@ def test_a_stopped_run_resumes_to_the_same_weights(gpu: OnGpu) -> None:
     output = output_of(line, gpu.folder, variables=gpu.variables(seed=1))
     assert "resuming at epoch" in output
     assert equal(weights(gpu.folder / "gpu"), on_cpu(gpu.folder, 2, *flags))
+
+
+def test_a_step_waits_once(libraries: Path, tmp_path: Path) -> None:
+    """The host waits for the GPU once a step, and no phase of ResNet-50 has more operators than the docs say."""
+    counts = counted(tmp_path)
+    assert {phase: of_phase["waits"] for phase, of_phase in counts.items() if of_phase["waits"]} == {"optimizer": 1}
+    most = {"data": 7, "forward": 300, "backward": 398, "reduction": 161, "optimizer": 32, "other": 0}
+    assert {
+        phase: of_phase["operators"] for phase, of_phase in counts.items() if of_phase["operators"] > most[phase]
+    } == {}

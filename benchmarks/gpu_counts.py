@@ -1,0 +1,83 @@
+"""Count what a training step asks of a GPU, on the stand-in for CUDA and NCCL: no GPU is needed.
+
+    python -m benchmarks.gpu_counts          ResNet-50 in fp16 on two ranks over NCCL; about a minute
+
+For each phase of a step: operators of torch; kernels and copies, which are Horovod's but for the copies of the input
+and of the result; and waits of the host until the GPU has done all of a stream or up to an event. Horovod sends
+gradients from a thread of its own, during the backward pass and the reduction.
+"""
+
+import ctypes
+import json
+import operator
+import os
+import re
+import sys
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.turns import LAUNCHERS, ROOT
+from hvd_train.bench import throughput
+from hvd_train.progress.clock import Split
+from tests.fake_gpu import build
+from tests.fake_gpu.launch import OnGpu
+from tests.support.launching import output_of
+
+KINDS = ("operators", "kernels", "copies", "waits")
+Counts = dict[str, dict[str, float]]
+
+
+def counted(folder: Path, *flags: str) -> Counts:
+    """Return the counts of a step on rank 0, by phase and by kind; `flags` change the recipe imagenet-resnet50."""
+    command = [*LAUNCHERS["gloo"], sys.executable, "-m", "benchmarks.gpu_counts", *flags]
+    variables = OnGpu(build.built(), folder).variables()
+    output = output_of(command, folder, variables=variables)
+    found = re.search(r"counts: (.*)$", output, re.MULTILINE)
+    assert found is not None, output
+    counts: Counts = json.loads(found[1])
+    return counts
+
+
+def rank(flags: list[str]) -> None:
+    """Take steps on the stand-in, and print their counts on rank 0."""
+    from hvd_train.commands.train import parse_train
+    from hvd_train.world.horovod_world import HorovodWorld
+
+    library = ctypes.CDLL(None)  # with the stand-in, which was preloaded
+
+    def stamp() -> np.ndarray:
+        library.fake_gpu_counts(numbers := (ctypes.c_long * len(KINDS))())
+        return np.array(numbers)
+
+    throughput.split_on = lambda _: Split(stamp, operator.sub)
+    line = ["imagenet-resnet50", "--device", "cuda", "--image-size", "32", "--batch-size", "4", *flags]
+    config = throughput.without_files(parse_train(line, "gpu_counts"), own_data=False)
+    world = HorovodWorld()
+    with closing(throughput.Stepper(config, world)) as stepper:
+        stepper.take(3)
+        _, counts = stepper.split_of(2)
+    if world.place.rank == 0:
+        named = {phase: dict(zip(KINDS, map(float, of_phase), strict=True)) for phase, of_phase in counts.items()}
+        print(f"counts: {json.dumps(named)}", flush=True)
+    world.close()
+
+
+def main() -> None:
+    """Print the table."""
+    sys.path.append(str(ROOT / "packaging"))  # which the stand-in is built with
+    with tempfile.TemporaryDirectory(prefix="gpu-counts-") as folder:
+        counts = counted(Path(folder))
+    print(f"| phase | {' | '.join(KINDS)} |\n|---|{'---|' * len(KINDS)}")
+    for phase, of_phase in counts.items():
+        print(f"| {phase} | {' | '.join(f'{of_phase[kind]:.0f}' for kind in KINDS)} |")
+    print(f"| a step | {' | '.join(f'{sum(one[kind] for one in counts.values()):.0f}' for kind in KINDS)} |")
+
+
+if __name__ == "__main__":
+    if "FAKE_GPU_REPORT" in os.environ:
+        rank(sys.argv[1:])
+    else:
+        main()
