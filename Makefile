@@ -80,7 +80,7 @@ bench-quick: env
 	@export $(WITH_PATH); for name in speed input; do $(BIN)/python -m benchmarks.$$name --quick || exit 1; done
 
 gpu-check: env
-	@$(WITH_PATH) $(BIN)/python -m benchmarks.gpu_check $(ARGS)
+	@$(WITH_PATH) $(BIN)/python -m tests.gpu_check $(ARGS)
 
 check: env
 	$(BIN)/ruff check .
