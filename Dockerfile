@@ -12,8 +12,6 @@
 # Certificates or a package index of your own: mount them for the build (podman build --volume ...), keep them out of here.
 
 ARG BASE=debian:bookworm-slim
-# The locks in requirements/ for the Python of that base.
-ARG LOCKS=python3.11
 
 # The Python packages that training needs. The two stages after this one start from it.
 FROM ${BASE} AS packages
@@ -25,8 +23,7 @@ RUN apt-get update \
 RUN python3 -m venv /opt/hvd_train
 WORKDIR /src
 COPY requirements requirements
-ARG LOCKS
-RUN pip install --require-hashes -r requirements/$LOCKS/run.txt -r requirements/$LOCKS/mpi.txt
+RUN pip install --require-hashes -r requirements/locks/run.txt -r requirements/locks/mpi.txt
 
 # The compilers, from Debian and (nvcc) from the package index; only two wheels leave this stage.
 FROM packages AS compile
@@ -34,8 +31,7 @@ FROM packages AS compile
 RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ make python3-dev \
     && rm -rf /var/lib/apt/lists/*
-ARG LOCKS
-RUN pip install --require-hashes -r requirements/$LOCKS/build.txt -r requirements/$LOCKS/nvcc.txt
+RUN pip install --require-hashes -r requirements/locks/build.txt -r requirements/locks/nvcc.txt
 COPY packaging/build_horovod.py packaging/horovod.txt packaging/horovod-project.cmake packaging/horovod-toolchain.cmake packaging/
 COPY packaging/horovod_build packaging/horovod_build
 COPY packaging/patches packaging/patches
@@ -50,9 +46,8 @@ COPY --from=compile /wheels /wheels
 # Nothing is linked from here on, so the static libraries (180 MB) can go.
 RUN pip install --no-deps /wheels/*.whl && find /opt/hvd_train -name '*.a' -delete
 # A bill of materials (CycloneDX) of the Python packages; scanners find Debian's in /var/lib/dpkg.
-ARG LOCKS
 RUN python3 -m venv /sbom \
-    && /sbom/bin/pip install --require-hashes -r requirements/$LOCKS/audit.txt \
+    && /sbom/bin/pip install --require-hashes -r requirements/locks/audit.txt \
     && /sbom/bin/cyclonedx-py environment /opt/hvd_train/bin/python --output-reproducible --output-file /opt/hvd_train/sbom.cdx.json \
     && rm -rf /sbom
 

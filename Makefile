@@ -94,10 +94,9 @@ lock: env
 # The tools have an environment of their own, in build/audit.
 audit: env
 	@$(BIN)/python -m venv build/audit
-	@locks=requirements/python$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
-	build/audit/bin/python -m pip install --quiet --require-hashes -r $$locks/audit.txt && \
+	@build/audit/bin/python -m pip install --quiet --require-hashes -r requirements/locks/audit.txt && \
 	build/audit/bin/cyclonedx-py environment $(BIN)/python --output-reproducible --output-file build/sbom.cdx.json && \
-	build/audit/bin/pip-audit --strict --disable-pip --require-hashes $(ARGS) $$(printf -- '-r %s ' $$locks/{run,build,mpi,nvcc,dev}.txt)
+	build/audit/bin/pip-audit --strict --disable-pip --require-hashes $(ARGS) $$(printf -- '-r %s ' requirements/locks/{run,build,mpi,nvcc,dev}.txt)
 
 build-matrix: env
 	@$(WITH_PATH) $(BIN)/python packaging/build_matrix.py $(ARGS)

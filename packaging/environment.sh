@@ -218,14 +218,11 @@ pip() {
 }
 
 packages() {
-  local lists=(run build dev) folder checks=(--require-hashes) options=() name cache own=$PWD/build/tmp
+  local lists=(run build dev) folder=requirements/locks checks=(--require-hashes) options=() name cache own=$PWD/build/tmp
   rm -rf "$own" && mkdir "$own"  # pip holds 3 GB there; /tmp may be small
   [ "$(find_mpicxx)" ] || lists+=(mpi)
   [ "$(find_cuda)" ] || lists+=(nvcc)
-  folder=requirements/python$("$INSIDE" -c "$VERSION")
-  if [ ! -d "$folder" ] || [ "$(uname -m)" != x86_64 ] || [ "${HVD_TRAIN_HASHES:-}" = no ]; then
-    folder=requirements checks=(-c requirements/constraints.txt)
-  fi
+  [ "${HVD_TRAIN_HASHES:-}" != no ] || folder=requirements checks=(-c requirements/constraints.txt)
   for name in "${lists[@]}"; do options+=(-r "$folder/$name.txt"); done
   if ! ls .venv/lib/python3.*/site-packages/torch >/dev/null 2>&1; then
     step "asking the package index" pip download --no-deps --no-cache-dir --timeout 10 -d "$own" \

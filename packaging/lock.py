@@ -4,9 +4,9 @@
     python packaging/lock.py               digests of the versions in requirements/constraints.txt
     python packaging/lock.py --upgrade     the newest versions that the lists in requirements/ allow
 
-requirements/constraints.txt holds the versions for each supported Python. requirements/python3.X/ holds, for 64-bit
-Intel and AMD processors, a lock for each list: all that it pulls in, with the digest of every file that the package
-index has of that version. What run.txt has is not repeated in the others. audit.txt has an environment of its own.
+requirements/constraints.txt holds the versions for Python 3.10 and newer. requirements/locks/ holds a lock for each
+list: all that it pulls in, with the digest of every file that the package index has of that version. What run.txt has
+is not repeated in the others. audit.txt has an environment of its own.
 """
 
 from __future__ import annotations
@@ -18,75 +18,44 @@ import subprocess
 import sys
 from pathlib import Path
 
-from packaging.markers import Marker
-
 REQUIREMENTS = Path(__file__).resolve().parents[1] / "requirements"
-PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 LISTS = ("run", "build", "nvcc", "mpi", "dev")
-LINUX = {"sys_platform": "linux", "platform_machine": "x86_64", "platform_python_implementation": "CPython"}
-ABOUT = """\
-# The exact version of everything in the environment, for Linux and each supported Python. `make lock` renews it.
-"""
+ABOUT = "# The exact version of everything in the environment. `make lock` renews it.\n"
 
 
-def compiled(uv: str, *arguments: str | Path) -> str:
-    """Return the output of `uv pip compile`. Raises CalledProcessError; uv prints the reason."""
-    command = [uv, "pip", "compile", "--quiet", "--no-annotate", "--no-header", *map(str, arguments)]
-    return subprocess.run(command, cwd=REQUIREMENTS, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
-def for_each_python(versions: str) -> str:
-    """Return the lines for Linux, with only the markers that name a Python version."""
-    lines = []
-    for line in versions.splitlines():
-        package, _, marker = line.partition(" ; ")
-        if marker and not any(Marker(marker).evaluate({**LINUX, "python_full_version": f"{p}.9"}) for p in PYTHONS):
-            continue
-        parts = [part for part in re.findall(r"python_full_version \S+ '[^']+'", marker) if "'3.1" in part]
-        parts = [part for part in parts if not re.search(r"'3\.1[4-9]", part)]
-        lines.append(package + (f" ; {' and '.join(parts)}" if parts else "") + "\n")
-    return "".join(lines).replace("'", '"')
-
-
-def names(lock: str) -> list[str]:
-    """Return the names of the packages in a lock."""
-    return re.findall(r"^([A-Za-z0-9_.-]+)==", lock, re.MULTILINE)
+def write(uv: str, to: Path, about: str, *arguments: str | Path) -> str:
+    """Write the output of `uv pip compile` to a file and return it. Raises CalledProcessError; uv prints the reason."""
+    command = [uv, "pip", "compile", "--quiet", "--no-annotate", "--no-header", "--universal", "--python-version=3.10"]
+    command += map(str, arguments)
+    text = subprocess.run(command, cwd=REQUIREMENTS, check=True, stdout=subprocess.PIPE, text=True).stdout
+    to.write_text(about + text, encoding="utf-8")
+    return text
 
 
 def main() -> int:
     """Write constraints and locks; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions that the lists allow")
-    upgrade = ["--upgrade"] if parser.parse_args().upgrade else []
+    upgrade = parser.parse_args().upgrade
     uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
     if uv is None:
         print("lock: uv is missing beside this Python; type make env", file=sys.stderr)
         return 2
-    constraints = REQUIREMENTS / "constraints.txt"
+    constraints, locks = REQUIREMENTS / "constraints.txt", REQUIREMENTS / "locks"
+    locks.mkdir(exist_ok=True)
     try:
         known: list[str | Path] = [] if upgrade else ["-c", constraints]
-        lists = [f"{name}.txt" for name in LISTS]
-        text = ABOUT + for_each_python(compiled(uv, "--universal", "--python-version", PYTHONS[0], *known, *lists))
-        constraints.write_text(text, encoding="utf-8")
-        for python in PYTHONS:
-            folder = REQUIREMENTS / f"python{python}"
-            folder.mkdir(exist_ok=True)
-            place: list[str | Path] = [
-                "--generate-hashes",
-                "--python-version",
-                python,
-                "--python-platform",
-                "x86_64-manylinux_2_28",
-            ]
-            there: list[str] = []
-            for name in LISTS:
-                left_out = [option for package in there for option in ("--no-emit-package", package)]
-                lock = compiled(uv, *place, "-c", constraints, *left_out, f"{name}.txt")
-                there = there or names(lock)
-                (folder / f"{name}.txt").write_text(lock, encoding="utf-8")
-            audit = folder / "audit.txt"
-            kept: list[str | Path] = [] if upgrade or not audit.exists() else ["-c", audit]
-            audit.write_text(compiled(uv, *place, *kept, "audit.txt"), encoding="utf-8")
+        write(uv, constraints, ABOUT, *known, *[f"{name}.txt" for name in LISTS])
+        left_out: list[str] = []
+        for name in LISTS:
+            lock = write(
+                uv, locks / f"{name}.txt", "", "--generate-hashes", "-c", constraints, *left_out, f"{name}.txt"
+            )
+            packages = re.findall(r"^([A-Za-z0-9_.-]+)==", lock, re.MULTILINE)
+            left_out = left_out or [option for package in packages for option in ("--no-emit-package", package)]
+        audit = locks / "audit.txt"
+        known = [] if upgrade or not audit.exists() else ["-c", audit]
+        write(uv, audit, "", "--generate-hashes", *known, "audit.txt")
     except subprocess.CalledProcessError:
         print("lock: uv found no versions that fit together (see above)", file=sys.stderr)
         return 1

@@ -38,12 +38,12 @@ def make_clone(folder: Path) -> Path:
             wheel.writestr(f"{name}-1.dist-info/WHEEL", about)
             wheel.writestr(f"{name}-1.dist-info/RECORD", "")
     digest = hashlib.sha256((wheels / "harmless-1-py3-none-any.whl").read_bytes()).hexdigest()
-    locks = [f"requirements/{folder}{name}.txt" for folder in ("", f"{PYTHON}/") for name in LISTS]
+    locks = [f"requirements/{folder}{name}.txt" for folder in ("", "locks/") for name in LISTS]
     for file, text in {
         **dict.fromkeys(locks, ""),
         "requirements/constraints.txt": CUDA.format("<") + CUDA.format(">="),
         "requirements/run.txt": "harmless\n",
-        f"requirements/{PYTHON}/run.txt": f"harmless==1 --hash=sha256:{digest}\n",
+        "requirements/locks/run.txt": f"harmless==1 --hash=sha256:{digest}\n",
         "packaging/build_horovod.py": "print('horovod: built')\n",
         "packaging/patches/C1.patch": "",
         "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n',
@@ -113,7 +113,7 @@ def test_a_step_is_repeated_when_its_inputs_change(clone: Path, environ: dict[st
 
 def test_an_interrupted_set_up_continues(clone: Path, environ: dict[str, str]) -> None:
     """A package that pip was installing has no RECORD yet; the set-up installs it again."""
-    builder, lock = clone / "packaging" / "build_horovod.py", clone / "requirements" / PYTHON / "run.txt"
+    builder, lock = clone / "packaging" / "build_horovod.py", clone / "requirements" / "locks" / "run.txt"
     works = builder.read_text()
     (record,) = clone.glob(".venv/lib/*/site-packages/harmless-1.dist-info/RECORD")
     record.unlink()
@@ -144,7 +144,7 @@ def test_two_set_ups_at_once_take_turns(clone: Path, environ: dict[str, str], tm
 
 def test_only_locked_files_are_installed(clone: Path, environ: dict[str, str], program: Program) -> None:
     """The user can turn locks off, and processors without locks have none."""
-    lock = clone / "requirements" / PYTHON / "run.txt"
+    lock = clone / "requirements" / "locks" / "run.txt"
     right = lock.read_text()
     (installed,) = clone.glob(".venv/lib/*/site-packages/harmless-1.dist-info")
     for wrong, message in (
