@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import socket
-import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -20,7 +19,7 @@ from torch.profiler import ProfilerActivity
 from hvd_train.progress.clock import Split, Stopwatch
 from hvd_train.run_files import durable
 from hvd_train.run_files.journal import Journal
-from hvd_train.world.world import World, barrier
+from hvd_train.world.world import World
 
 Event = dict[str, Any]
 _OF_THE_PROFILER = {"Trace", "overhead"}  # torch's categories of events about its profiler
@@ -160,7 +159,7 @@ class Profile:
 
     def _begin_after(self, step: int) -> None:
         if self._wanted and step + 1 == self._wanted.start:
-            self._recording = _Recording(self._device, self._world, *_clock(self._world))
+            self._recording = _Recording(self._device, self._world, self._world.broadcast(time.time_ns(), 0))
             self._recording.begin(self._split)
             self._stopwatch.restart()
 
@@ -205,11 +204,11 @@ class Profile:
 class _Recording:
     """What one rank records: torch's operators, steps and their phases, and Horovod's timeline on rank 0."""
 
-    def __init__(self, device: torch.device, world: World, ahead_ns: int, begun: int) -> None:
-        """The trace begins at `begun` by rank 0's clock; this rank's clock is `ahead_ns` ahead."""
+    def __init__(self, device: torch.device, world: World, begun: int) -> None:
+        """The trace begins at `begun`, in nanoseconds since 1970."""
         self.steps, self.phases, self.horovod = list[Span](), list[Span](), list[Span]()
         self.costs: list[tuple[str, float, int]] = []
-        self.begun, self._device, self._world, self._ahead_ns = begun, device, world, ahead_ns
+        self.begun, self._device, self._world = begun, device, world
         self._step_began = self._phase_began = 0
         self._problem: str | None = None
         self._folder: TemporaryDirectory[str] | None = None
@@ -265,7 +264,7 @@ class _Recording:
         if file is not None and file.exists():
             self.horovod = _of_horovod(json.loads(file.read_bytes()), first, last)
         spans = [*self.steps, *self.phases, *operators]
-        return _process(rank + 1, f"rank {rank} on {socket.gethostname()}", spans, self.begun + self._ahead_ns)
+        return _process(rank + 1, f"rank {rank} on {socket.gethostname()}", spans, self.begun)
 
     @property
     def _horovods_file(self) -> Path | None:
@@ -286,18 +285,3 @@ class _Recording:
         except Exception as error:  # noqa: BLE001  # an error of the profiler must not end the training
             reason = (str(error) or type(error).__name__).splitlines()[0]
             self._problem = self._problem or f"the profiler failed ({reason})"
-
-
-def _clock(world: World) -> tuple[int, int]:
-    """Return this rank's nanoseconds ahead of rank 0, and rank 0's time.
-
-    Ranks of one host share a clock; others compare the times at which barriers end. Raises RankLost.
-    """
-    times = []
-    for _ in range(9):
-        barrier(world)
-        times.append(time.time_ns())
-    samples = world.gather((socket.gethostname(), times))
-    (host, theirs), (own_host, mine) = samples[0], samples[world.place.rank]
-    ahead = statistics.median(a - b for a, b in zip(mine, theirs, strict=True))
-    return 0 if host == own_host else int(ahead), theirs[-1]
