@@ -55,7 +55,7 @@ def train(job: Job) -> bool:
 
             # one optimizer step of all ranks; while gradients are sent, the next batch is prepared
             log = (state.progress.step + 1) % config.run.log_steps == 0
-            result = job.step.take(state, batch, votes(job), want_norm=log, meanwhile=batches.prepare)
+            result = job.step.take(state, batch, votes(job), batches.prepare)
 
             # count it, show it, log it
             state.count_step(result.totals, skipped=result.skipped)

@@ -21,7 +21,7 @@ from hvd_train.network.models import Builder, any_size, compile_model, micro_bat
 from hvd_train.progress import order
 from hvd_train.progress.clock import Split
 from hvd_train.state import TrainState
-from hvd_train.step import Mixer, Step, unmixed
+from hvd_train.step import Mixer, Step
 from hvd_train.world.world import Place, Reduction, World
 
 _LOADER_PROCESSES = 4  # usually enough to keep a GPU busy
@@ -149,7 +149,7 @@ def build_step(config: Config, world: World, parts: Parts, split: Split) -> Step
 def mixer(config: DataConfig, num_classes: int) -> Mixer:
     """Return the mixer of the config: mixup, cutmix, one of them at random, or neither."""
     if not (config.mixup or config.cutmix):
-        return unmixed
+        return lambda images, targets: (images, targets)
     from hvd_train.data.augment import Mix  # slow to import
 
     return Mix(config, num_classes)

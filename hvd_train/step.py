@@ -11,7 +11,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from hvd_train.config import Config
 from hvd_train.data.loader import Batch, MicroBatch
@@ -33,11 +32,6 @@ MICRO_BATCH = 3  # separates the random numbers of a micro-batch (dropout) from 
 Mixer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (images, class numbers) to (images, any targets)
 
 
-def unmixed(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return images and targets as they are: no mixup, no cutmix."""
-    return images, targets
-
-
 @dataclass(frozen=True)
 class Votes:
     """The votes of one rank at the end of a step; one decides for all."""
@@ -53,7 +47,7 @@ class StepResult:
 
     totals: Totals  # sums over the whole global batch
     agreed: Votes  # the votes of at least one rank
-    gradient_norm: float | None  # the 2-norm of the whole gradient before it was clipped, if it was asked for
+    gradient_norm: float  # the 2-norm of the whole gradient before it was clipped
     skipped: bool = False  # whether loss or gradient was not finite, so that nothing changed
     fingerprint: int | None = None  # of the samples of all ranks (`progress.order`), if the run keeps a ledger
 
@@ -67,7 +61,7 @@ class Step:
         world: World,
         model: nn.Module,
         device: torch.device,
-        mix: Mixer = unmixed,
+        mix: Mixer = lambda images, targets: (images, targets),
         split: Split | None = None,
     ) -> None:
         """`split` measures the time. Raises UsageError if the config names buffers that the model does not have."""
@@ -86,20 +80,14 @@ class Step:
         return torch.autocast(self._device.type, dtype=_DTYPES[self._precision])
 
     def take(
-        self,
-        state: TrainState,
-        batch: Batch,
-        votes: Votes,
-        *,
-        want_norm: bool,
-        meanwhile: Callable[[], None] = lambda: None,
+        self, state: TrainState, batch: Batch, votes: Votes, meanwhile: Callable[[], None] = lambda: None
     ) -> StepResult:
         """Take one step with all ranks; the weights change, the progress does not (`TrainState.count_step`).
 
         `meanwhile` is called while gradients are reduced. Raises RankLost and UsageError before the state changes.
         """
         try:
-            return self._take(state, batch, votes, want_norm, meanwhile)
+            return self._take(state, batch, votes, meanwhile)
         except RankLost:
             self._buffers.put_back()
             raise
@@ -108,9 +96,7 @@ class Step:
                 raise
             raise UsageError(message) from None
 
-    def _take(
-        self, state: TrainState, batch: Batch, votes: Votes, want_norm: bool, meanwhile: Callable[[], None]
-    ) -> StepResult:
+    def _take(self, state: TrainState, batch: Batch, votes: Votes, meanwhile: Callable[[], None]) -> StepResult:
         model, optimizer, scaler, micro_batches = state.model, state.optimizer, state.scaler, batch.micro_batches
         # The ranks' gradients are added; Adasum wants each rank's own mean.
         divisor = max(1, sum(len(micro.targets) for micro in micro_batches)) if self._adasum else batch.size
@@ -150,33 +136,28 @@ class Step:
         # Reduce, unscale, clip, step, in this order.
         with self._world.reduced(optimizer):
             summed = pending()
-            if self._buffers.has_others and summed[NUM_SUMS + len(flags) - 1] > 0:
+            if self._buffers.others and summed[NUM_SUMS + len(flags) - 1] > 0:
                 self._buffers.broadcast_others(self._world)
             # No communication follows, so the step cannot break any more.
             self._mark("reduction")
             scaler.unscale_(optimizer)
             norm = self._clip(parameters)
             numbers = _on_its_way(torch.cat((summed[:num_fields], norm[None])))
-            # A GPU decides by itself whether to skip, and has work while the host waits for the numbers.
-            ahead = self._device.type == "cuda" and not self._buffers.has_others and _takes_found_inf(optimizer)
-            if ahead:
-                optimizer.found_inf = 1 - torch.isfinite(summed[0] + norm).float()  # type: ignore[attr-defined]
-                changes = summed[num_fields:].masked_fill(optimizer.found_inf > 0, 0)  # type: ignore[attr-defined]
-                self._buffers.finish(changes, batch.num_micro_batches)
+            broken = ~torch.isfinite(summed[0] + norm)  # on all ranks: both are sums over them
+            ahead = not self._buffers.others and all(group.get("fused") for group in optimizer.param_groups)
+            if ahead:  # the optimizer does nothing if this is 1, so a GPU has work while the host waits for the numbers
+                optimizer.found_inf = broken.float()  # type: ignore[attr-defined]
+            if ahead or not broken:
+                self._buffers.finish(summed[num_fields:].masked_fill(broken, 0), batch.num_micro_batches)
                 optimizer.step()
-                scaler.update()
+            else:
+                self._buffers.put_back()
+            scaler.update()
             *sums_and_flags, norm_before = numbers()
             totals, agreed, taken = _read(sums_and_flags, batch.size)
-            skipped = not (math.isfinite(totals.loss) and math.isfinite(norm_before))  # on all ranks: sums over them
-            if not ahead:
-                if skipped:
-                    self._buffers.put_back()
-                else:
-                    self._buffers.finish(summed[num_fields:], batch.num_micro_batches)
-                    optimizer.step()
-                scaler.update()
+            skipped = not (math.isfinite(totals.loss) and math.isfinite(norm_before))
         self._mark("optimizer")
-        return StepResult(totals, agreed, norm_before if want_norm else None, skipped, taken)
+        return StepResult(totals, agreed, norm_before, skipped, taken)
 
     def _forward(self, model: nn.Module, micro: MicroBatch, step: int, sums: list[Tensor]) -> Tensor:
         """Return the summed loss of one micro-batch, and append the sums of its metrics."""
@@ -235,11 +216,6 @@ def _of_use(error: Exception, batch: Batch) -> str | None:
     if "does not have a deterministic implementation" in str(error):
         return f"--deterministic: {str(error).partition(' ')[0]} has no deterministic version: leave the flag out"
     return None
-
-
-def _takes_found_inf(optimizer: Optimizer) -> bool:
-    """Return whether the optimizer reads `found_inf`, a float tensor [], and does nothing if it is 1."""
-    return all(group.get("fused") for group in optimizer.param_groups)
 
 
 def _on_its_way(numbers: Tensor) -> Callable[[], list[float]]:

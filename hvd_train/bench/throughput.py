@@ -106,7 +106,7 @@ class Stepper:
         images = 0
         for _ in range(steps):
             batch = next(self._batches)
-            result = self._step.take(self.state, batch, Votes(), want_norm=False, meanwhile=self._batches.prepare)
+            result = self._step.take(self.state, batch, Votes(), self._batches.prepare)
             self.state.count_step(result.totals, skipped=result.skipped)
             images += batch.size
             self.split.mark("other")

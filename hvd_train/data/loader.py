@@ -273,20 +273,15 @@ class MapLoader(Loader):
             raise batch
         self._reader.mark("collate")
         images, labels = batch
-        prepared = self._on_device(images)
-        return MicroBatch(micro.number, prepared, labels.to(self._device, non_blocking=True), micro.indices)
-
-    def _on_device(self, images: Tensor) -> Tensor:
-        """Copy images to the device, on a GPU beside the backward pass that is queued, and prepare them."""
-        with torch.cuda.stream(self._copies):
+        with torch.cuda.stream(self._copies):  # on a GPU beside the backward pass that is queued
             images = images.to(self._device, non_blocking=True)
         self._reader.mark("transfer")
-        if self._copies is None:
-            return self._prepare(images, None, self._reader.mark)
-        (computing := torch.cuda.current_stream(self._device)).wait_stream(self._copies)
+        if self._copies is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._copies)
         prepared = self._prepare(images, None, self._reader.mark)
-        self._copies.wait_stream(computing)  # the next copy may take the memory of this one
-        return prepared
+        if self._copies is not None:  # the next copy may take the memory of this one
+            self._copies.wait_stream(torch.cuda.current_stream(self._device))
+        return MicroBatch(micro.number, prepared, labels.to(self._device, non_blocking=True), micro.indices)
 
     @override
     def watch(self, mark: Mark) -> None:

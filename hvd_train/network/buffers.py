@@ -121,8 +121,8 @@ class StepBuffers:
         floats = [buffer for buffer in mean if buffer.tensor.is_floating_point()]
         counts = [buffer for buffer in mean if not buffer.tensor.is_floating_point()]
         self._means = [_Means(kind, device) for kind in (floats, counts) if kind]
-        self._others = [_Other(buffer) for buffer in buffers if buffer.name not in names]
-        self._kinds: list[_Means | _Other] = [*self._means, *self._others]
+        self.others = [_Other(buffer) for buffer in buffers if buffer.name not in names]  # not averaged
+        self._kinds: list[_Means | _Other] = [*self._means, *self.others]
         self._new, self._begun = dict[str, Tensor](), False
 
     def begin(self) -> None:
@@ -140,7 +140,7 @@ class StepBuffers:
         """Record the changes by the forward pass of micro-batch `number`."""
         for mean in self._means:
             mean.add_changes()
-        changed = [other.buffer for other in self._others if other.changed_by_pass()]
+        changed = [other.buffer for other in self.others if other.changed_by_pass()]
         if number == 0:
             self._new = {buffer.name: buffer.tensor.to("cpu", copy=True) for buffer in changed}
 
@@ -148,11 +148,6 @@ class StepBuffers:
     def changes(self) -> list[Tensor]:
         """This rank's changes of averaged buffers: float32, 1-D, with the same lengths on all ranks."""
         return [mean.changes for mean in self._means]
-
-    @property
-    def has_others(self) -> bool:
-        """Whether the model has buffers that are not averaged."""
-        return bool(self._others)
 
     @property
     def others_changed(self) -> bool:
@@ -169,7 +164,7 @@ class StepBuffers:
         self._begun = False
         for mean, part in zip(self._means, torch.split(total, [len(m.changes) for m in self._means]), strict=True):
             mean.add(part / num_micro_batches)
-        for other in self._others:
+        for other in self.others:
             if other.buffer.name in self._new:
                 copy_into(other.buffer, self._new[other.buffer.name])
 

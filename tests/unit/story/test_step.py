@@ -55,8 +55,8 @@ def state_of(model: nn.Module, scale: float | None = None, world: World | None =
     return TrainState(model, optimizer, scaler, BatchLayout(8, 4))
 
 
-def take(config: Config, state: TrainState, part: Batch, *, norm: bool = False) -> StepResult:
-    return Step(config, LocalWorld(), state.model, CPU).take(state, part, Votes(), want_norm=norm)
+def take(config: Config, state: TrainState, part: Batch) -> StepResult:
+    return Step(config, LocalWorld(), state.model, CPU).take(state, part, Votes())
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_step_equals_plain_torch(micro: int, clip: float | None, scale: float 
     norm = nn.utils.clip_grad_norm_(by_hand.parameters(), clip or float("inf"))
     optimizer.step()
     model.unused = nn.Parameter(torch.ones(3))
-    result = take(Config().replace(clip_norm=clip), state_of(model, scale), batch(micro), norm=True)
+    result = take(Config().replace(clip_norm=clip), state_of(model, scale), batch(micro))
     allowed = CLIPPED if clip == 0.1 else ROUNDINGS
     for name, tensor in by_hand.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], tensor, rtol=0, atol=allowed)
@@ -117,7 +117,7 @@ def test_what_the_settings_ask_too_much_is_one_line(error: Exception, says: str)
 def test_the_norm_of_a_large_gradient_is_accurate() -> None:
     """One float32 sum of squares would lose all ones next to 2^24: 0.8% of the norm."""
     part = Batch(4, 1, (MicroBatch(0, INPUTS[:4], torch.ones(4, dtype=torch.long), np.arange(4)),))
-    result = take(Config(), state_of(LargeLayer()), part, norm=True)
+    result = take(Config(), state_of(LargeLayer()), part)
     ones, large = 64 * 2**18, 64 * 2.0**24
     assert result.gradient_norm == pytest.approx(0.5 * (large + ones) ** 0.5, rel=2**18 / large)
 
@@ -143,7 +143,7 @@ def test_votes_and_samples_of_all_ranks_come_with_the_gradients(vote: Votes) -> 
         model = own_generator(runs.batch_norm(10))
         mine = vote if world.place.rank == 1 else Votes()
         step, part = Step(Config().replace(ledger=ledger), world, model, CPU), batch(4, world.place.rank, 3)
-        result = step.take(state_of(model, world=world), part, mine, want_norm=False)
+        result = step.take(state_of(model, world=world), part, mine)
         return result.agreed, result.fingerprint
 
     expected = fingerprint(np.array([0, 1, 2, 3] * 2))
@@ -159,5 +159,5 @@ def test_adasum_gets_the_mean_gradient_of_each_rank() -> None:
     F.cross_entropy(model(inputs), targets).backward()
     norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     state = state_of(InDoublePrecision())
-    found = take(Config().replace(reduction="adasum"), state, half, norm=True)
+    found = take(Config().replace(reduction="adasum"), state, half)
     assert found.gradient_norm == pytest.approx(float(norm), rel=ROUNDINGS)
