@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,10 @@ def test_a_step_waits_once(libraries: Path, tmp_path: Path) -> None:
     assert {
         phase: of_phase["operators"] for phase, of_phase in counts.items() if of_phase["operators"] > most[phase]
     } == {}
+
+
+def test_the_checks_for_real_gpus_run(gpu: OnGpu) -> None:
+    """The sums of `make gpu-check` are exact; its other stages take minutes."""
+    line = [sys.executable, "-m", "tests.gpu_check", "--quick", "--stages", "sums"]
+    output = output_of(line, gpu.folder, variables=gpu.variables())
+    assert output.count("exact on every rank") == 2 * 8  # once when it is seen, and once in the table
