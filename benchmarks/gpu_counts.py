@@ -22,6 +22,7 @@ import numpy as np
 from benchmarks.turns import LAUNCHERS, ROOT
 from hvd_train.bench import throughput
 from hvd_train.progress.clock import Split
+from hvd_train.recipes import RECIPES
 from tests.fake_gpu import build
 from tests.fake_gpu.launch import OnGpu
 from tests.support.launching import output_of
@@ -30,9 +31,9 @@ KINDS = ("operators", "kernels", "copies", "waits")
 Counts = dict[str, dict[str, float]]
 
 
-def counted(folder: Path, *flags: str) -> Counts:
-    """Return the counts of a step on rank 0, by phase and by kind; `flags` change the recipe imagenet-resnet50."""
-    command = [*LAUNCHERS["gloo"], sys.executable, "-m", "benchmarks.gpu_counts", *flags]
+def counted(folder: Path) -> Counts:
+    """Return the counts of a step on rank 0, by phase and by kind."""
+    command = [*LAUNCHERS["gloo"], sys.executable, "-m", "benchmarks.gpu_counts"]
     variables = OnGpu(build.built(), folder).variables()
     output = output_of(command, folder, variables=variables)
     found = re.search(r"counts: (.*)$", output, re.MULTILINE)
@@ -41,9 +42,8 @@ def counted(folder: Path, *flags: str) -> Counts:
     return counts
 
 
-def rank(flags: list[str]) -> None:
+def rank() -> None:
     """Take steps on the stand-in, and print their counts on rank 0."""
-    from hvd_train.commands.train import parse_train
     from hvd_train.world.horovod_world import HorovodWorld
 
     library = ctypes.CDLL(None)  # with the stand-in, which was preloaded
@@ -53,10 +53,9 @@ def rank(flags: list[str]) -> None:
         return np.array(numbers)
 
     throughput.split_on = lambda _: Split(stamp, operator.sub)
-    line = ["imagenet-resnet50", "--device", "cuda", "--image-size", "32", "--batch-size", "4", *flags]
-    config = throughput.without_files(parse_train(line, "gpu_counts"), own_data=False)
+    config = RECIPES["imagenet-resnet50"]().replace(device="cuda", image_size=32, batch_size=4)
     world = HorovodWorld()
-    with closing(throughput.Stepper(config, world)) as stepper:
+    with closing(throughput.Stepper(throughput.without_files(config, own_data=False), world)) as stepper:
         stepper.take(3)
         _, counts = stepper.split_of(2)
     if world.place.rank == 0:
@@ -79,6 +78,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if "FAKE_GPU_REPORT" in os.environ:
-        rank(sys.argv[1:])
+        rank()
     else:
         main()

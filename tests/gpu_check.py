@@ -72,7 +72,8 @@ class Check:
         if self.hosts:
             self.most_ranks = sum(host.slots for host in hosts.read(self.hosts))
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus))))
-        self.variables = {"CUDA_VISIBLE_DEVICES": visible, "PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT))}
+        path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)])
+        self.variables = {"CUDA_VISIBLE_DEVICES": visible, "PYTHONPATH": path}
         self.variables |= SHARED_GPU if shares else {}
         names = [torch.cuda.get_device_name(number) for number in range(gpus)]
         self.record = {**about("tests.gpu_check"), "gpus": names, "nccl": nccl.value, "ranks": self.most_ranks}

@@ -142,8 +142,8 @@ def test_two_set_ups_at_once_take_turns(clone: Path, environ: dict[str, str], tm
     builder.write_text(works)
 
 
-def test_only_locked_files_are_installed(clone: Path, environ: dict[str, str], program: Program) -> None:
-    """The user can turn locks off, and processors without locks have none."""
+def test_only_locked_files_are_installed(clone: Path, environ: dict[str, str]) -> None:
+    """The user can turn locks off."""
     lock = clone / "requirements" / "locks" / "run.txt"
     right = lock.read_text()
     (installed,) = clone.glob(".venv/lib/*/site-packages/harmless-1.dist-info")
@@ -158,8 +158,6 @@ def test_only_locked_files_are_installed(clone: Path, environ: dict[str, str], p
         assert "installing the packages failed" in refused.stderr and message in refused.stderr
     assert "pinned" in steps(clone, {**environ, "HVD_TRAIN_HASHES": "no"})
     assert installed.exists()
-    program("uname", 'case "$1" in -m) echo aarch64;; *) echo Linux;; esac')
-    assert "pinned" in steps(clone, environ)
     lock.write_text(right)
 
 
