@@ -23,7 +23,7 @@ from hvd_train.progress.clock import Split
 from hvd_train.progress.metrics import NUM_SUMS, Totals, sums_of
 from hvd_train.progress.order import fingerprint, from_bytes, in_bytes
 from hvd_train.state import TrainState
-from hvd_train.world.world import World
+from hvd_train.world.world import Gradients, World
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _PIECE = 1 << 18  # elements
@@ -103,9 +103,9 @@ class Step:
         share = _constant(1 / divisor, self._device)
 
         # Not zero_grad: Horovod's takes no arguments (issue #3405), and the model's walks through all its modules.
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        for parameter in parameters:
-            parameter.grad = None
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
         self._world.expect_passes(optimizer, len(micro_batches))
         self._sums_in_passes.begin_step(len(micro_batches), batch.num_micro_batches)
         self._buffers.begin()
@@ -127,21 +127,21 @@ class Step:
         # A tensor of its own: the sum over the ranks is written into it.
         message = torch.cat([*fields, *self._buffers.changes])
         num_fields = sum(map(len, fields))
-        pending = self._world.sum_with_gradients(optimizer, message)
+        pending = self._world.start_sum(message, "step")
         if micro_batches:
             self._backward(loss, scaler, share)
         self._sums_in_passes.end_step()
         meanwhile()
 
         # Reduce, unscale, clip, step, in this order.
-        with self._world.reduced(optimizer):
+        with self._world.reduced(optimizer) as gradients:
             summed = pending()
             if self._buffers.others and summed[NUM_SUMS + len(flags) - 1] > 0:
                 self._buffers.broadcast_others(self._world)
             # No communication follows, so the step cannot break any more.
             self._mark("reduction")
             scaler.unscale_(optimizer)
-            norm = self._clip(parameters)
+            norm = self._clip(gradients, scaler)
             numbers = _on_its_way(torch.cat((summed[:num_fields], norm[None])))
             broken = ~torch.isfinite(summed[0] + norm)  # on all ranks: both are sums over them
             ahead = not self._buffers.others and all(group.get("fused") for group in optimizer.param_groups)
@@ -180,14 +180,15 @@ class Step:
         samples = np.concatenate([np.zeros(0, np.int64), *[micro.samples for micro in batch.micro_batches]])
         return torch.tensor(in_bytes(fingerprint(samples))).to(self._device, non_blocking=True)
 
-    def _clip(self, parameters: list[nn.Parameter]) -> Tensor:
+    def _clip(self, gradients: Gradients, scaler: torch.amp.GradScaler) -> Tensor:
         """Clip the gradients; return the 2-norm of all of them before, [] float64."""
-        # As torch's get_total_norm, without its search for gradients on other devices.
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        norms = torch._foreach_norm([piece for gradient in gradients for piece in _pieces(gradient)])
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), dtype=torch.float64)
-        if self._clip_norm is not None:
-            nn.utils.clip_grads_with_norm_(parameters, self._clip_norm, norm.float())
+        if gradients.squares is not None and not scaler.is_enabled():
+            norm = torch.tensor(math.sqrt(gradients.squares), dtype=torch.float64)
+        else:
+            norms = torch._foreach_norm([piece for tensor in gradients.tensors for piece in _pieces(tensor)])
+            norm = torch.linalg.vector_norm(torch.stack(norms), dtype=torch.float64)
+        if self._clip_norm is not None:  # as torch's clip_grad_norm_
+            torch._foreach_mul_(gradients.tensors, (self._clip_norm / (norm.float() + 1e-6)).clamp(max=1.0))
         return norm
 
 

@@ -193,7 +193,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
                 raise
             self._connect_error = ""
 
-        state = horovod_world.ElasticState(synchronize, self._forget_step)
+        state = horovod_world.ElasticState(synchronize)
         try:
             self._join()
             return horovod_world.run_elastic(state, body, self._join_again)
@@ -215,10 +215,6 @@ class ElasticWorld(horovod_world.HorovodWorld):
         self._heartbeat.all_written()
         if not self._core_hangs:
             super().close()
-
-    def _forget_step(self) -> None:
-        for optimizer in self._optimizers.values():
-            optimizer.forget_step()
 
     def _join_again(self) -> None:
         horovod_world.stop()
@@ -253,6 +249,8 @@ class ElasticWorld(horovod_world.HorovodWorld):
                 if isinstance(error, OSError):
                     time.sleep(1.0)
         self._heartbeat.world_formed()
+        for optimizer in self._optimizers.values():
+            optimizer.is_placed = False
         self.place = replace(place, local_rank=self.place.local_rank)  # keep the chosen GPU
 
     def _start_core(self) -> Place:

@@ -25,14 +25,17 @@ from typing_extensions import override
 
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.launch import client, launcher, roll_call, slurm
-from hvd_train.world.grouped_optimizer import GroupedOptimizer, StartSums
-from hvd_train.world.wire import MOST_BYTES, InMemoryOrder, Piece, packed, pieces, unpacked
-from hvd_train.world.world import PendingSum, Place, Reduction, World, WorldChanged, fill_missing_gradients
+from hvd_train.world.buckets import BucketedOptimizer, StartSums
+from hvd_train.world.shared_memory import memory_of_ranks
+from hvd_train.world.wire import MOST_BYTES, Piece, packed, pieces, unpacked
+from hvd_train.world.world import Gradients, PendingSum, Place, Reduction, World, WorldChanged, complete_gradients
 
 T = TypeVar("T")
 
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # the number of this system call
 _SHORTEST_SLICE_NS = 100_000  # the kernel allows no less
+_CORE = hvd.mpi_ops._basics.MPI_LIB_CTYPES
+_HAS_C8 = hasattr(_CORE, "horovod_squares")
 _PIECES_UNDER_WAY = 4  # while one is sent, the ranks agree on the next ones, which takes as long on a fast link
 
 
@@ -62,7 +65,8 @@ class HorovodWorld(World):
         os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "600")
         # NCCL connects the ranks when a communicator forms, where a peer that dies is noticed, not in the first sum.
         os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
-        self._optimizers: dict[Optimizer, GroupedOptimizer] = {}
+        self._optimizers: dict[Optimizer, BucketedOptimizer] = {}
+        self._placed: list[Tensor] = []
         self._rendezvous = _rendezvous_of_srun() if slurm.alone(os.environ) else None
         self.place = self._connect()
 
@@ -138,15 +142,32 @@ class HorovodWorld(World):
         if reduction.adasum:
             self._check_adasum()
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        compression = InMemoryOrder(hvd.Compression.fp16 if reduction.fp16_wire else hvd.Compression.none)
+        compression = hvd.Compression.fp16 if reduction.fp16_wire else hvd.Compression.none
         with as_rank_lost():  # a sum: each rank's loss is already divided by the whole global batch
             wrapped: Any = hvd.DistributedOptimizer(
                 optimizer, named_parameters=named, compression=compression, op=hvd.Sum
             )
         wrapped.state.update(optimizer.state)  # Horovod copies the parameter groups only
-        names: dict[Tensor, str] = {parameter: name for name, parameter in named}
-        self._optimizers[wrapped] = GroupedOptimizer(wrapped, names, compression, reduction, _sums_by(reduction))
+        names = {parameter: name for name, parameter in named}
+        self._optimizers[wrapped] = BucketedOptimizer(
+            wrapped, names, compression, reduction, _sums_by(reduction), self._share, _squares_at
+        )
         return wrapped  # type: ignore[no-any-return]
+
+    def _share(self, num_bytes: int) -> Tensor | None:
+        """Return memory of this rank, [num_bytes] uint8, in which Horovod's patch C8 sums tensors where they lie.
+
+        Returns None if not all ranks are on one host. The memory before it is not used for sums any more.
+        """
+        if not (_HAS_C8 and _CORE.horovod_place(None, ctypes.c_size_t(0))):
+            return None
+        of_ranks = memory_of_ranks(self, num_bytes)
+        if not of_ranks:
+            return None
+        addresses = [memory.data_ptr() for memory in of_ranks]
+        _CORE.horovod_place((ctypes.c_void_p * len(addresses))(*addresses), ctypes.c_size_t(num_bytes))
+        self._placed = of_ranks  # Horovod reads it
+        return of_ranks[self.place.rank]
 
     def _check_adasum(self) -> None:
         size = self.place.size
@@ -161,27 +182,17 @@ class HorovodWorld(World):
 
     @override
     def expect_passes(self, optimizer: Optimizer, passes: int) -> None:
-        self._optimizers[optimizer].expect_passes(passes)
-
-    @override
-    def sum_with_gradients(self, optimizer: Optimizer, tensor: Tensor) -> PendingSum:
-        grouped = self._optimizers[optimizer]
-        if grouped.reduction.adasum or grouped.reduction.predivide != 1:  # these would change its numbers
-            return self.start_sum(tensor, "step")
-        grouped.piggyback(tensor)
-        return lambda: tensor  # by then it holds the sum; in a world of one it always does
+        with as_rank_lost():
+            self._optimizers[optimizer].begin_step(passes)
 
     @override
     @contextmanager
-    def reduced(self, optimizer: Optimizer) -> Iterator[None]:
-        grouped = self._optimizers[optimizer]
+    def reduced(self, optimizer: Optimizer) -> Iterator[Gradients]:
+        bucketed = self._optimizers[optimizer]
         with as_rank_lost():
-            if grouped.reduces:
-                grouped.synchronize()
-            else:
-                fill_missing_gradients(optimizer)
-        with grouped.horovod.skip_synchronize():
-            yield
+            gradients = bucketed.synchronize() if bucketed.reduces else complete_gradients(optimizer)
+        with bucketed.horovod.skip_synchronize():
+            yield gradients
 
     @override
     def timeline(self, path: Path | None) -> None:
@@ -237,16 +248,15 @@ class ElasticState(State):  # type: ignore[misc]  # Horovod has no types
     Every new world begins with `sync`; Horovod skips that if hosts were only removed (its issue #3399).
     """
 
-    def __init__(self, sync: Callable[[], None], forget_step: Callable[[], None]) -> None:
+    def __init__(self, sync: Callable[[], None]) -> None:
         super().__init__(bcast_object=None, get_rank=hvd.rank)
-        self._sync, self._forget_step = sync, forget_step
+        self._sync = sync
 
     def save(self) -> None:
         """Do nothing: the live weights are the copy."""
 
     def restore(self) -> None:
-        """Drop the gradients of the broken step, which has undone its changes of the model."""
-        self._forget_step()
+        """Do nothing: the broken step has undone its changes of the model, and the next begins with new gradients."""
 
     def sync(self) -> None:
         """Synchronize the state of all ranks."""
@@ -291,6 +301,15 @@ def _sums_by(reduction: Reduction) -> StartSums:
         return handle
 
     return start_sums
+
+
+def _squares_at(tensor: Tensor) -> float | None:
+    """Return the sum of the squares of the sums in `tensor`, if patch C8 added them up."""
+    if not _HAS_C8:
+        return None
+    _CORE.horovod_squares.restype = ctypes.c_double
+    squares: float = _CORE.horovod_squares(ctypes.c_void_p(tensor.data_ptr()))
+    return squares if squares >= 0 else None
 
 
 def _wait(handle: int) -> Tensor:

@@ -83,27 +83,6 @@ def pieces(tensors: Iterable[Tensor], most_bytes: int = MOST_BYTES) -> Iterator[
         yield Piece(parts)
 
 
-class InMemoryOrder:
-    """A compression that sends a gradient in its memory order, cast by one of `hvd.Compression`.
-
-    Horovod takes contiguous tensors only, unlike the gradients of a model in `channels_last`.
-    """
-
-    def __init__(self, cast: Any) -> None:
-        self._cast = cast
-
-    def compress(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradient `tensor`, flat and cast, and the gradient itself."""
-        return self._cast.compress(as_it_lies(tensor))[0], tensor
-
-    def decompress(self, tensor: Tensor, ctx: Tensor) -> Tensor:
-        """Copy the received `tensor` into the gradient `ctx`, and return `ctx`."""
-        # New memory for a large gradient would take longer than the cast.
-        if tensor.data_ptr() != ctx.data_ptr():
-            as_it_lies(ctx).copy_(tensor)
-        return ctx
-
-
 def has_no_gaps(tensor: Tensor) -> bool:
     """Return whether a tensor is dense in memory, in any order of dimensions."""
     return torch.empty_like(tensor, device="meta").stride() == tensor.stride()

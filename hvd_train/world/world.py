@@ -37,6 +37,14 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Gradients:
+    """The gradients of all parameters, summed over all ranks."""
+
+    tensors: list[Tensor]  # share the memory of the gradients, and hold nothing else but zeros
+    squares: float | None = None  # the sum of the squares of all numbers, if it is known
+
+
+@dataclass(frozen=True)
 class Reduction:
     """How the gradients of all ranks are reduced."""
 
@@ -108,19 +116,10 @@ class World:
     def expect_passes(self, optimizer: Optimizer, passes: int) -> None:
         """Set the number of backward passes in the next step; the last starts the reduction."""
 
-    def sum_with_gradients(self, optimizer: Optimizer, tensor: Tensor) -> PendingSum:
-        """Begin to sum `tensor` over all ranks together with the gradients of this step.
-
-        Call it at most once in a step, before the last backward pass. Wait for the result inside `reduced` only; it
-        may share memory with `tensor`.
-        """
-        return self.start_sum(tensor, "step")
-
     @contextmanager
-    def reduced(self, optimizer: Optimizer) -> Iterator[None]:
+    def reduced(self, optimizer: Optimizer) -> Iterator[Gradients]:
         """Wait for all ranks; inside the block each gradient is the sum. A missing one is zeros."""
-        fill_missing_gradients(optimizer)
-        yield
+        yield complete_gradients(optimizer)
 
     def prepare(self, build: Callable[[], T]) -> T:
         """Return the value of `build`, which each rank calls before the rendezvous of an elastic job.
@@ -172,12 +171,16 @@ class LocalWorld(World):
     """The world of one rank. It needs no Horovod."""
 
 
-def fill_missing_gradients(optimizer: Optimizer) -> None:
-    """Give missing gradients zeros, as Horovod does, so that weight decay acts on them."""
+def complete_gradients(optimizer: Optimizer) -> Gradients:
+    """Return the gradients of all parameters. Missing ones become zeros, as in Horovod: weight decay acts on them."""
+    gradients = list[Tensor]()
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if parameter.requires_grad and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+            if parameter.requires_grad:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                gradients.append(parameter.grad)
+    return Gradients(gradients)
 
 
 def together(world: World, build: Callable[[], T]) -> T:

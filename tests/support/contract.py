@@ -118,7 +118,7 @@ def test_numbers_that_travel_with_gradients_are_summed_as_they_are(world: World)
         world.expect_passes(optimizer, 1)
         model.zero_grad(set_to_none=True)
         numbers = torch.tensor([1.0, world.place.rank + 0.25], dtype=torch.float64)
-        wait = world.sum_with_gradients(optimizer, numbers)
+        wait = world.start_sum(numbers, "step")
         _loss(model, world.place.rank, 0).backward()
         with world.reduced(optimizer):
             ranks = range(world.place.size)

@@ -27,7 +27,7 @@ from hvd_train.elastic.roster import End, Finish, FormWorld, Roster, Start
 from hvd_train.elastic.worker import Stage, Worker
 from hvd_train.errors import RankLost
 from hvd_train.run_files.ledger import audit
-from hvd_train.world.world import LocalWorld, Place, Reduction, Request, WorldChanged, already_in_sync
+from hvd_train.world.world import Gradients, LocalWorld, Place, Reduction, Request, WorldChanged, already_in_sync
 from tests.support import runs
 from tests.support.runs import Weights, equal, largest_difference, small_config, trained
 from tests.support.worlds import DEADLINE_S, Killed, Meeting, ThreadWorld
@@ -229,11 +229,11 @@ class ElasticThreadWorld(ThreadWorld):
 
     @override
     @contextmanager
-    def reduced(self, optimizer: Optimizer) -> Iterator[None]:
+    def reduced(self, optimizer: Optimizer) -> Iterator[Gradients]:
         self._job.begun(self.place.rank, self._step)
-        with super().reduced(optimizer):
+        with super().reduced(optimizer) as gradients:
             self._job.heard(Unheard(self._step, self.place.rank))
-            yield
+            yield gradients
         with self._job.changed:
             self._job.steps = max(self._job.steps, self._step)
         self._step += 1

@@ -22,6 +22,7 @@ from hvd_train.errors import RankLost
 from hvd_train.progress.metrics import NUM_SUMS
 from hvd_train.world.wire import MOST_BYTES, packed, pieces, unpacked
 from hvd_train.world.world import (
+    Gradients,
     LocalWorld,
     PendingSum,
     Place,
@@ -29,7 +30,7 @@ from hvd_train.world.world import (
     Request,
     World,
     already_in_sync,
-    fill_missing_gradients,
+    complete_gradients,
     together,
 )
 
@@ -148,21 +149,17 @@ class ThreadWorld(World):
         pass  # sums start when they are awaited
 
     @override
-    def sum_with_gradients(self, optimizer: Optimizer, tensor: Tensor) -> PendingSum:
-        return self.start_sum(tensor, "step")
-
-    @override
     @contextmanager
-    def reduced(self, optimizer: Optimizer) -> Iterator[None]:
+    def reduced(self, optimizer: Optimizer) -> Iterator[Gradients]:
         self._steps += 1
-        fill_missing_gradients(optimizer)
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        pending = [self.start_sum(self._to_wire(p.grad), f"gradient {n}") for n, p in enumerate(parameters)]
+        gradients = complete_gradients(optimizer)
+        tensors = gradients.tensors
+        pending = [self.start_sum(self._to_wire(gradient), f"gradient {n}") for n, gradient in enumerate(tensors)]
         if Fault(self.place.rank, self._steps) in self._meeting.faults:
             raise Killed(f"rank {self.place.rank} in step {self._steps}")
-        for parameter, wait in zip(parameters, pending, strict=True):
-            parameter.grad.copy_(wait())
-        yield
+        for gradient, wait in zip(tensors, pending, strict=True):
+            gradient.copy_(wait())
+        yield gradients
 
     @override
     def prepare(self, build: Callable[[], T]) -> T:

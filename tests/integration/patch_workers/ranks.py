@@ -11,6 +11,7 @@ import threading
 import time
 from contextlib import suppress
 from functools import reduce
+from math import isclose
 from pathlib import Path
 
 import horovod.torch as hvd
@@ -21,6 +22,8 @@ from horovod.runner.common.util.hosts import INVALID_SLOT_INFO, HostInfo, get_ho
 from horovod.runner.elastic.rendezvous import create_rendezvous_handler
 from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
 from horovod.runner.http.http_server import RendezvousServer
+
+from hvd_train.world.horovod_world import HorovodWorld, _squares_at
 
 
 def world() -> None:
@@ -173,14 +176,30 @@ def c7_fp16_sum() -> None:
 def c8_sums() -> None:
     """Compare sums of many lengths, types and operations with sums in the order of the ranks.
 
-    Only with SHARED=1 they use shared memory. NO_ROOM=RANK: that rank cannot create files or shared memory.
+    Only with SHARED=1 they use shared memory, and sum in place what lies in memory that all ranks see. NO_ROOM=RANK:
+    that rank cannot create files or shared memory.
     """
     if os.environ.get("NO_ROOM") == os.environ.get("HOROVOD_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")):
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    hvd.init()
+    ours = HorovodWorld()
     # Look now: the first rank that shuts down ends it for all.
     shared = "/memfd:horovod-" in Path("/proc/self/maps").read_text()
-    lengths = [0, 1, 2, 7, 1024, 1025, 2048, 2049, 131_071, 131_072, 131_073, 400_001, 3_000_000]  # around 8 and 512 KB
+    visible = ours._share(25_000_000)
+    lengths = [
+        0,
+        1,
+        2,
+        7,
+        1024,
+        1025,
+        2048,
+        2049,
+        262_143,
+        262_144,
+        262_145,
+        400_001,
+        3_000_000,
+    ]  # around 8 KB and 1 MB
     operations = {hvd.Sum: torch.add, hvd.Min: torch.minimum, hvd.Max: torch.maximum, hvd.Product: torch.mul}
     wrong = 0
     for kind in (torch.float32, torch.float16, torch.float64, torch.int32, torch.int64):
@@ -188,15 +207,22 @@ def c8_sums() -> None:
             generators = [torch.Generator().manual_seed(rank) for rank in range(hvd.size())]
             of_ranks = [(torch.randn(length, generator=generator) * 3).to(kind) for generator in generators]
             for op, add in operations.items():
-                found = hvd.allreduce(of_ranks[hvd.rank()], op=op, name=f"{kind}.{length}.{op}")
-                wrong += not torch.equal(found, reduce(add, of_ranks))
+                expected, own = reduce(add, of_ranks), of_ranks[hvd.rank()]
+                wrong += not torch.equal(hvd.allreduce(own, op=op, name=f"{kind}.{length}.{op}"), expected)
+                if visible is not None:
+                    lies = visible[800:][: own.numel() * own.element_size()].view(kind).copy_(own)
+                    hvd.allreduce_(lies, op=op, name=f"in place.{kind}.{length}.{op}")
+                    known = float(expected.double().square().sum()) if (kind, op) == (torch.float32, hvd.Sum) else 0.0
+                    wrong += not (
+                        torch.equal(lies, expected) and isclose(_squares_at(lies) or 0.0, known, rel_tol=1e-5)
+                    )
     parts = [torch.full((1 + 3000 * number,), float(hvd.rank() + number)) for number in range(40)]
     sums = hvd.grouped_allreduce(parts, op=hvd.Sum, name="group")
     ranks = sum(range(hvd.size()))
     wrong += sum(not torch.all(found == ranks + hvd.size() * number) for number, found in enumerate(sums))
-    hvd.shutdown()
-    if wrong or shared != (os.environ["SHARED"] == "1"):
-        sys.exit(f"{wrong} sums are wrong; {shared=}")
+    ours.close()
+    if wrong or not shared == (visible is not None) == (os.environ["SHARED"] == "1"):
+        sys.exit(f"{wrong} sums are wrong; {shared=}; {visible is not None=}")
 
 
 def c8_lost_peer() -> None:

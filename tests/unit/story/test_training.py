@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from hvd_train.elastic.worker import Stage
 from hvd_train.run_files.ledger import audit
-from hvd_train.world.world import Request
+from hvd_train.world.world import Gradients, Request
 from tests.support import runs
 from tests.support.elastic import (
     ONE,
@@ -200,9 +200,9 @@ class HalfASum(ElasticThreadWorld):
 
     @override
     @contextmanager
-    def reduced(self, optimizer: Optimizer) -> Iterator[None]:
-        with super().reduced(optimizer):
-            yield
+    def reduced(self, optimizer: Optimizer) -> Iterator[Gradients]:
+        with super().reduced(optimizer) as gradients:
+            yield gradients
         if len(self._job.sizes) == 1 and self.place.rank == 1 and self._steps == 8:
             for parameter in optimizer.param_groups[0]["params"]:
                 parameter.data += 0.01

@@ -24,7 +24,7 @@ from hvd_train.progress.order import order_of
 from hvd_train.progress.stop import StopSignal
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.run_folder import RunFolder
-from hvd_train.world.world import DriverLost, LocalWorld, already_in_sync
+from hvd_train.world.world import DriverLost, Gradients, LocalWorld, already_in_sync
 from tests.support import runs
 from tests.support.elastic import (
     ONE,
@@ -241,11 +241,11 @@ def test_a_step_that_never_succeeds_ends_the_job_with_earlier_steps_committed(re
     class Breaks(ElasticThreadWorld):
         @override
         @contextmanager
-        def reduced(self, optimizer: Optimizer) -> Iterator[None]:
-            with super().reduced(optimizer):
+        def reduced(self, optimizer: Optimizer) -> Iterator[Gradients]:
+            with super().reduced(optimizer) as gradients:
                 if self._step == 3:
                     raise RankLost("switch on fire")
-                yield
+                yield gradients
 
     with pytest.raises(FaultRepeats, match="step 3 has failed 5 times in a row; the last time: switch on fire"):
         run_elastic(lambda world: trained(world, small_config(epochs=1)), {"h1": 1}, first=1, most=1, kind=Breaks)

@@ -3,31 +3,14 @@
 import io
 import pickle
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from hvd_train.elastic.members import Member, RankReport
 from hvd_train.errors import UsageError
-from hvd_train.world.wire import InMemoryOrder, packed, pieces, unpacked
+from hvd_train.world.wire import packed, pieces, unpacked
 from tests.support.faults import Malicious
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_gradient_in_channels_last_is_sent_contiguous(dtype: torch.dtype) -> None:
-    """The sum arrives in the memory order of the gradient."""
-    gradient = torch.arange(48.0).view(2, 3, 2, 4).to(memory_format=torch.channels_last)
-    expected = 2 * gradient
-    cast = SimpleNamespace(compress=lambda tensor: (tensor.to(dtype), tensor.dtype))  # never decompresses
-    compression = InMemoryOrder(cast)
-    sent, context = compression.compress(gradient)
-    assert (sent.is_contiguous(), sent.dtype, sent.shape) == (True, dtype, (48,))
-    sent += sent.clone()
-    result = compression.decompress(sent, context)
-    assert result is gradient
-    assert torch.equal(gradient, expected)
-    assert gradient.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_large_tensors_are_split_and_small_ones_packed() -> None:

@@ -16,7 +16,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <vector>
 
 // With the value 0, every allreduce goes through Gloo or MPI, as in the
 // published release.
@@ -40,6 +43,9 @@ struct SharingRanks {
   std::chrono::milliseconds timeout;
 };
 
+// Returns the sum of the squares of n floats.
+double SquaresOfFloats(const void* data, size_t n);
+
 class SharedMemory {
 public:
   // Computes c[i] = a[i] op b[i] for the given number of elements; c may be a.
@@ -55,11 +61,23 @@ public:
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
+  // Collective: all ranks call it between the same two operations. From now on
+  // Allreduce sums data in this memory where it lies: `of_ranks[r]` is the
+  // address in this process of what rank r passes, `bytes` long. It must stay
+  // until the next call or the end of this object.
+  void Place(std::vector<uint8_t*> of_ranks, size_t bytes);
+
   // Collective. Replaces the data with the reduction over all ranks. Throws
   // std::runtime_error if another rank has left, or stays silent for longer
   // than the timeout; nothing can be reduced afterwards.
   void Allreduce(void* data, size_t elements, size_t element_size,
-                 const Reduction& reduce);
+                 const Reduction& reduce,
+                 double (*squares)(const void*, size_t) = nullptr);
+
+  // Returns the sum of the squares of what the last Allreduce wrote to this
+  // address; negative if it did not add them up. It does so with `squares`, for
+  // data that lies in the memory of `Place`.
+  double SquaresAt(const void* data);
 
 private:
   // The start of the shared memory. A new file is all zeros, which is the state
@@ -85,27 +103,27 @@ private:
   SharedMemory(int rank, int size, std::chrono::milliseconds timeout);
 
   // The size of the memory. Its layout: the header in a page of its own; two
-  // sets of small buffers, one buffer for each rank; two sets of chunks, one
-  // chunk for each rank and one for the result. The two sets are used in turn.
+  // sets of small buffers, one buffer for each rank, used in turn; a chunk for
+  // each rank.
   size_t Bytes() const;
   Origin Create();
   bool Join(const Origin& origin);
   Header& header() const;
   uint8_t* Small(int rank) const;
-  uint8_t* Chunk(int rank, size_t k) const;
-  uint8_t* Sum(size_t k) const;
+  uint8_t* Chunk(int rank) const;
   // The first element that this rank reduces.
   size_t Part(int rank, size_t elements) const;
+  // This process's addresses of all ranks' data, in the order of the ranks;
+  // nothing if the data is not in the memory of `Place`.
+  std::vector<uint8_t*> PlacesOf(const uint8_t* data);
+  // Reduces this rank's part of all ranks' data, then copies the other parts.
+  // Returns the squares of all parts.
+  double AllreduceInPlace(const std::vector<uint8_t*>& of_ranks,
+                          size_t elements, size_t element_size,
+                          const Reduction& reduce,
+                          double (*squares)(const void*, size_t));
   void AllreduceSmall(uint8_t* data, size_t elements, size_t element_size,
                       const Reduction& reduce);
-  // The three steps for chunk number k: copy this rank's data in, reduce this
-  // rank's part of all ranks' data, copy the result out.
-  void LayDown(const uint8_t* data, size_t elements, size_t element_size,
-               size_t k);
-  void AddUp(uint8_t* data, size_t elements, size_t element_size, size_t k,
-             const Reduction& reduce);
-  void Take(uint8_t* data, size_t elements, size_t element_size, size_t k);
-
   // Returns when all ranks have called it, or throws as Allreduce does.
   void Barrier();
   void Sleep(uint32_t generation);
@@ -118,6 +136,11 @@ private:
   int fd_ = -1;
   uint8_t* memory_ = nullptr;
   uint64_t small_ones_ = 0; // the number of small allreduces so far
+  // For the members below, which another thread uses.
+  std::mutex mutex_;
+  std::vector<uint8_t*> places_;
+  size_t placed_bytes_ = 0;
+  std::map<const void*, double> squares_;
 };
 
 } // namespace common
