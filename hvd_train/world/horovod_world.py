@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -67,6 +68,7 @@ class HorovodWorld(World):
         os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
         self._optimizers: dict[Optimizer, BucketedOptimizer] = {}
         self._placed: list[Tensor] = []
+        self._begun: list[int] = []  # the sums of this step
         self._rendezvous = _rendezvous_of_srun() if slurm.alone(os.environ) else None
         self.place = self._connect()
 
@@ -84,9 +86,20 @@ class HorovodWorld(World):
 
     @override
     def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
-        with as_rank_lost():
-            handle = hvd.allreduce_async_(tensor, name=name, op=hvd.Sum)
+        handle = self._begin(lambda: hvd.allreduce_async_(tensor, name=name, op=hvd.Sum))
         return lambda: _wait(handle)
+
+    def _begin(self, operation: Callable[[], int]) -> int:
+        """Begin a sum and return its handle. Raises RankLost, with the reason of the first sum that broke."""
+        with as_rank_lost():
+            try:
+                handle = operation()
+            except HorovodInternalError:  # which says no more than that Horovod is shut down
+                for begun in self._begun:
+                    hvd.synchronize(begun)
+                raise
+        self._begun.append(handle)
+        return handle
 
     @override
     def broadcast(self, value: T, root: int) -> T:
@@ -150,9 +163,15 @@ class HorovodWorld(World):
         wrapped.state.update(optimizer.state)  # Horovod copies the parameter groups only
         names = {parameter: name for name, parameter in named}
         self._optimizers[wrapped] = BucketedOptimizer(
-            wrapped, names, compression, reduction, _sums_by(reduction), self._share, _squares_at
+            wrapped, names, compression, reduction, self._sums_by(reduction), self._share, _squares_at
         )
         return wrapped  # type: ignore[no-any-return]
+
+    def _sums_by(self, reduction: Reduction) -> StartSums:
+        """Return the function that begins to reduce tensors in place. It raises RankLost."""
+        op, factor = hvd.Adasum if reduction.adasum else hvd.Sum, reduction.predivide
+        begin = partial(hvd.grouped_allreduce_async_, op=op, prescale_factor=1 / factor, postscale_factor=factor)
+        return lambda tensors, name: self._begin(lambda: begin(tensors, name=name))
 
     def _share(self, num_bytes: int) -> Tensor | None:
         """Return memory of this rank, [num_bytes] uint8, in which Horovod's patch C8 sums tensors where they lie.
@@ -182,6 +201,7 @@ class HorovodWorld(World):
 
     @override
     def expect_passes(self, optimizer: Optimizer, passes: int) -> None:
+        self._begun.clear()
         with as_rank_lost():
             self._optimizers[optimizer].begin_step(passes)
 
@@ -287,20 +307,6 @@ def run_elastic(state: ElasticState, body: Callable[[], T], rejoin: Callable[[],
     run: Callable[[ElasticState], T] = run_fn(in_one_world, rejoin)
     with as_rank_lost():
         return run(state)
-
-
-def _sums_by(reduction: Reduction) -> StartSums:
-    """Return the function that begins to reduce tensors in place. It raises RankLost."""
-    op, factor = hvd.Adasum if reduction.adasum else hvd.Sum, reduction.predivide
-
-    def start_sums(tensors: Sequence[Tensor], name: str) -> int:
-        with as_rank_lost():  # a backward pass, which calls this, may be the first to find that a rank is lost
-            handle: int = hvd.grouped_allreduce_async_(
-                tensors, name=name, op=op, prescale_factor=1 / factor, postscale_factor=factor
-            )
-        return handle
-
-    return start_sums
 
 
 def _squares_at(tensor: Tensor) -> float | None:
