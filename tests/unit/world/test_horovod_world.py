@@ -36,7 +36,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> FourRanks:
         lambda world: world.broadcast("value", root=1),
         lambda world: world.broadcast_tensors([torch.ones(1)], 0),
         lambda world: world.gather("value"),
-        lambda world: horovod_world._sums_by(Reduction())([torch.ones(1)], "gradients"),
+        lambda world: world._sums_by(Reduction())([torch.ones(1)], "gradients"),
     ],
     ids=["sum", "broadcast", "tensors", "gather", "gradients"],
 )
@@ -53,6 +53,16 @@ def test_an_operation_that_breaks_is_a_lost_rank(
     with pytest.raises(RankLost) as lost:
         operation(world)
     assert str(lost.value) == "connection closed"
+
+
+def test_the_reason_is_that_of_the_sum_that_broke(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a broken sum Horovod refuses the next one, and says only that it is shut down."""
+    monkeypatch.setattr(hvd, "allreduce_async_", Mock(return_value=7))
+    monkeypatch.setattr(hvd, "grouped_allreduce_async_", Mock(side_effect=HorovodInternalError("shut down")))
+    monkeypatch.setattr(hvd, "synchronize", Mock(side_effect=HorovodInternalError("NCCL said: remote error")))
+    world.start_sum(torch.ones(1), "step")
+    with pytest.raises(RankLost, match="remote error"):
+        world._sums_by(Reduction())([torch.ones(1)], "gradients")
 
 
 def test_a_default_that_would_change_a_result_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
