@@ -36,7 +36,8 @@ T = TypeVar("T")
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # the number of this system call
 _SHORTEST_SLICE_NS = 100_000  # the kernel allows no less
 _CORE = hvd.mpi_ops._basics.MPI_LIB_CTYPES
-_HAS_C8 = hasattr(_CORE, "horovod_squares")
+if _HAS_C8 := hasattr(_CORE, "horovod_squares"):
+    _CORE.horovod_place.restype, _CORE.horovod_squares.restype = ctypes.c_bool, ctypes.c_double
 _PIECES_UNDER_WAY = 4  # while one is sent, the ranks agree on the next ones, which takes as long on a fast link
 
 
@@ -179,6 +180,7 @@ class HorovodWorld(World):
         Returns None if not all ranks are on one host. The memory before it is not used for sums any more.
         """
         if not (_HAS_C8 and _CORE.horovod_place(None, ctypes.c_size_t(0))):
+            self._placed = []  # of an earlier world
             return None
         of_ranks = memory_of_ranks(self, num_bytes)
         if not of_ranks:
@@ -313,7 +315,6 @@ def _squares_at(tensor: Tensor) -> float | None:
     """Return the sum of the squares of the sums in `tensor`, if patch C8 added them up."""
     if not _HAS_C8:
         return None
-    _CORE.horovod_squares.restype = ctypes.c_double
     squares: float = _CORE.horovod_squares(ctypes.c_void_p(tensor.data_ptr()))
     return squares if squares >= 0 else None
 
