@@ -188,7 +188,9 @@ class Step:
             norms = torch._foreach_norm([piece for tensor in gradients.tensors for piece in _pieces(tensor)])
             norm = torch.linalg.vector_norm(torch.stack(norms), dtype=torch.float64)
         if self._clip_norm is not None:  # as torch's clip_grad_norm_
-            torch._foreach_mul_(gradients.tensors, (self._clip_norm / (norm.float() + 1e-6)).clamp(max=1.0))
+            factor = (self._clip_norm / (norm.float() + 1e-6)).clamp(max=1.0)
+            # The factor of a step that is skipped may be NaN, which would stay in the zeros between the gradients.
+            torch._foreach_mul_(gradients.tensors, factor.nan_to_num(0.0))
         return norm
 
 

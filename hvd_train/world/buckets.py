@@ -72,7 +72,7 @@ class BucketedOptimizer:
         share: Callable[[int], Tensor | None],
         squares_at: Callable[[Tensor], float | None],
     ) -> None:
-        """`share` returns zeros in memory, as uint8, in which Horovod sums tensors where they lie; None without any.
+        """`share` returns zeros in memory, as uint8, in which Horovod sums tensors in place; None without any.
 
         `squares_at` returns the sum of the squares of a tensor, if Horovod has added them up with the sums.
         """

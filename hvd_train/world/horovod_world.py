@@ -175,7 +175,7 @@ class HorovodWorld(World):
         return lambda tensors, name: self._begin(lambda: begin(tensors, name=name))
 
     def _share(self, num_bytes: int) -> Tensor | None:
-        """Return memory of this rank, [num_bytes] uint8, in which Horovod's patch C8 sums tensors where they lie.
+        """Return memory of this rank, [num_bytes] uint8, in which Horovod's patch C8 sums tensors in place.
 
         Returns None if not all ranks are on one host. The memory before it is not used for sums any more.
         """

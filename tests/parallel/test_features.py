@@ -4,13 +4,18 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from hvd_train.data.loader import Batch, MicroBatch
 from hvd_train.errors import UsageError
 from hvd_train.network.device import loss_scaler
 from hvd_train.progress.metrics import NUM_SUMS
+from hvd_train.progress.order import BatchLayout
+from hvd_train.state import TrainState
+from hvd_train.step import Step, Votes
 from hvd_train.world.world import LocalWorld, Reduction, World
 from tests.parallel.test_equivalence import TOLERANCE
 from tests.support import runs
@@ -80,6 +85,21 @@ def test_a_stopped_run_resumes_bit_identically(world: World, settings: dict[str,
     result, weights = trained(world, config, runs.batch_norm)
     assert (result.finished, result.steps) == (True, 20)
     assert equal(weights, expected)
+
+
+@pytest.mark.parallel
+def test_a_skipped_step_leaves_nothing_in_the_buckets(world: World) -> None:
+    """The step after a gradient of NaN is taken, with clipping too."""
+    model = own_generator(runs.convnet(10))
+    optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction())
+    state = TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False), BatchLayout(4, 4))
+    step = Step(small_config(clip_norm=0.1), world, model, torch.device("cpu"))
+    rank, size = world.place.rank, world.place.size
+    skipped = []
+    for pixel in (math.nan, 1.0):
+        micro = MicroBatch(rank, torch.full((4, 1, 8, 8), pixel), torch.arange(4), np.arange(4))
+        skipped.append(step.take(state, Batch(4 * size, size, (micro,)), Votes()).skipped)
+    assert skipped == [True, False]
 
 
 @pytest.mark.slow
