@@ -24,7 +24,7 @@ help:
 	@echo "make test-slow     the tests that take minutes (30 on 2 idle cores; HVD_TRAIN_NO_SKIPS=1: none may be skipped)"
 	@echo "make test-image    build the container image and run it (podman or docker; 20 GB, 15 minutes)"
 	@echo "make campaign      random faults, a state of 500 MB, half an hour (as root); SECONDS=600 SEED=1"
-	@echo "make bench         every benchmark and its record, on an idle machine (two hours; as root)"
+	@echo "make bench         every benchmark and its record, on an idle machine (three hours; as root)"
 	@echo "make bench-quick   the ratios, in less than five minutes"
 	@echo "make gpu-check     the trainer on this machine's GPUs: sums, weights, faults, speed (20 minutes); ARGS=\"--stages sums\""
 	@echo "make check         ruff, ruff format --check, mypy --strict, clang-format"
@@ -74,10 +74,11 @@ campaign: env
 		$(BIN)/python -m pytest -m campaign tests/integration/test_campaign.py $(ARGS)
 
 bench: env
-	@export $(WITH_PATH); for name in speed input recovery; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+	@export $(WITH_PATH); for name in speed input recovery growth; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 bench-quick: env
-	@export $(WITH_PATH); for name in speed input; do $(BIN)/python -m benchmarks.$$name --quick || exit 1; done
+	@export $(WITH_PATH); for name in "speed resnet18" "speed elastic" "speed commits" input; do \
+	  $(BIN)/python -m benchmarks.$$name --quick || exit 1; done
 
 gpu-check: env
 	@$(WITH_PATH) $(BIN)/python -m tests.gpu_check $(ARGS)

@@ -30,7 +30,9 @@ from tests.support.launching import started
 
 ROOT = Path(__file__).parents[1]
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-ENVIRONMENT = {**os.environ, "PATH": PATH, "PYTHONPATH": str(ROOT)}
+# A program that is stopped while others take turns is silent for longer than ranks may be.
+PATIENT = dict.fromkeys(("HOROVOD_GLOO_TIMEOUT_SECONDS", "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS"), "600")
+ENVIRONMENT = {**os.environ, **PATIENT, "PATH": PATH, "PYTHONPATH": str(ROOT)}
 AS_ROOT = ["--allow-run-as-root"] if os.geteuid() == 0 else []
 LAUNCHERS = {
     "gloo": ["horovodrun", "--gloo", "-np", "2"],
@@ -72,7 +74,13 @@ def summary(name: str, values: Sequence[float], aim: str, limit: float) -> dict[
 
 def about(module: str) -> dict[str, Any]:
     """Return the command, the date, the machine and the commit of a measurement."""
-    machine = {"cores": psutil.cpu_count(), "system": platform.release(), "torch": metadata.version("torch")}
+    named = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    machine = {
+        "cores": psutil.cpu_count(),
+        "processor": named[0].partition(": ")[2] if named else platform.machine(),
+        "system": platform.release(),
+        "torch": metadata.version("torch"),
+    }
     revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, check=False)
     command, commit = " ".join(["python -m", module, *sys.argv[1:]]), revision.stdout.decode().strip()
     return {"command": command, "date": time.strftime("%Y-%m-%d"), "machine": machine, "commit": commit}
@@ -102,13 +110,14 @@ def compare(
     turns: int,
     seconds: float,
     variables: Mapping[str, str] = ENVIRONMENT,
-) -> tuple[list[float], dict[str, Any]]:
-    """Return how many times as long a step of the first of two programs takes, and facts for the record.
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Return how many times as long a step of each program takes as one of the last, and the seconds per step.
 
-    Both are started `starts` times on two ranks, in alternating order, for `turns` turns of about `seconds`. A ratio is
+    All are started `starts` times on two ranks, in alternating order, for `turns` turns of about `seconds`. A ratio is
     the median of a start, since another start moves it by 6%; or that of a turn if there is a single start.
     """
-    of_starts: list[list[float]] = []
+    *others, last = commands
+    over_last: dict[str, list[float]] = {name: [] for name in others}
     times: dict[str, list[float]] = {name: [] for name in commands}
     for number in range(starts):
         with contextlib.ExitStack() as stack:
@@ -118,20 +127,19 @@ def compare(
                 (own := folder / name).mkdir()
                 process = stack.enter_context(started(commands[name], own, own / "output.txt", variables))
                 programs[name] = Program(process, own)
-                programs[name].finished()
-            paced = programs[list(commands)[1]]
-            paced.turn(5)
-            steps = max(3, round(seconds / paced.turn(5)))
+                programs[name].started()
+            programs[last].turn(5)
+            steps = max(3, round(seconds / programs[last].turn(5)))
             actions = {name: partial(programs[name].turn, steps) for name in commands}
             measured = take_turns(actions, turns)
-        of_starts.append(ratios(*measured.values()))
+        for name in others:
+            of_turns = ratios(measured[name], measured[last])
+            over_last[name] += [statistics.median(of_turns)] if starts > 1 else of_turns
         for name, values in measured.items():
             times[name].append(statistics.median(values))
-    medians = [round(statistics.median(values), 4) for values in of_starts]
     seconds_per_step = {name: round(statistics.median(values), 5) for name, values in times.items()}
     print(", ".join(f"{name} {1000 * value:.1f} ms a step" for name, value in seconds_per_step.items()), flush=True)
-    facts = {"seconds_per_step": seconds_per_step, "ratios_of_starts": medians, "turns_of_a_start": turns}
-    return medians if starts > 1 else of_starts[0], facts
+    return over_last, seconds_per_step
 
 
 def gated(model: nn.Module) -> nn.Module:
@@ -176,6 +184,11 @@ class Program:
         seconds = self.finished()
         self._signal(signal.SIGSTOP)
         return seconds / steps
+
+    def started(self) -> None:
+        """Wait until both ranks are ready for a turn, then stop them. Raises SystemExit."""
+        self.finished()
+        self._signal(signal.SIGSTOP)
 
     def finished(self) -> float:
         """Wait until both ranks end their turn, or the start; return the slower rank's seconds. Raises SystemExit."""
