@@ -194,6 +194,8 @@ def _handler(driver: Driver) -> Any:
     class Handler(create_rendezvous_handler(driver)):  # type: ignore[misc]  # Horovod has no types
         """Horovod's handler, with the requests of our workers."""
 
+        longest_wait = 0.1  # for the addresses of all ranks (patch C14); then the world may be broken
+
         def do_GET(self) -> None:  # noqa: N802  # the name that http.server calls
             with suppress(ConnectionError):  # a worker that dies while it waits is no error
                 if self.path.startswith(_OF_GLOO) and dispatcher.world_is_broken():

@@ -18,7 +18,7 @@ from hvd_train.errors import UsageError
 from hvd_train.launch.launcher import DRIVER_ADDRESSES, INTERFACES
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy is for addresses outside the cluster
-_MOST_BYTES = 1 << 20
+_MOST_BYTES = 1 << 24  # the facts of ten thousand ranks
 ADDRESS, PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 KEY = "HOROVOD_RENDEZVOUS_KEY"
 LOOPBACK = "127.0.0.1"

@@ -2,7 +2,8 @@
 
 Over Gloo it uses the launcher's key-value store. Each rank writes that its process has started, and later that it is
 here, with facts. Rank 0 waits for all ranks, compares and writes a verdict, for which the others wait. Rank 1 reports
-if rank 0 is missing. MPI itself waits for ranks, but busily and silently.
+if rank 0 is missing. They wait at the store (patch C14), so that the number of requests is linear in that of ranks.
+MPI itself waits for ranks, but busily and silently.
 """
 
 import io
@@ -26,7 +27,7 @@ from hvd_train.launch import client, launcher
 PATIENCE = "HVD_TRAIN_START_TIMEOUT_SECONDS"
 HOSTS = "HVD_TRAIN_HOSTS"  # NAME:SLOTS,... in the order of ranks, set by our scripts
 _FIRST_NOTICE_S = 15.0  # doubles with each notice
-_POLL_S, _REQUEST_S = 0.1, 30.0
+_REQUEST_S = 30.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05  # while MPI waits
 _ALL_WELL, _MISSING = "go", "missing: "
 _calls = itertools.count()
@@ -39,14 +40,19 @@ class LauncherStore:
 
     environ: Mapping[str, str]
 
-    def put(self, name: str, text: str) -> None:
-        """Write a text. Raises OSError if the store cannot be reached."""
-        client.put(self.environ, f"hvd_train/{name}", text, _REQUEST_S)
+    def put(self, scope: str, rank: int, text: str) -> None:
+        """Write the text of a rank. Raises OSError if the store cannot be reached."""
+        client.put(self.environ, f"hvd_train.{scope}/{rank}", text, _REQUEST_S)
 
-    def get(self, name: str) -> str | None:
-        """Return the text under a name, or None if there is none. Raises OSError as `put` does."""
+    def wait_for(self, scope: str, ranks: int) -> list[str] | None:
+        """Return the texts of so many ranks, or None if not all of them come within a second."""
+        texts = self.get(scope, f"all-of-{ranks}")
+        return None if texts is None else texts.split("\n")
+
+    def get(self, scope: str, rank: int | str) -> str | None:
+        """Return the text of a rank, or None if there is none. Raises OSError as `put` does."""
         try:
-            return client.get(self.environ, f"hvd_train/{name}", _REQUEST_S)
+            return client.get(self.environ, f"hvd_train.{scope}/{rank}", _REQUEST_S)
         except urllib.error.HTTPError as error:
             if error.code != 404:
                 raise
@@ -63,7 +69,7 @@ def launcher_gone(environ: Mapping[str, str]) -> bool:
     """Return whether the launcher's store no longer answers; ranks on other hosts have no other sign."""
     try:
         if (board := store(environ)) is not None:
-            board.get("started.0")
+            board.get("started", 0)
     except OSError:
         return True
     return False
@@ -73,7 +79,7 @@ def started(environ: Mapping[str, str]) -> None:
     """Write that this process has started; until the roll call it ends with the launcher, even if an import hangs."""
     if (board := store(environ)) is not None:
         with suppress(OSError):  # `call` reports an error of the store
-            board.put(f"started.{environ['HOROVOD_RANK']}", socket.gethostname())
+            board.put("started", int(environ["HOROVOD_RANK"]), socket.gethostname())
         threading.Thread(target=_end_with_launcher, args=(environ,), daemon=True, name="launcher").start()
 
 
@@ -102,23 +108,20 @@ def call(
     if patience_s is None:
         raise UsageError(f"{PATIENCE} is {environ[PATIENCE]!r}; it must be a number of seconds")
     try:
-        board.put(f"here.{number}.{rank}", json.dumps({"host": socket.gethostname(), **facts}))
-        others, hosts = range(1, size) if rank == 0 else [0], environ.get(HOSTS, "")
-        missing = _missing(board, number, others, patience_s, hosts, say if rank < 2 else None)
-        verdict = missing
+        board.put(here := f"here.{number}", rank, json.dumps({"host": socket.gethostname(), **facts}))
+        awaited, others = ((here, size), range(1, size)) if rank == 0 else ((f"verdict.{number}", 1), range(1))
+        hosts, report = environ.get(HOSTS, ""), say if rank < 2 else None
+        texts, lost = _wait(board, awaited, here, others, patience_s, hosts, report)
+        verdict = lost or (texts[0] if rank else disagreement([json.loads(text) for text in texts]) or _ALL_WELL)
         if rank == 0:
-            answers = [board.get(f"here.{number}.{other}") for other in range(size)]
-            verdict = missing or disagreement([json.loads(answer) for answer in answers if answer]) or _ALL_WELL
             if verdict != _ALL_WELL:
                 say(verdict.removeprefix(_MISSING))  # first: a rank that reads the verdict ends the job
-            board.put(f"verdict.{number}", verdict)
-        while verdict is None and (verdict := board.get(f"verdict.{number}")) is None:
-            time.sleep(_POLL_S)
+            board.put(f"verdict.{number}", 0, verdict)
     except OSError as error:
         raise RankLost(f"the launcher cannot be reached ({error})") from None
     _called.set()
     if verdict != _ALL_WELL:
-        raise error_for(verdict, by_rank_0=rank == 0 or not missing)
+        raise error_for(verdict, by_rank_0=rank == 0 or not lost)
 
 
 def error_for(verdict: str, *, by_rank_0: bool) -> HvdTrainError:
@@ -129,32 +132,36 @@ def error_for(verdict: str, *, by_rank_0: bool) -> HvdTrainError:
     return error
 
 
-def _missing(
+def _wait(
     board: LauncherStore,
-    number: int,
-    ranks: Sequence[int],
+    awaited: tuple[str, int],
+    here: str,
+    others: Sequence[int],
     patience_s: float,
     hosts: str,
     say: Callable[[str], None] | None,
-) -> str | None:
-    """Wait until these ranks are here; return None, or the verdict that names missing ranks."""
+) -> tuple[list[str], str]:
+    """Return the texts of a scope when it has so many; or a verdict if it takes too long and ranks are not here."""
     begun, notice_after = time.monotonic(), _FIRST_NOTICE_S
-    while ranks := [rank for rank in ranks if board.get(f"here.{number}.{rank}") is None]:
+    while (texts := board.wait_for(*awaited)) is None:
         waited = time.monotonic() - begun
-        if waited > patience_s:
-            cure = f"look at what runs there, or export {PATIENCE} with more seconds"
-            return f"{_MISSING}{_describe(ranks, board, hosts)} did not come within {waited:.0f} s: {cure}"
-        if say and waited > notice_after:
-            say(f"waiting for {_describe(ranks, board, hosts)} ({waited:.0f} s)")
-            notice_after *= 2
-        time.sleep(_POLL_S)
-    return None
+        if waited <= min(notice_after, patience_s):
+            continue
+        if missing := [rank for rank in others if board.get(here, rank) is None]:
+            described = _describe(missing, board, hosts)
+            if waited > patience_s:
+                cure = f"look at what runs there, or export {PATIENCE} with more seconds"
+                return [], f"{_MISSING}{described} did not come within {waited:.0f} s: {cure}"
+            if say:
+                say(f"waiting for {described} ({waited:.0f} s)")
+        notice_after *= 2
+    return texts, ""
 
 
 def _describe(ranks: Sequence[int], board: LauncherStore, hosts: str) -> str:
     shown = []
     for rank in ranks:
-        started_on = board.get(f"started.{rank}")
+        started_on = board.get("started", rank)
         host = started_on or _host_of(rank, hosts)
         on_host = f" on {host}" if host else ""
         shown.append(f"rank {rank}{on_host}{'' if started_on else ' (process not started yet)'}")

@@ -172,6 +172,14 @@ def test_c10_a_rank_that_waits_for_a_result_sleeps(controller: str) -> None:
     succeeds(*horovodrun(controller, "c10_waits"))
 
 
+def test_c14_each_rank_asks_the_store_once_for_the_addresses_of_all() -> None:
+    """It writes its own, asks for those of all others, and says that it has finished."""
+    codes, printed = run_world(4, "c14_meet")
+    assert codes == [0] * 4, printed
+    of_all, of_process_set, of_its_local_ranks = 3 * 4, 3 * 2, 3 * 2
+    assert f"ASKED {of_all + of_process_set + of_its_local_ranks}\n" in printed
+
+
 @pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "-")
 @pytest.mark.parametrize("interface", ["lo", ""])
 @pytest.mark.parametrize("known", ["", "127.0.1.1 h.invalid", "0.0.0.0 h.invalid", "192.0.2.1 h.invalid"])

@@ -21,17 +21,27 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.runner.common.util.hosts import INVALID_SLOT_INFO, HostInfo, get_host_assignments
 from horovod.runner.elastic.rendezvous import create_rendezvous_handler
 from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
-from horovod.runner.http.http_server import RendezvousServer
+from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
 
 from hvd_train.world.horovod_world import HorovodWorld, _squares_at
 
 
 def world() -> None:
-    """Run local ranks over Gloo and print `EXIT [codes by rank]`. Unlike horovodrun, let ranks outlive a failed one."""
+    """Run local ranks over Gloo, and print `EXIT [codes by rank]` and the number of different requests to the store.
+
+    Unlike horovodrun, let ranks outlive a failed one.
+    """
     size, worker = int(sys.argv[2]), sys.argv[3]
     slots = get_host_assignments([HostInfo("localhost", size)], size)
-    server = RendezvousServer(0)
-    common = create_run_env_vars("127.0.0.1", ["lo"], server.start())
+    server, asked = RendezvousServer(0), set()
+
+    class Handler(RendezvousHandler):
+        def parse_request(self) -> bool:
+            parsed: bool = super().parse_request()
+            asked.add((self.command, self.path))
+            return parsed
+
+    common = create_run_env_vars("127.0.0.1", ["lo"], server.start(Handler))
     server.init(slots)
     processes = []
     for slot in slots:
@@ -41,7 +51,7 @@ def world() -> None:
     deadline = time.monotonic() + 180
     try:
         codes = [process.wait(max(0.0, deadline - time.monotonic())) for process in processes]
-        print("EXIT", codes, flush=True)
+        print(f"EXIT {codes}\nASKED {len(asked)}", flush=True)
     finally:
         for process in processes:
             process.kill()
@@ -360,6 +370,16 @@ def l7_many_lines() -> None:
     Path(os.environ["DONE"]).write_text("done")
 
 
+def c14_meet() -> None:
+    """Sums over all ranks, and over a process set, are right."""
+    even = hvd.ProcessSet([0, 2])
+    hvd.init(process_sets=[even])
+    assert (hvd.size(), hvd.local_size(), hvd.cross_size()) == (4, 4, 1)
+    assert hvd.allreduce(torch.ones(1), name="of all", op=hvd.Sum).item() == 4
+    if even.included():
+        assert hvd.allreduce(torch.ones(1), name="of two", op=hvd.Sum, process_set=even).item() == 2
+
+
 def s3_impostor() -> None:
     """Print how many bytes rank 0 sends to another process at the port of rank 1, whose answer SAYS is right or wrong.
 
@@ -384,7 +404,7 @@ def s3_impostor() -> None:
             sockets.append(socket.create_server(("127.0.0.1", 0)))
         struct.pack_into("!H", address, 2, sockets[-1].getsockname()[1])
         address[-32:] = question + answer  # the ticket
-        store["global"].update({"rank_1": b"a host", "1": bytes(address)})
+        store["global"]["1"] = bytes(address)
         connection, _ = sockets[-1].accept()
         assert connection.recv(16, socket.MSG_WAITALL) == question, "rank 0 has not asked which process is there"
         connection.sendall(says)

@@ -1,10 +1,10 @@
 """The roll call before the rendezvous over Gloo: missing and differing ranks."""
 
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -12,30 +12,42 @@ from hvd_train.errors import HvdTrainError, RankLost
 from hvd_train.launch import roll_call
 
 
-def board(**written: str) -> Any:
-    texts = {name.replace("_", "."): text for name, text in written.items()}
-    return SimpleNamespace(put=texts.__setitem__, get=texts.get)
+class Board:
+    """A store in this process; `wait` is called in place of each wait for texts."""
+
+    def __init__(self, wait: Callable[[], None] = lambda: time.sleep(0.001)) -> None:
+        self._wait, self._texts = wait, dict[tuple[str, int], str]()
+
+    def put(self, scope: str, rank: int, text: str) -> None:
+        self._texts[scope, rank] = text
+
+    def get(self, scope: str, rank: int) -> str | None:
+        return self._texts.get((scope, rank))
+
+    def wait_for(self, scope: str, ranks: int) -> list[str] | None:
+        self._wait()
+        texts = [self.get(scope, rank) for rank in range(ranks)]
+        return None if None in texts else texts
 
 
 @pytest.fixture(autouse=True)
 def one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """All calls of a test are the same roll call, and no rank prints a notice."""
     monkeypatch.setattr(roll_call, "_calls", type("Always", (), {"__next__": lambda _: 0})())
-    monkeypatch.setattr(roll_call, "_POLL_S", 0.001)
     monkeypatch.setattr(roll_call, "_FIRST_NOTICE_S", 1000.0)
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def wait_a_second(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a function that moves the clock on by a second."""
     now = [0.0]
-    sleep = lambda seconds: now.__setitem__(0, now[0] + seconds)  # noqa: E731
-    monkeypatch.setattr(roll_call, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    monkeypatch.setattr(roll_call, "_POLL_S", 1.0)
+    monkeypatch.setattr(roll_call, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(roll_call, "_FIRST_NOTICE_S", 15.0)
+    return lambda: now.__setitem__(0, now[0] + 1.0)
 
 
 def call(facts_of_ranks: Sequence[Mapping[str, str]]) -> tuple[list[str], dict[int, str]]:
-    printed, shared, size = dict[int, str](), board(), len(facts_of_ranks)
+    printed, shared, size = dict[int, str](), Board(), len(facts_of_ranks)
 
     def one(rank: int) -> str:
         try:
@@ -61,8 +73,10 @@ def test_other_versions_or_settings_stop_all_ranks() -> None:
     assert all(result.endswith("start all of them with the same arguments") for result in results)
 
 
-def test_a_missing_rank_is_named(clock: None) -> None:
-    store, printed = board(here_0_1="{}", started_3="h7"), list[str]()
+def test_a_missing_rank_is_named(wait_a_second: Callable[[], None]) -> None:
+    store, printed = Board(wait_a_second), list[str]()
+    store.put("started", 3, "h7")
+    store.put("here.0", 1, "{}")
     environ = {roll_call.HOSTS: "h1:2,h2:1", roll_call.PATIENCE: "40"}
     missing = "rank 2 on h2 (process not started yet), rank 3 on h7"
     with pytest.raises(RankLost, match=f"^{re.escape(missing)} did not come within 41 s: look at") as lost:
@@ -72,11 +86,11 @@ def test_a_missing_rank_is_named(clock: None) -> None:
         roll_call.call(store, 1, 4, {}, environ)
 
 
-def test_a_missing_rank_0_is_an_error_on_all_others(clock: None) -> None:
+def test_a_missing_rank_0_is_an_error_on_all_others(wait_a_second: Callable[[], None]) -> None:
     printed = list[int]()
     for rank in (1, 2):
         with pytest.raises(RankLost, match=r"^rank 0 \(process not started yet\) did not come within 601 s"):
-            roll_call.call(board(), rank, 3, {}, {}, lambda _, rank=rank: printed.append(rank))
+            roll_call.call(Board(wait_a_second), rank, 3, {}, {}, lambda _, rank=rank: printed.append(rank))
     assert set(printed) == {1}
 
 

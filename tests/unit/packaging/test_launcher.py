@@ -9,8 +9,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.error import HTTPError
 
 import pytest
 from horovod.runner import launch, mpi_rank
@@ -22,6 +24,7 @@ from horovod.runner.http.http_server import KVStoreServer
 from horovod.runner.util import network, remote, worker_environment
 
 from hvd_train.doctor import cluster
+from hvd_train.launch import client
 from tests.support.faults import Malicious, answering
 from tests.support.launching import write_program
 
@@ -158,6 +161,19 @@ def test_an_unsigned_answer_is_not_unpickled(monkeypatch: pytest.MonkeyPatch) ->
         with answering(answer) as port, pytest.raises(RuntimeError, match="not signed by this job"):
             http_client.read_data_from_kvstore(LOOPBACK, port, "runfunc", "func")
     assert not Path("owned").exists()
+
+
+# Values for all ranks (patch C14)
+def test_the_store_waits_until_all_ranks_have_written(port: int) -> None:
+    environ = {client.ADDRESS: LOOPBACK, client.PORT: str(port), client.KEY: signature.key_of_job()}
+    with pytest.raises(HTTPError, match="404"):  # after a second
+        client.get(environ, "global/0-of-3")
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(client.get, environ, f"global/{rank}-of-3") for rank in ("0", "1", "2", "all")]
+        for rank, parts in enumerate(("0to10to2", "1to01to2", "2to02to1")):
+            client.put(environ, f"global/{rank}", parts)
+    found = [answer.result() for answer in asked]
+    assert found == ["1to02to0", "0to12to1", "0to21to2", "0to10to2\n1to01to2\n2to02to1"]
 
 
 # The interface between hosts (patch S4)
