@@ -10,6 +10,7 @@ import pytest
 
 from hvd_train import recipes
 from hvd_train.errors import UsageError
+from hvd_train.run_files import history
 from hvd_train.run_files.history import History, read, speeds
 from hvd_train.run_files.run_folder import claim
 from tests.support.run_folders import epoch, event, start, step, whole_run, write
@@ -71,6 +72,17 @@ def test_speed_between_the_steps_of_an_epoch() -> None:
     assert speeds(run.steps, 1)[1] == [pytest.approx(200 / 3)]
 
 
+def test_of_a_million_steps_some_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events, the last step and speeds stay."""
+    monkeypatch.setattr(history, "_MOST_STEPS", 10)
+    steps = [step(number) for number in range(1, 1001)]
+    run = of(start(), *steps[:500], event("world", 500), *steps[500:])
+    assert len(run.steps) <= 2 * 10 + 1
+    assert [record["name"] for record in run.events] == ["start", "world"]
+    assert (run.furthest("step"), run.seconds) == (1000, 1000)
+    assert set(speeds(run.steps)[1]) == {100.0}
+
+
 def test_progress_of_records() -> None:
     run = of(start(), step(8), event("world", 9), step(10), epoch(1), step(11, 21), event("world", 30))
     assert [record["samples_done"] for record in (*run.steps, *run.epochs)] == [800, 1000, 1100, 1000]
@@ -91,7 +103,8 @@ def test_planted_files_are_gaps(name: str) -> None:
     (run / name).unlink()
     (run / name).touch()
     os.truncate(run / name, 2**40)
-    assert any(f"{name} cannot be read (it is larger than " in gap for gap in read(run).gaps)
+    too_large = "a line of it is longer than " if name == "metrics.jsonl" else "it is larger than "
+    assert any(f"{name} cannot be read ({too_large}" in gap for gap in read(run).gaps)
 
 
 def test_a_few_bytes_that_stand_for_gigabytes_are_a_gap() -> None:
