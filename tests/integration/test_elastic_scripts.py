@@ -12,7 +12,7 @@ import pytest
 
 from hvd_train.run_files.ledger import audit
 from tests.support import launching
-from tests.support.launching import LOCALHOST, SCRIPTS, json_lines, ranks_of, started, wait_for
+from tests.support.launching import SCRIPTS, json_lines, ranks_of, started, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -72,10 +72,13 @@ def test_paths_outside_ascii_in_the_plainest_locale() -> None:
     assert json.loads((folder / "run" / "summary.json").read_text())["world_size"] == 2
 
 
-def test_a_killed_worker_is_replaced_and_no_sample_is_lost(tmp_path: Path) -> None:
-    """After kill -9 the survivor continues and a newcomer joins; SIGTERM commits."""
-    # The host file has two slots. Without one, a machine with a single core has one.
-    command = [str(SCRIPTS / "train_elastic.sh"), "--hosts", str(LOCALHOST), "--", "digits", "--epochs", "4000"]
+@pytest.mark.parametrize("workers", [2, *(pytest.param(many, marks=pytest.mark.slow) for many in (16, 32))])
+def test_a_killed_worker_is_replaced_and_no_sample_is_lost(workers: int, tmp_path: Path) -> None:
+    """After kill -9 the survivors continue and a newcomer joins; SIGTERM commits."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text(f"localhost slots={workers}\n")
+    command = [str(SCRIPTS / "train_elastic.sh"), "--hosts", str(hosts), "--", "digits", "--epochs", "4000"]
+    command += ["--batch-size", "2"] if workers > 2 else []
     run, log = tmp_path / "run", tmp_path / "output.txt"
     with started([*command, "--ledger", "--output-dir", "run"], tmp_path, log) as script:
 
@@ -94,6 +97,6 @@ def test_a_killed_worker_is_replaced_and_no_sample_is_lost(tmp_path: Path) -> No
         assert script.wait(200) == 128 + signal.SIGTERM, log.read_text()
     assert "committed; the same command resumes from there" in log.read_text()
     report = audit(run)
-    assert (report.faults, report.world_sizes) == ((), (1, 2))
-    assert changes()[0]["left"] and changes()[-1]["world_size"] == 2
+    assert (report.faults, report.world_sizes) == ((), (workers - 1, workers))
+    assert changes()[0]["left"] and changes()[-1]["world_size"] == workers
     assert all(change["steps_lost"] == 0 for change in changes())
