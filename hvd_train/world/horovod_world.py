@@ -91,16 +91,22 @@ class HorovodWorld(World):
         return lambda: _wait(handle)
 
     def _begin(self, operation: Callable[[], int]) -> int:
-        """Begin a sum and return its handle. Raises RankLost, with the reason of the first sum that broke."""
-        with as_rank_lost():
-            try:
-                handle = operation()
-            except HorovodInternalError:  # which says no more than that Horovod is shut down
-                for begun in self._begun:
-                    hvd.synchronize(begun)
-                raise
+        """Begin a sum of this step and return its handle."""
+        with self._by_first_cause():
+            handle = operation()
         self._begun.append(handle)
         return handle
+
+    @contextmanager
+    def _by_first_cause(self) -> Iterator[None]:
+        """Raise an error of Horovod's as RankLost, with the reason of the first sum of this step that broke."""
+        with as_rank_lost():
+            try:
+                yield
+            except HorovodInternalError as error:
+                for begun in self._begun if "shut down" in str(error) else ():  # by then no sum is under way
+                    hvd.synchronize(begun)
+                raise
 
     @override
     def broadcast(self, value: T, root: int) -> T:
@@ -211,7 +217,7 @@ class HorovodWorld(World):
     @contextmanager
     def reduced(self, optimizer: Optimizer) -> Iterator[Gradients]:
         bucketed = self._optimizers[optimizer]
-        with as_rank_lost():
+        with self._by_first_cause():
             gradients = bucketed.synchronize() if bucketed.reduces else complete_gradients(optimizer)
         with bucketed.horovod.skip_synchronize():
             yield gradients
