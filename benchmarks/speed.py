@@ -1,6 +1,6 @@
 """How fast our loop is, and what it costs to be ready for faults: ratios of the times of programs that take turns.
 
-    python -m benchmarks.speed NETWORK       over the programs of `benchmarks.bare`; about 15 minutes on 2 cores
+    python -m benchmarks.speed NETWORK       over the programs of `benchmarks.bare`; about 8 minutes on 2 cores
     python -m benchmarks.speed elastic       an elastic job over a static one; about 20 minutes
     python -m benchmarks.speed commits       what a commit a minute costs; about 3 minutes
     ... --quick                              half a minute to two minutes each; no record
@@ -49,7 +49,7 @@ def training(network: str, quick: bool) -> list[dict[str, Any]]:
             program, *expert = name.split()
             commands[name] = [*how, "-m", "benchmarks.bare", program, network, str(BATCH), *expert]
         commands["ours"] = [*LAUNCHERS[launcher], *ours(network)]
-        of_programs, seconds = compare(commands, *((1, 3, 0.3) if quick else (4, 8, 1.0)))
+        of_programs, seconds = compare(commands, *((1, 3, 0.3) if quick else (4, 5, 1.0)))
         for name, ratios in of_programs.items():
             aim = 1.05 if network == "convnet" and "alone" not in name else AIMS[name.split()[0]]
             found.append({**summary(f"{network}: {name} over ours ({launcher})", ratios, "at least", aim)})
