@@ -25,7 +25,7 @@ from benchmarks.bare import IMAGE_SIZES
 from benchmarks.turns import ENVIRONMENT, LAUNCHERS, ROOT, compare, main, summary
 
 BATCH = 30  # per rank, so that no rank is idle in the last step of an epoch
-# The least time of another program's step over that of ours; 1 / 1.08 = 0.926.
+# The least time of another program's step over our time; 1 / 1.08 = 0.926.
 AIMS = {"horovod": 1.1, "ddp": 1.1, "alone": 0.926}
 ELASTIC = [str(ROOT / "horovodrun_scripts" / "train_elastic.sh"), "-np", "2", "--"]
 ONE_THREAD = {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}

@@ -2,7 +2,7 @@
 
 Over Gloo it uses the launcher's key-value store. Each rank writes that its process has started, and later that it is
 here, with facts. Rank 0 waits for all ranks, compares and writes a verdict, for which the others wait. Rank 1 reports
-if rank 0 is missing. They wait at the store (patch C14), so that the number of requests is linear in that of ranks.
+if rank 0 is missing. They wait at the store (patch C14), so the number of requests is linear in the number of ranks.
 MPI itself waits for ranks, but busily and silently.
 """
 

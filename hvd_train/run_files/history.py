@@ -166,7 +166,7 @@ def _lines(path: Path, gaps: list[str]) -> list[dict[str, Any]]:
     """Read all lines of a file but steps, and of those at most `_MOST_STEPS` pairs of neighbours."""
     lines, bad = [], []
     try:
-        with plain_file.opened(path) as file:
+        with plain_file.opened(path, plain_file.MOST_BYTES) as file:
             count = sum(1 for _ in plain_file.lines(file))
             every = count // _MOST_STEPS + 1
             file.seek(0)

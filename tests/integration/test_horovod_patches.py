@@ -173,7 +173,7 @@ def test_c10_a_rank_that_waits_for_a_result_sleeps(controller: str) -> None:
 
 
 def test_c14_each_rank_asks_the_store_once_for_the_addresses_of_all() -> None:
-    """It writes its own, asks for those of all others, and says that it has finished."""
+    """It writes its own, asks for all others, and says that it has finished."""
     codes, printed = run_world(4, "c14_meet")
     assert codes == [0] * 4, printed
     of_all, of_process_set, of_its_local_ranks = 3 * 4, 3 * 2, 3 * 2

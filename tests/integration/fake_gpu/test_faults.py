@@ -53,7 +53,7 @@ def test_a_broken_sum_is_an_error(gpu: OnGpu, fault: str, message: str, variable
 
 @pytest.mark.parametrize("operation", [39, 40])
 def test_an_error_of_nccl_ends_a_static_job(operation: int, gpu: OnGpu) -> None:
-    """The line has NCCL's own words, whether the sum of metrics breaks or that of a bucket."""
+    """The line has NCCL's own words, whether the sum of metrics breaks or the sum of a bucket."""
     line = launch_line("gloo", 2, str(Path(sys.executable).parent / "hvd-train"), "train", "digits", "--device", "cuda")
     code, output = finished(line, gpu.folder, variables=gpu.variables(faults=f"async-error@{operation}:1"))
     assert code not in (0, 134)
