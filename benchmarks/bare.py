@@ -25,12 +25,17 @@ from benchmarks import plain_elastic
 from benchmarks.turns import gated
 from hvd_train.network.models import digits_convnet
 
-IMAGE_SIZES = {"convnet": 8, "resnet18": 32, "resnet50": 64, "mobilenet_v3_large": 64, "vgg11": 32}
+IMAGE_SIZES = {"linear": 8, "convnet": 8, "resnet18": 32, "resnet50": 64, "mobilenet_v3_large": 64, "vgg11": 32}
 
 
 def waiting(num_classes: int) -> nn.Module:
     """Return a small network whose forward pass takes 50 ms and leaves the cores free, as one on a GPU might."""
     return gated(plain_elastic.network(num_classes))
+
+
+def linear(num_classes: int) -> nn.Module:
+    """Return a network of one small layer, whose step is almost only the loop around it."""
+    return gated(nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes)))
 
 
 def convnet(num_classes: int) -> nn.Module:
@@ -99,7 +104,7 @@ def ddp(network: nn.Module, batch: int) -> None:
 
 def alone(network: nn.Module, batch: int) -> None:
     """Train each rank by itself: two ranks without an exchange, which no program can outrun."""
-    train(network, lambda sgd: sgd, batch, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    train(network, lambda sgd: sgd, batch, int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
 
 if __name__ == "__main__":

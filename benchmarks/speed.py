@@ -1,6 +1,7 @@
 """How fast our loop is, and what it costs to be ready for faults: ratios of the times of programs that take turns.
 
     python -m benchmarks.speed NETWORK       over the programs of `benchmarks.bare`; about 8 minutes on 2 cores
+    python -m benchmarks.speed own_cost      microseconds that a step of ours takes longer; about 1 minute
     python -m benchmarks.speed elastic       an elastic job over a static one; about 20 minutes
     python -m benchmarks.speed commits       what a commit a minute costs; about 3 minutes
     ... --quick                              half a minute to two minutes each; no record
@@ -57,6 +58,15 @@ def training(network: str, quick: bool) -> list[dict[str, Any]]:
     return found
 
 
+def own_cost(quick: bool) -> list[dict[str, Any]]:
+    """Return the microseconds of our step beyond a bare loop's, alone, with a network of one small layer."""
+    bare = ["python", "-m", "benchmarks.bare", "alone", "linear", str(BATCH), "expert"]
+    times = (1, 3, 0.3) if quick else (4, 5, 1.0)
+    of_programs, seconds = compare({"bare": bare, "ours": ours("linear")}, *times, variables=ONE_THREAD, ranks=1)
+    microseconds = [1e6 * seconds["ours"] * (1 - ratio) for ratio in of_programs["bare"]]
+    return [{**summary("own cost of a step, us", microseconds, "at most", 300), "seconds_per_step": seconds}]
+
+
 def elastic(quick: bool) -> list[dict[str, Any]]:
     """Return how many times as long a step of an elastic job takes as one of a static job."""
     found = []
@@ -87,5 +97,5 @@ def commits(quick: bool) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    networks = {network: partial(training, network) for network in IMAGE_SIZES}
-    main(__doc__, "benchmarks.speed", {**networks, "elastic": elastic, "commits": commits})
+    networks = {network: partial(training, network) for network in IMAGE_SIZES if network != "linear"}
+    main(__doc__, "benchmarks.speed", {**networks, "own_cost": own_cost, "elastic": elastic, "commits": commits})

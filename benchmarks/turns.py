@@ -110,11 +110,12 @@ def compare(
     turns: int,
     seconds: float,
     variables: Mapping[str, str] = ENVIRONMENT,
+    ranks: int = 2,
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Return how many times as long a step of each program takes as one of the last, and the seconds per step.
 
-    All are started `starts` times on two ranks, in alternating order, for `turns` turns of about `seconds`. A ratio is
-    the median of a start, since another start moves it by 6%; or that of a turn if there is a single start.
+    All are started `starts` times on `ranks` ranks, in alternating order, for `turns` turns of `seconds`. A ratio is
+    the median of a start, since another start moves it by 6%; or of a turn if there is a single start.
     """
     *others, last = commands
     over_last: dict[str, list[float]] = {name: [] for name in others}
@@ -126,7 +127,7 @@ def compare(
             for name in list(commands)[:: 1 if number % 2 else -1]:
                 (own := folder / name).mkdir()
                 process = stack.enter_context(started(commands[name], own, own / "output.txt", variables))
-                programs[name] = Program(process, own)
+                programs[name] = Program(process, own, ranks)
                 programs[name].started()
             programs[last].turn(5)
             steps = max(3, round(seconds / programs[last].turn(5)))
@@ -170,10 +171,10 @@ class _Gate:
 
 
 class Program:
-    """A running training of two processes, which are stopped between its turns."""
+    """A running training of `ranks` processes, which are stopped between its turns."""
 
-    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
-        self.process, self._folder, self._allowed, self._turns = process, folder, 0, 0
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path, ranks: int) -> None:
+        self.process, self._folder, self._ranks, self._allowed, self._turns = process, folder, ranks, 0, 0
 
     def turn(self, steps: int) -> float:
         """Take a turn of `steps` steps and return the seconds per step of the slowest rank. Raises SystemExit."""
@@ -186,16 +187,16 @@ class Program:
         return seconds / steps
 
     def started(self) -> None:
-        """Wait until both ranks are ready for a turn, then stop them. Raises SystemExit."""
+        """Wait until all ranks are ready for a turn, then stop them. Raises SystemExit."""
         self.finished()
         self._signal(signal.SIGSTOP)
 
     def finished(self) -> float:
-        """Wait until both ranks end their turn, or the start; return the slower rank's seconds. Raises SystemExit."""
+        """Wait until all ranks end their turn, or the start; return the slowest rank's seconds. Raises SystemExit."""
         end = time.monotonic() + 120
         while time.monotonic() < end and self.process.poll() is None:
             times = [json.loads(path.read_text()) for path in self._folder.glob("turns-*[0-9]")]
-            if len(times) == 2 and all(len(seconds) == self._turns + 1 for seconds in times):
+            if len(times) == self._ranks and all(len(seconds) == self._turns + 1 for seconds in times):
                 return max(float(seconds[-1]) for seconds in times)
             time.sleep(0.1)  # a look takes half a millisecond of a core that the ranks need
         output = (self._folder / "output.txt").read_text()[-3000:]
