@@ -13,15 +13,21 @@ if TYPE_CHECKING:
     from hvd_train.errors import UsageError as UsageError
     from hvd_train.run import evaluate as evaluate
     from hvd_train.run import train as train
+    from hvd_train.tasks.measures import Mean as Mean
+    from hvd_train.tasks.measures import Total as Total
+    from hvd_train.tasks.task import Scores as Scores
+    from hvd_train.tasks.task import Task as Task
     from hvd_train.training import Result as Result
-    from hvd_train.validate import Scores as Scores
 
 _HOME = {
     "Config": "config",
     "DataSet": "data.dataset",
     "HvdTrainError": "errors",
+    "Mean": "tasks.measures",
     "Result": "training",
-    "Scores": "validate",
+    "Scores": "tasks.task",
+    "Task": "tasks.task",
+    "Total": "tasks.measures",
     "UsageError": "errors",
     "evaluate": "run",
     "recipes": "recipes",

@@ -51,8 +51,10 @@ class ScheduleConfig:
     """Stop after the evaluation whose top-1 reaches this share, 0 to 1."""
     patience: int | None = free(None)
     """Stop when this many epochs in a row have brought no better evaluation."""
-    best_by: Literal["top1", "loss"] = "top1"
-    """What makes an evaluation the best one: the highest top-1, or the lowest loss."""
+    target: str | None = free(None)
+    """Stop after the evaluation in which a figure is as good as this: NAME=VALUE, as in --target loss=0.1"""
+    best_by: str | None = None
+    """What makes an evaluation the best one: loss (the lowest), or by default the task's figure (the highest top1)."""
     schedule: Literal["constant", "cosine", "step"] = "cosine"
     """Learning rate after the warm-up: constant, a half cosine down to 0, or steps down."""
     warmup_epochs: float = 0.0
@@ -69,6 +71,8 @@ class ScheduleConfig:
         _check(self, "at least 0 and at most 1", "target_accuracy")
         if self.warmup_epochs > self.epochs:
             raise UsageError(f"--warmup-epochs {self.warmup_epochs:g} is more than --epochs {self.epochs}")
+        if self.target is not None and not re.fullmatch(r"[^\W\d]\w*=[-+]?[0-9.]*[0-9](e[-+]?[0-9]+)?", self.target):
+            raise UsageError(f"--target {self.target}: type NAME=VALUE, a figure of the task and a number")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +129,8 @@ class ModelConfig:
 
     model: str = "digits-convnet"
     """A torchvision classifier by name, timm:NAME, digits-convnet, or your own as package.module:function."""
+    task: str = "classification"
+    """What is computed for samples: classification, or your own as package.module:function, which returns a Task."""
     weights: str | None = None
     """Weights to start from: torchvision's by name (DEFAULT, IMAGENET1K_V2; their normalisation is used, too), or a
     file: a state_dict, also in a checkpoint, or .safetensors. A last layer for other classes is not loaded."""
@@ -321,6 +327,8 @@ class Config:
             raise UsageError(f"--epochs {epochs} is not a multiple of --repeated-augmentation {times}: {fits}")
         if not 0 <= self.seed < 2**63:  # what torch.manual_seed takes
             raise UsageError(f"--seed is {self.seed}; it must be at least 0 and below 2**63")
+        if (self.model.task, self.schedule.best_by) == ("classification", "top1"):  # the default of older runs
+            object.__setattr__(self, "schedule", dataclasses.replace(self.schedule, best_by=None))
 
     def replace(self, **changes: Any) -> Config:
         """Return this config with other values for fields of any group. Raises UsageError for a wrong name or value."""

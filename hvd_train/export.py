@@ -27,7 +27,7 @@ def export(target: Path, output: Path, *, onnx: bool, trust: bool = False) -> li
     """
     config, parts = trained_parts(target, Place(), device="cpu", trust=trust)
     model = parts.model.eval()
-    images = torch.randn(3, *parts.example.shape[1:], generator=torch.Generator().manual_seed(0))
+    images = torch.randn(3, *parts.example[0].shape[1:], generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = model(images)
     output.mkdir(parents=True, exist_ok=True)

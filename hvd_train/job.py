@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from dataclasses import dataclass, field
 
-from hvd_train.config import Config, ScheduleConfig
+from hvd_train.config import Config
 from hvd_train.elastic.members import Change
 from hvd_train.launch import launcher
 from hvd_train.output import Output
@@ -15,8 +14,9 @@ from hvd_train.parts import Parts
 from hvd_train.profiling import Profile
 from hvd_train.progress.clock import Split, Stopwatch, Timer
 from hvd_train.progress.stop import StopSignal
-from hvd_train.state import Evaluation, TrainState
+from hvd_train.state import TrainState
 from hvd_train.step import Step
+from hvd_train.tasks.task import targets_of
 from hvd_train.world.world import World
 
 
@@ -65,20 +65,15 @@ class Job:
     arrival: Arrival | None  # shown after the first step in this world; None in the first world of a training
 
 
-def reason_to_end(config: Config, state: TrainState) -> str | None:
+def reason_to_end(job: Job) -> str | None:
     """Return why the training ends, or None. It follows from the state, so no restart trains beyond it."""
-    schedule, best, last, epoch = config.schedule, state.best, state.last, state.progress.epoch
+    schedule, state = job.config.schedule, job.state
+    best, last, epoch = state.best, state.last, state.progress.epoch
     if epoch >= schedule.epochs:
         return "done"
-    if last and schedule.target_accuracy and last.top1 >= schedule.target_accuracy:
-        return f"target accuracy {schedule.target_accuracy:.2%} reached"
+    for goal, value in targets_of(job.parts.task, schedule).items():
+        if last and not goal.better(value, last.figures[goal.name]):
+            return f"target {goal.name} {value:g} reached"
     if best and schedule.patience and epoch - best.epoch >= schedule.patience:
         return f"nothing better since epoch {best.epoch}"
     return None
-
-
-def better(schedule: ScheduleConfig, evaluation: Evaluation, best: Evaluation) -> bool:
-    """Return whether an evaluation is better than the best one so far."""
-    if schedule.best_by == "loss":
-        return evaluation.loss < best.loss or math.isnan(best.loss)
-    return evaluation.top1 > best.top1

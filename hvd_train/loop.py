@@ -7,15 +7,17 @@ from torch import nn
 from hvd_train import checkpoint
 from hvd_train.data.loader import Ahead, Loader
 from hvd_train.errors import Diverged
-from hvd_train.job import Job, better, reason_to_end
-from hvd_train.network import freeze, optim
+from hvd_train.job import Job, reason_to_end
+from hvd_train.network import device, freeze, optim
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import assignments, learning_rate_factor, order_of, peak_learning_rate
 from hvd_train.run_files.journal import EpochRecord, Moment, StepRecord
 from hvd_train.run_files.ledger import Entry
 from hvd_train.state import Evaluation
 from hvd_train.step import StepResult, Votes
-from hvd_train.validate import Scores, evaluate
+from hvd_train.tasks.measures import LOSS
+from hvd_train.tasks.task import Scores
+from hvd_train.validate import evaluate
 from hvd_train.world.world import WorldChanged, result_of_rank_0
 
 
@@ -31,12 +33,12 @@ def train(job: Job) -> bool:
     journal, store = job.output.journal, job.output.store
     num_samples = parts.train_loader.num_samples
     peak = peak_learning_rate(config.optimizer, state.layout.global_batch)
-    journal.begin(config.schedule.epochs, num_samples)
+    journal.begin(config.schedule.epochs, num_samples, parts.task.sample, parts.task.best)
     journal.catch_up(state.recent, state.last_step, state.last_epoch)
     clocks.stopwatch.restart()
     clocks.split.restart()
 
-    while not reason_to_end(config, state):
+    while not reason_to_end(job):
         # the parameters that are trained in this epoch
         epoch = state.progress.epoch
         if freeze.apply(config.model, state.model, epoch):
@@ -111,23 +113,23 @@ def account_for(job: Job, count: int, fingerprint: int) -> None:
 def show_step(job: Job, result: StepResult, learning_rate: float, *, log: bool) -> None:
     """Show the last step and, with `log`, write it to the log."""
     journal, progress = job.output.journal, job.state.progress
-    means, speed = job.state.totals.means(), job.clocks.stopwatch.images_per_second
-    journal.progress(Moment(progress.epoch, progress.cursor, progress.step, means["loss"], means["top1"], speed))
+    speed = job.clocks.stopwatch.samples_per_second
+    journal.progress(Moment(progress.epoch, progress.cursor, progress.step, job.state.totals.means(), speed))
     if job.arrival is not None and progress.step == job.arrival.change.step + 1:
         journal.world(job.arrival.change, progress.step, job.arrival.seconds())
-    if result.skipped and not math.isfinite(result.totals.loss):
+    if result.skipped and not math.isfinite(result.totals.sums[LOSS]):
         journal.event("skipped", f"step {progress.step} is skipped: its loss is not finite", step=progress.step)
     if log:
         job.state.last_step = StepRecord(
             epoch=progress.epoch + 1,
             step=progress.step,
             samples=progress.epoch * job.parts.train_loader.num_samples + progress.cursor,
-            **result.totals.means(),
+            measures=result.totals.means(),
             learning_rate=learning_rate,
             gradient_norm=result.gradient_norm,
             loss_scale=job.state.scaler.get_scale() if job.state.scaler.is_enabled() else None,
             skipped_steps=progress.skipped,
-            images_per_second=speed,
+            samples_per_second=speed,
             split=job.clocks.split.take(),
         )
         journal.step(job.state.last_step)
@@ -137,7 +139,7 @@ def give_up(job: Job, result: StepResult) -> None:
     """Commit the weights, which skipped steps have not changed, and raise Diverged."""
     state = job.state
     saved = result_of_rank_0(job.world, job.output.store.commit_last(state))
-    finite = math.isfinite(result.totals.loss)
+    finite = math.isfinite(result.totals.sums[LOSS])
     cause = "the loss is finite, but not its gradient" if finite else "the loss is not finite"
     kept = "committed" if saved else "NOT committed (see above)"
     progress = state.progress
@@ -154,18 +156,16 @@ def finish_epoch(job: Job) -> None:
     due = number % config.run.eval_epochs == 0 or number == config.schedule.epochs
     scores = validate(job, job.parts.val_loader, state.result) if due and job.parts.val_loader else None
     if scores is not None:
-        state.last = Evaluation(number, scores.loss, scores.top1, scores.top5)
-        if state.best is None or better(config.schedule, state.last, state.best):
+        state.last, goal = Evaluation(number, scores.figures), job.parts.goal
+        if state.best is None or goal.better(scores[goal.name], state.best.figures[goal.name]):
             state.best = state.last
             job.output.store.save_weights(checkpoint.BEST, state)
     state.last_epoch = EpochRecord(
         epoch=number,
         step=state.progress.step,
-        **state.totals.means(),
-        val_loss=scores.loss if scores else None,
-        val_top1=scores.top1 if scores else None,
-        val_top5=scores.top5 if scores else None,
-        images_per_second=job.clocks.stopwatch.images_per_second,
+        measures=state.totals.means(),
+        scores=scores.figures if scores else None,
+        samples_per_second=job.clocks.stopwatch.samples_per_second,
     )
     job.output.journal.epoch(state.last_epoch)
     state.progress, state.totals = state.progress.next_epoch(), Totals()
@@ -174,11 +174,12 @@ def finish_epoch(job: Job) -> None:
 def validate(job: Job, loader: Loader, model: nn.Module) -> Scores:
     """Return a model's scores on all samples of a loader, the same on every rank."""
     return evaluate(
+        job.parts.task,
+        job.parts.evaluation,
         model,
         loader,
         job.world,
         micro_batch=job.config.batch.eval_batch_size,
-        classes=job.parts.data.classes,
         device=job.parts.device,
-        autocast=job.step.autocast(),
+        autocast=device.autocast(job.config, job.parts.device),
     )

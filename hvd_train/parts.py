@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hvd_train.config import Config, DataConfig
+from hvd_train.config import Config, DataConfig, ScheduleConfig
 from hvd_train.data import sources
 from hvd_train.data.dataset import Arrays, DataSet, Source
 from hvd_train.data.loader import Loader, Prepare, open_loader
@@ -16,15 +16,32 @@ from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.network import buffers, freeze, models, normalization, optim, weights
-from hvd_train.network.device import choose_device, loss_scaler, num_cores, uses_channels_last, uses_fp16_wire
+from hvd_train.network.device import autocast, choose_device, loss_scaler, num_cores, uses_channels_last, uses_fp16_wire
 from hvd_train.network.models import Builder, any_size, compile_model, micro_batch_sizes
 from hvd_train.progress import order
 from hvd_train.progress.clock import Split
 from hvd_train.state import TrainState
-from hvd_train.step import Mixer, Step
+from hvd_train.step import Step
+from hvd_train.tasks import measures
+from hvd_train.tasks.measures import LOSS, Measuring
+from hvd_train.tasks.named import CLASSIFICATION, open_task
+from hvd_train.tasks.task import Goal, Task, goal_of, targets_of
+from hvd_train.validate import scores_of
 from hvd_train.world.world import Place, Reduction, World
 
 _LOADER_PROCESSES = 4  # usually enough to keep a GPU busy
+
+
+@dataclass(frozen=True)
+class Own:
+    """What the user brings from Python; the rest is what the config names."""
+
+    model: Builder | None = None
+    data: OwnData | None = None
+    task: Task | None = None
+
+
+NOTHING = Own()
 
 
 @dataclass(frozen=True)
@@ -33,19 +50,21 @@ class Parts:
 
     device: torch.device
     data: DataSet
+    task: Task
+    training: Measuring
+    evaluation: Measuring
+    goal: Goal  # which evaluation is the best
     model: nn.Module
     train_loader: Loader
     val_loader: Loader | None
     test_loader: Loader | None
-    example: torch.Tensor  # two images as the model takes them
+    example: tuple[torch.Tensor, torch.Tensor]  # a batch of two images and labels as the task takes them
     notes: tuple[str, ...] = ()  # lines for the user about the start of a fresh training
 
 
-def warm_parts(
-    config: Config, world: World, own_model: Builder | None, own_data: OwnData | None
-) -> tuple[Parts, Optimizer]:
+def warm_parts(config: Config, world: World, own: Own = NOTHING) -> tuple[Parts, Optimizer]:
     """Return the parts and the optimizer, built and started without other ranks. Raises UsageError."""
-    parts = build(config, world.place, own_model, own_data)
+    parts = build(config, world.place, own)
     if config.model.sync_batch_norm:
         parts = replace(parts, model=normalization.synchronised(parts.model, world))
     if config.model.weights is not None:
@@ -79,22 +98,31 @@ def _compile(config: Config, world: World, parts: Parts) -> None:
         eval_sizes = micro_batch_sizes(order.BatchLayout(batch, batch), parts.val_loader.num_samples)
     freeze.apply(config.model, parts.model, 0)
     train_sizes = any_size(train_sizes) if launcher.elastic(os.environ) else train_sizes
-    autocast = Step(config, world, parts.model, parts.device).autocast()
-    compile_model(parts.model, parts.example, autocast, train_sizes=train_sizes, eval_sizes=eval_sizes)
+    compile_model(
+        parts.model,
+        parts.example,
+        autocast(config, parts.device),
+        loss=lambda model, batch: measures.sum_of(parts.task.measure(model, batch)[LOSS]),
+        evaluate=parts.evaluation.function,
+        train_sizes=train_sizes,
+        eval_sizes=eval_sizes,
+    )
     freeze.prepare(config.model, parts.model)
 
 
-def build(config: Config, place: Place, own_model: Builder | None, own_data: OwnData | None) -> Parts:
+def build(config: Config, place: Place, own: Own = NOTHING) -> Parts:
     """Return the parts of this rank. Raises UsageError if the device, the data or the model is not available."""
     device = choose_device(config, place)
-    data = sources.open_data(config.data, config.seed, own_data)
+    data = sources.open_data(config.data, config.seed, own.data)
     chosen = config.model.weights
     of_torchvision = chosen is not None and not weights.is_file(chosen)
     if data.mean and chosen is not None and of_torchvision:
         mean, std = weights.normalisation(chosen, config.model.model)
         data = replace(data, mean=mean, std=std)
+    task = open_task(config, data.classes, own.task)
+    goal = _goal(config.schedule, task, validates=data.val is not None)
     num_workers = loader_processes(config.data, place)
-    colour = own_model is None and models.needs_colour(config.model.model)
+    colour = own.model is None and models.needs_colour(config.model.model)
     size = config.data.image_size if config.data.data != "folder" else None  # its images have their own size
     channels_last = uses_channels_last(config, device)
     view = partial(Prepare, data, device, image_size=size, colour=colour, channels_last=channels_last)
@@ -104,19 +132,46 @@ def build(config: Config, place: Place, own_model: Builder | None, own_data: Own
         for source, prepare in ((data.train, changed), (data.val, plain), (data.test, plain))
     )
     assert train_loader is not None
-    if val_loader is None and (config.schedule.target_accuracy or config.schedule.patience):
-        raise UsageError("--target-accuracy and --patience need a validation set; the data have none")
     name, channels = config.model.model, 3 if colour else data.channels
-    network = models.build(name, num_classes=len(data.classes), channels=channels, seed=config.seed, own=own_model)
+    network = models.build(name, num_classes=len(data.classes), channels=channels, seed=config.seed, own=own.model)
     network = network.to(device)
     if of_torchvision and hasattr(network, "transform_input"):  # GoogLeNet and Inception v3 normalise again
         network.transform_input = True  # type: ignore[assignment]
     if channels_last:
         network = network.to(memory_format=torch.channels_last)
     examples = [_example(source, plain, device) for source in (data.train, data.val, data.test) if source is not None]
-    for example in {(example.shape[1:], example.dtype): example for example in examples}.values():
-        models.check_fits(network, name, example, len(data.classes), trains=not colour)
-    return Parts(device, data, network, train_loader, val_loader, test_loader, examples[0])
+    if own.task is None and config.model.task == CLASSIFICATION:
+        for images in {(images.shape[1:], images.dtype): images for images, _ in examples}.values():
+            models.check_fits(network, name, images, len(data.classes), trains=not colour)
+    measuring = _measurings(task, network, examples[0])
+    return Parts(device, data, task, *measuring, goal, network, train_loader, val_loader, test_loader, examples[0])
+
+
+def _goal(schedule: ScheduleConfig, task: Task, *, validates: bool) -> Goal:
+    """Return what makes an evaluation the best one. Raises UsageError for goals that cannot be reached."""
+    targets_of(task, schedule)
+    if not validates and (schedule.target_accuracy or schedule.target or schedule.patience):
+        raise UsageError("--target, --target-accuracy and --patience need a validation set; the data have none")
+    return goal_of(task, schedule.best_by, "--best-by")
+
+
+def _measurings(
+    task: Task, network: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[Measuring, Measuring]:
+    """Return what training and evaluations measure. Raises UsageError if their measures of a batch cannot be used."""
+    modes = [(module, module.training) for module in network.modules()]
+    network.eval()
+    found = []
+    with torch.no_grad(), buffers.unchanged(network):
+        for function in (task.measure, task.evaluate or task.measure):
+            of_batch = function(network, batch)
+            found.append(Measuring(function, measures.fields_of(of_batch, len(batch[0]))))
+    for module, in_training in modes:
+        module.training = in_training
+    training, evaluation = found
+    numbers = measures.numbers_of(of_batch, evaluation.fields, torch.float64).cpu()
+    scores_of(task, evaluation.fields, numbers, len(batch[0]))
+    return training, evaluation
 
 
 def fresh_state(
@@ -143,16 +198,7 @@ def fresh_state(
 
 def build_step(config: Config, world: World, parts: Parts, split: Split) -> Step:
     """Return the object that takes the optimizer steps; `split` measures their phases."""
-    return Step(config, world, parts.model, parts.device, mixer(config.data, len(parts.data.classes)), split)
-
-
-def mixer(config: DataConfig, num_classes: int) -> Mixer:
-    """Return the mixer of the config: mixup, cutmix, one of them at random, or neither."""
-    if not (config.mixup or config.cutmix):
-        return lambda images, targets: (images, targets)
-    from hvd_train.data.augment import Mix  # slow to import
-
-    return Mix(config, num_classes)
+    return Step(config, world, parts.model, parts.device, parts.training, split)
 
 
 def loader_processes(data: DataConfig, place: Place) -> int:
@@ -162,6 +208,10 @@ def loader_processes(data: DataConfig, place: Place) -> int:
     return min(_LOADER_PROCESSES, num_cores(place)) if data.workers is None else data.workers
 
 
-def _example(data: Source, prepare: Prepare, device: torch.device) -> torch.Tensor:
-    images = data.images[:2] if isinstance(data, Arrays) else torch.stack([data[0][0]] * 2)
-    return prepare(images.to(device), None)
+def _example(data: Source, prepare: Prepare, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    if isinstance(data, Arrays):
+        images, labels = data.images[:2], data.labels[:2]
+    else:
+        image, label = data[0]
+        images, labels = torch.stack([image] * 2), torch.tensor([label] * 2)
+    return prepare(images.to(device), None), labels.to(device)

@@ -5,11 +5,9 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -22,29 +20,35 @@ from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher, rank_log
 from hvd_train.network import freeze, models, weights
+from hvd_train.network.device import autocast
 from hvd_train.network.models import Builder
-from hvd_train.parts import Parts, build
+from hvd_train.parts import NOTHING, Own, Parts, build
 from hvd_train.progress.stop import StopSignal
 from hvd_train.run_files import run_folder
-from hvd_train.step import Step
+from hvd_train.tasks import named as tasks
+from hvd_train.tasks.task import Scores, Task
 from hvd_train.training import Result, Training
-from hvd_train.validate import Scores
 from hvd_train.validate import evaluate as evaluate_model
 from hvd_train.world.world import LocalWorld, Place, World, together
 
 
 def train(
-    config: Config, *, model: Builder | None = None, data: OwnData | None = None, world: World | None = None
+    config: Config,
+    *,
+    model: Builder | None = None,
+    data: OwnData | None = None,
+    task: Task | None = None,
+    world: World | None = None,
 ) -> Result:
     """Train as `config` says, on the ranks that the launcher has started, or alone; return how it ended.
 
-    `model(num_classes)` and `data(config.data)` bring your own network and (training set, validation set or None).
-    Raises UsageError for settings or data that cannot be used, RankLost if another rank ends, ReplicasDiffer if the
-    weights of the ranks differ.
+    `model(num_classes)` and `data(config.data)` bring your own network and (training set, validation set or None);
+    `task` takes the place of classification. Raises UsageError for settings or data that cannot be used, RankLost if
+    another rank ends, ReplicasDiffer if the weights of the ranks differ.
     """
     console.outlive()
-    own = {"model": model, "data": data}
-    config = config.replace(**{name: reference(function) for name, function in own.items() if function is not None})
+    own = Own(model, data, task)
+    config = config.replace(**{name: reference(value) for name, value in vars(own).items() if value is not None})
     check(config)
     if config.run.log_dir is not None:
         rank_log.start(config.run.log_dir, os.environ)
@@ -52,7 +56,7 @@ def train(
         # The driver decides what the loss of ssh means for a worker.
         StopSignal(hangup=not launcher.elastic(os.environ)) as stop,
         closing(world or connect(config)) as here,
-        closing(Training(config, here, stop, model, data)) as training,
+        closing(Training(config, here, stop, own)) as training,
     ):
         return training.run()
 
@@ -62,17 +66,18 @@ def evaluate(
     *,
     model: Builder | None = None,
     data: OwnData | None = None,
+    task: Task | None = None,
     world: World | None = None,
     device: str | None = None,
     trust: bool = False,
 ) -> Scores:
     """Return the scores of a run (its best weights) or of a checkpoint file, as training measured them.
 
-    `model` and `data` are the arguments that `train` had. Code that the run names is imported only with `trust`. Raises
-    UsageError if `target` is neither a run nor a checkpoint, or names code that is not trusted.
+    `model`, `data` and `task` are the arguments that `train` had. Code that the run names is imported only with
+    `trust`. Raises UsageError if `target` is neither a run nor a checkpoint, or names code that is not trusted.
     """
     with closing(world or connect()) as here:
-        return here.run(lambda: _evaluate(target, here, device, model, data, trust=trust))
+        return here.run(lambda: _evaluate(target, here, device, Own(model, data, task), trust=trust))
 
 
 def check(config: Config) -> None:
@@ -81,6 +86,8 @@ def check(config: Config) -> None:
         sources.check_name(config.data.data)
     if config.model.model != OWN:
         models.check_name(config.model.model)
+    if config.model.task != OWN:
+        tasks.check_name(config.model.task)
     if config.model.weights is not None:
         weights.check(config.model.weights, config.model.model)
     freeze.check(config.model)
@@ -132,21 +139,20 @@ def same_everywhere(config: Config | None) -> dict[str, str]:
     return found
 
 
-def _evaluate(
-    target: Path, world: World, device: str | None, model: Builder | None, data: OwnData | None, *, trust: bool
-) -> Scores:
-    config, parts = together(world, lambda: trained_parts(target, world.place, device, model, data, trust=trust))
+def _evaluate(target: Path, world: World, device: str | None, own: Own, *, trust: bool) -> Scores:
+    config, parts = together(world, lambda: trained_parts(target, world.place, device, own, trust=trust))
     world.compare(identity.facts(parts.data))
     if parts.val_loader is None:
         raise UsageError(f"{target}: its data set has no validation set")
     scores = evaluate_model(
+        parts.task,
+        parts.evaluation,
         parts.model,
         parts.val_loader,
         world,
         micro_batch=config.batch.eval_batch_size,
-        classes=parts.data.classes,
         device=parts.device,
-        autocast=Step(config, world, parts.model, parts.device).autocast(),
+        autocast=autocast(config, parts.device),
     )
     return dataclasses.replace(scores, weights=which_weights(target))
 
@@ -155,8 +161,7 @@ def trained_parts(
     target: Path,
     place: Place,
     device: str | None = None,
-    own_model: Builder | None = None,
-    own_data: OwnData | None = None,
+    own: Own = NOTHING,
     *,
     trust: bool = False,
 ) -> tuple[Config, Parts]:
@@ -166,14 +171,14 @@ def trained_parts(
     """
     config, trained, data = read_target(target)
     config = config if device is None else config.replace(device=device)
-    names = ("model", config.model.model, own_model), ("data", config.data.data, own_data)
-    named = {kind: name for kind, name, own in names if own is None}
+    settings = config.settings()
+    named = {kind: str(settings[kind]) for kind, value in vars(own).items() if value is None}
     if unknown := [kind for kind, name in named.items() if name == OWN]:
-        advice = "call hvd_train.evaluate(run, model=..., data=...) from there"
+        advice = f"call hvd_train.evaluate(run, {unknown[0]}=...) from there"
         raise UsageError(f"{target} was trained with a {unknown[0]} that only its script knows: {advice}")
     if not trust:
         plugin.check_trusted(str(target), named)
-    parts = build(config, place, own_model, own_data)
+    parts = build(config, place, own)
     scored = ("validation",) if place.rank == 0 else ()  # to ask for the sizes of the training files takes time
     changes = identity.differences(identity.of(parts.data, sizes=True, parts=scored), data)
     if "classes" in changes:
@@ -223,9 +228,9 @@ def which_weights(target: Path) -> str:
 OWN = "custom"  # the name in the config of a function that cannot be imported
 
 
-def reference(function: Callable[..., Any]) -> str:
+def reference(value: object) -> str:
     """Return `module:function` for a function that can be imported again, else OWN."""
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     if module == "__main__":
         module = Path(getattr(sys.modules["__main__"], "__file__", None) or "").stem
-    return f"{module}:{name}" if module and f"{module}{name}".replace(".", "").isidentifier() else OWN
+    return f"{module}:{name}" if module and name and f"{module}{name}".replace(".", "").isidentifier() else OWN

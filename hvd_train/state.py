@@ -22,6 +22,7 @@ from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files.journal import EpochRecord, StepRecord
 from hvd_train.run_files.ledger import Entry, extended
+from hvd_train.tasks.measures import LOSS
 from hvd_train.world.world import World
 
 Snapshot = dict[str, Any]  # plain values and CPU tensors only, so that loading it runs no code
@@ -49,12 +50,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores on the validation set after an epoch (counted from 1)."""
+    """The figures of an evaluation on the validation set after an epoch (counted from 1), by name."""
 
     epoch: int
-    loss: float
-    top1: float
-    top5: float
+    figures: Mapping[str, float]
 
 
 _TENSORS = "model", "average", "buffers", "optimizer"
@@ -91,7 +90,7 @@ class TrainState:
         if self.average is not None and not skipped:
             self.average.update_parameters(self.model)
         self.progress = self.progress.after_step(totals.count, skipped=skipped)
-        if math.isfinite(totals.loss):
+        if math.isfinite(totals.sums[LOSS]):
             self.totals += totals
 
     def took(self, step: Entry, num_samples: int) -> Entry:
@@ -122,6 +121,7 @@ class TrainState:
     def load(self, snapshot: Snapshot) -> None:
         """Load a snapshot. Raises UsageError, before anything changes, if it is of another model or optimizer."""
         check_same_shapes(self.model.state_dict(), snapshot["model"])
+        snapshot = _with_names(snapshot)
         try:  # before the parameters: this may change weights
             self.optimizer.load_state_dict(copy.deepcopy(snapshot["optimizer"]))  # it keeps and changes the tensors
         except ValueError as error:
@@ -163,6 +163,20 @@ def result_in(snapshot: Snapshot) -> dict[str, Tensor]:
     if snapshot["average"] is not None:
         weights = {name: snapshot["average"][f"module.{name}"] for name in weights}
     return weights
+
+
+def _with_names(snapshot: Snapshot) -> Snapshot:
+    """Return a snapshot with measures by name. Until November 2026 they were the fields loss, top1 and top5."""
+    totals, names = snapshot["totals"], ("loss", "top1", "top5")
+    if "top1" not in totals:
+        return snapshot
+    changed: Snapshot = {"last_step": None, "last_epoch": None}  # only a rank that replaces rank 0 writes them
+    divisors = dict.fromkeys(names, float(totals["count"]))
+    changed["totals"] = {"count": totals["count"], "sums": {n: totals[n] for n in names}, "divisors": divisors}
+    for each in ("best", "last"):
+        if (old := snapshot[each]) is not None:
+            changed[each] = {"epoch": old["epoch"], "figures": {name: old[name] for name in names}}
+    return {**snapshot, **changed}
 
 
 def digest_of_snapshot(snapshot: Snapshot) -> str:

@@ -3,33 +3,29 @@
 import math
 import operator
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, reduce
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hvd_train.config import Config
 from hvd_train.data.loader import Batch, MicroBatch
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.network.buffers import StepBuffers
-from hvd_train.network.device import seed
+from hvd_train.network.device import autocast, seed
 from hvd_train.network.normalization import sums_in_passes
 from hvd_train.progress import order
 from hvd_train.progress.clock import Split
-from hvd_train.progress.metrics import NUM_SUMS, Totals, sums_of
+from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import fingerprint, from_bytes, in_bytes
 from hvd_train.state import TrainState
+from hvd_train.tasks.measures import LOSS, Measuring, numbers_of, sum_of, totals_of
 from hvd_train.world.world import Gradients, World
 
-_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _PIECE = 1 << 18  # elements
 MICRO_BATCH = 3  # separates the random numbers of a micro-batch (dropout) from other uses of the seed
-
-Mixer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (images, class numbers) to (images, any targets)
 
 
 @dataclass(frozen=True)
@@ -45,7 +41,7 @@ class Votes:
 class StepResult:
     """The result of a step on this rank."""
 
-    totals: Totals  # sums over the whole global batch
+    totals: Totals  # sums of the task's measures over the whole global batch
     agreed: Votes  # the votes of at least one rank
     gradient_norm: float  # the 2-norm of the whole gradient before it was clipped
     skipped: bool = False  # whether loss or gradient was not finite, so that nothing changed
@@ -61,23 +57,20 @@ class Step:
         world: World,
         model: nn.Module,
         device: torch.device,
-        mix: Mixer = lambda images, targets: (images, targets),
+        measuring: Measuring,
         split: Split | None = None,
     ) -> None:
         """`split` measures the time. Raises UsageError if the config names buffers that the model does not have."""
-        self._mark, self._mix = (split or Split()).mark, mix
+        self._mark, self._measure = (split or Split()).mark, measuring
+        self._fields = [field for field in measuring.fields if field.kind != "total"]
+        self._num_sums = sum(field.size for field in self._fields)
         self._world, self._device, self._seed = world, device, config.seed
-        self._precision, self._ledger = config.precision.precision, config.run.ledger
-        self._label_smoothing, self._clip_norm = config.optimizer.label_smoothing, config.optimizer.clip_norm
-        self._adasum = config.optimizer.reduction == "adasum"
+        self._ledger, self._clip_norm = config.run.ledger, config.optimizer.clip_norm
+        self._adasum, self._autocast = config.optimizer.reduction == "adasum", autocast(config, device)
         self._buffers = StepBuffers(model, device, config.model.average_buffers)
         self._sums_in_passes = sums_in_passes(model, world, device)
-
-    def autocast(self) -> AbstractContextManager[object]:
-        """Return the context of forward passes: the arithmetic of `--precision`."""
-        if self._precision == "fp32":
-            return nullcontext()
-        return torch.autocast(self._device.type, dtype=_DTYPES[self._precision])
+        if self._adasum and self._fields[0].kind == "count":
+            raise UsageError("--reduction adasum needs one loss for each sample, not a Mean with a count")
 
     def take(
         self, state: TrainState, batch: Batch, votes: Votes, meanwhile: Callable[[], None] = lambda: None
@@ -99,7 +92,7 @@ class Step:
     def _take(self, state: TrainState, batch: Batch, votes: Votes, meanwhile: Callable[[], None]) -> StepResult:
         model, optimizer, scaler, micro_batches = state.model, state.optimizer, state.scaler, batch.micro_batches
         # The ranks' gradients are added; Adasum wants each rank's own mean.
-        divisor = max(1, sum(len(micro.targets) for micro in micro_batches)) if self._adasum else batch.size
+        divisor = max(1, sum(len(micro.samples) for micro in micro_batches)) if self._adasum else batch.size
         share = _constant(1 / divisor, self._device)
 
         # Not zero_grad: Horovod's takes no arguments (issue #3405), and the model's walks through all its modules.
@@ -120,7 +113,8 @@ class Step:
         for micro in micro_batches[-1:]:
             self._sums_in_passes.begin_last_micro_batch()
             loss = self._forward(model, micro, state.progress.step, sums_of_passes)
-        sums = reduce(operator.add, sums_of_passes) if sums_of_passes else _constant((0.0,) * NUM_SUMS, self._device)
+        nothing = (0.0,) * self._num_sums
+        sums = reduce(operator.add, sums_of_passes) if sums_of_passes else _constant(nothing, self._device)
         flags = votes.stop, votes.commit, votes.change, self._buffers.others_changed
         flags_sent = _constant(tuple(map(float, flags)), self._device)
         fields = [sums, flags_sent, *([self._fingerprint(batch)] if self._ledger else [])]
@@ -136,12 +130,13 @@ class Step:
         # Reduce, unscale, clip, step, in this order.
         with self._world.reduced(optimizer) as gradients:
             summed = pending()
-            if self._buffers.others and summed[NUM_SUMS + len(flags) - 1] > 0:
+            if self._buffers.others and summed[self._num_sums + len(flags) - 1] > 0:
                 self._buffers.broadcast_others(self._world)
             # No communication follows, so the step cannot break any more.
             self._mark("reduction")
             scaler.unscale_(optimizer)
-            norm = self._clip(gradients, scaler)
+            by_count = self._fields[0].kind == "count"  # gradients are divided by the samples so far
+            norm = self._clip(gradients, scaler, batch.size / summed[1] if by_count else None)
             numbers = _on_its_way(torch.cat((summed[:num_fields], norm[None])))
             broken = ~torch.isfinite(summed[0] + norm)  # on all ranks: both are sums over them
             ahead = not self._buffers.others and all(group.get("fused") for group in optimizer.param_groups)
@@ -154,23 +149,23 @@ class Step:
                 self._buffers.put_back()
             scaler.update()
             *sums_and_flags, norm_before = numbers()
-            totals, agreed, taken = _read(sums_and_flags, batch.size)
-            skipped = not (math.isfinite(totals.loss) and math.isfinite(norm_before))
+            totals = totals_of(self._fields, sums_and_flags, batch.size)
+            stop, commit, change, _, *taken = sums_and_flags[self._num_sums :]
+            skipped = not (math.isfinite(sums_and_flags[0]) and math.isfinite(norm_before))
         self._mark("optimizer")
-        return StepResult(totals, agreed, norm_before, skipped, taken)
+        votes = Votes(stop > 0, commit > 0, change > 0)
+        return StepResult(totals, votes, norm_before, skipped, from_bytes(taken) if taken else None)
 
     def _forward(self, model: nn.Module, micro: MicroBatch, step: int, sums: list[Tensor]) -> Tensor:
-        """Return the summed loss of one micro-batch, and append the sums of its metrics."""
+        """Return the summed loss of one micro-batch, and append the sums of its measures."""
         self._buffers.put_back()
         seed(self._device, order.key(self._seed, MICRO_BATCH, step, micro.number))  # the same on any rank
-        inputs, targets = self._mix(micro.inputs, micro.targets)
-        with self.autocast():
-            logits = model(inputs)
-            loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=self._label_smoothing)
-        sums.append(sums_of(loss.detach(), logits.detach(), micro.targets))
+        with self._autocast:
+            measures = self._measure(model, (micro.inputs, micro.targets), len(micro.samples))
+        sums.append(numbers_of(measures, self._fields, torch.float32))
         self._buffers.end_micro_batch(micro.number)
         self._mark("forward")
-        return loss
+        return sum_of(measures[LOSS])
 
     def _backward(self, loss: Tensor, scaler: torch.amp.GradScaler, share: Tensor) -> None:
         torch.autograd.backward(scaler.scale(loss), share)
@@ -180,15 +175,19 @@ class Step:
         samples = np.concatenate([np.zeros(0, np.int64), *[micro.samples for micro in batch.micro_batches]])
         return torch.tensor(in_bytes(fingerprint(samples))).to(self._device, non_blocking=True)
 
-    def _clip(self, gradients: Gradients, scaler: torch.amp.GradScaler) -> Tensor:
-        """Clip the gradients; return the 2-norm of all of them before, [] float64."""
+    def _clip(self, gradients: Gradients, scaler: torch.amp.GradScaler, factor: Tensor | None) -> Tensor:
+        """Multiply the gradients by `factor`, if any, and clip them; return the 2-norm before the clip, [] float64."""
         if gradients.squares is not None and not scaler.is_enabled():
             norm = torch.tensor(math.sqrt(gradients.squares), dtype=torch.float64)
         else:
             norms = torch._foreach_norm([piece for tensor in gradients.tensors for piece in _pieces(tensor)])
             norm = torch.linalg.vector_norm(torch.stack(norms), dtype=torch.float64)
+        if factor is not None:
+            norm = norm * factor
         if self._clip_norm is not None:  # as torch's clip_grad_norm_
-            factor = (self._clip_norm / (norm.float() + 1e-6)).clamp(max=1.0)
+            clip = (self._clip_norm / (norm.float() + 1e-6)).clamp(max=1.0)
+            factor = clip if factor is None else clip * factor
+        if factor is not None:
             # The factor of a step that is skipped may be NaN, which would stay in the zeros between the gradients.
             torch._foreach_mul_(gradients.tensors, factor.nan_to_num(0.0))
         return norm
@@ -209,7 +208,7 @@ def _constant(value: float | tuple[float, ...], device: torch.device) -> Tensor:
 def _of_use(error: Exception, batch: Batch) -> str | None:
     """Return what to type if an error of torch comes from the settings, else None."""
     if isinstance(error, torch.OutOfMemoryError):
-        images, passes = len(batch.micro_batches[0].targets), len(batch.micro_batches)
+        images, passes = len(batch.micro_batches[0].samples), len(batch.micro_batches)
         peak = torch.cuda.max_memory_allocated() / 2**30
         less = f"type --batch-size {images // 2} --accumulation-steps {2 * passes}, which keeps the global batch"
         more = less if images > 1 else "type a smaller --image-size or --model"
@@ -233,10 +232,3 @@ def _on_its_way(numbers: Tensor) -> Callable[[], list[float]]:
         return arriving.tolist()
 
     return wait
-
-
-def _read(numbers: list[float], count: int) -> tuple[Totals, Votes, int | None]:
-    """Unpack the summed message: sums, votes, and the fingerprint if any."""
-    stop, commit, change, _, *taken = numbers[NUM_SUMS:]
-    votes = Votes(stop > 0, commit > 0, change > 0)
-    return Totals.of(numbers[:NUM_SUMS], count), votes, from_bytes(taken) if taken else None

@@ -6,7 +6,7 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ import torch
 from hvd_train import checkpoint, loop
 from hvd_train.config import Config
 from hvd_train.data import identity
-from hvd_train.data.sources import OwnData
 from hvd_train.elastic.members import RankReport, most_advanced, survivors_differ
 from hvd_train.errors import FaultRepeats, HvdTrainError, RankLost, ReplicasDiffer, UsageError, counted
 from hvd_train.job import Arrival, Clocks, Job, reason_to_end
@@ -26,15 +25,17 @@ from hvd_train.launch.exit_report import During
 from hvd_train.membership import Membership, commit_for_all, synchronize
 from hvd_train.network import weights
 from hvd_train.network.device import check_own_gpus, gpu_name, split_on
-from hvd_train.network.models import Builder, micro_batch_sizes
+from hvd_train.network.models import micro_batch_sizes
 from hvd_train.output import Claim, Output
-from hvd_train.parts import build_step, fresh_state, warm_parts
+from hvd_train.parts import NOTHING, Own, build_step, fresh_state, warm_parts
 from hvd_train.plugin import is_reference
 from hvd_train.profiling import Profile
 from hvd_train.progress.order import choose_layout, resized_layout
 from hvd_train.progress.stop import StopSignal
+from hvd_train.run_files.journal import figure, labelled
 from hvd_train.state import TrainState, confirm_equal
-from hvd_train.validate import Scores
+from hvd_train.tasks.measures import LOSS
+from hvd_train.tasks.task import Scores, Task
 from hvd_train.world.world import DriverLost, World, WorldChanged, result_of_rank_0, together
 
 _ranks = partial(counted, noun="rank")
@@ -42,7 +43,7 @@ _ranks = partial(counted, noun="rank")
 
 @dataclass(frozen=True)
 class Result:
-    """How a training ended. Scores are from the last evaluation (NaN without one), as shares of 1."""
+    """How a training ended. Figures are by name; without an evaluation there are none."""
 
     run_dir: Path | None
     finished: bool
@@ -50,16 +51,12 @@ class Result:
     stopped_by: int | None  # the number of the signal that stopped any rank; None if no signal did
     epochs: int
     steps: int
-    loss: float
-    top1: float
-    top5: float
-    best_top1: float
+    scores: Mapping[str, float]  # of the last evaluation
+    best: Mapping[str, float]  # of the best evaluation
     best_epoch: int | None
-    test_loss: float
-    test_top1: float
-    test_top5: float  # the test_ fields are scores of the best weights on the test set; NaN without one
+    test: Mapping[str, float]  # of the best weights on the test set
     why: str  # why the training ended: the last epoch is done or an aim was reached; empty if it was stopped
-    images_per_second: float
+    samples_per_second: float
     world_size: int
     seconds: float
 
@@ -67,12 +64,10 @@ class Result:
 class Training:
     """A training, built once. Each world calls `_synchronize`, then `_train`."""
 
-    def __init__(
-        self, config: Config, world: World, stop: StopSignal, own_model: Builder | None, own_data: OwnData | None
-    ) -> None:
+    def __init__(self, config: Config, world: World, stop: StopSignal, own: Own = NOTHING) -> None:
         self._config, self._world, self._stop = config, world, stop
         self._clocks = Clocks.of(config)
-        self._parts, self._optimizer = world.prepare(lambda: warm_parts(config, world, own_model, own_data))
+        self._parts, self._optimizer = world.prepare(lambda: warm_parts(config, world, own))
         check_own_gpus(world, self._parts.device)
         world.compare(identity.facts(self._parts.data))
         self._output, self._membership = Output(config), Membership()
@@ -211,6 +206,9 @@ class Training:
             num_samples=job.parts.train_loader.num_samples,
             repeated_augmentation=job.config.data.repeated_augmentation,
             seed=job.config.seed,
+            best=job.parts.goal.name,
+            higher=job.parts.goal.higher,
+            sample=job.parts.task.sample,
         )
         job.output.write_surroundings(self._membership.hosts, gpu_name(job.parts.device), job.state.data)
         if job.state.progress.step == 0:
@@ -231,7 +229,7 @@ class Training:
         result = result_of(job, finished=finished, stopped_by=stopped_by, saved=saved, test=test)
         if finished and not job.world.broadcast(job.output.write_summary(summary(result, job.config)), 0):
             result = replace(result, saved=False)
-        job.output.journal.event("end", ending(result, job.config))
+        job.output.journal.event("end", ending(result, job.config, job.parts.task))
         return result
 
     def _test(self, job: Job) -> Scores | None:
@@ -268,12 +266,12 @@ def describe(job: Job) -> str:
     """Return one line about the model, the data, the devices and the batch layout."""
     config, training, place = job.config, job.state, job.world.place
     layout, parameters = training.layout, sum(p.numel() for p in training.model.parameters())
-    number = len(layout.micro_batches(range(layout.global_batch)))
+    number, sample = len(layout.micro_batches(range(layout.global_batch))), job.parts.task.sample
     sizes = micro_batch_sizes(layout, layout.global_batch)
     line = (
         f"{config.model.model} ({parameters / 1e6:.2f} M parameters) on {config.data.data} "
-        f"({job.parts.train_loader.num_samples:,} images), {_ranks(place.size)} on {job.parts.device.type}, "
-        f"{layout.global_batch} images a step in {number} micro-batch{'es' * (number > 1)} of "
+        f"({job.parts.train_loader.num_samples:,} {sample}s), {_ranks(place.size)} on {job.parts.device.type}, "
+        f"{layout.global_batch} {sample}s a step in {number} micro-batch{'es' * (number > 1)} of "
         f"{'up to ' * (len(sizes) > 1)}{max(sizes)}"
     )
     if number < place.size:
@@ -286,25 +284,32 @@ def describe(job: Job) -> str:
 
 def summary(result: Result, config: Config) -> dict[str, Any]:
     """Return the contents of summary.json; numbers that are not known are None."""
-    values = {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in vars(result).items()}
-    return {**values, "run_dir": str(result.run_dir), "recipe": config.recipe, "torch": torch.__version__}
+    parts = {"scores": "", "best": "best_", "test": "test_"}
+    values = {name: value for name, value in vars(result).items() if name not in parts}
+    values |= {prefix + n: v for part, prefix in parts.items() for n, v in getattr(result, part).items()}
+    known = {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in values.items()}
+    return {**known, "run_dir": str(result.run_dir), "recipe": config.recipe, "torch": torch.__version__}
 
 
-def ending(result: Result, config: Config) -> str:
+def ending(result: Result, config: Config, task: Task) -> str:
     """Return the last lines that a run prints."""
     if not result.finished:
         name = signal.Signals(result.stopped_by).name if result.stopped_by else "its time limit or its launcher"
         if not result.saved:
             return f"stopped by {name} at step {result.steps}, NOT committed (see above)"
         return f"stopped by {name} at step {result.steps}, committed; the same command resumes from there"
-    best = f" (best {result.best_top1:.2%}, epoch {result.best_epoch})" if result.best_epoch else ""
-    score = "" if math.isnan(result.top1) else f"top-1 {result.top1:.2%}{best}, "
-    if not math.isnan(result.test_top1):
-        score += f"test loss {result.test_loss:.4f}, test top-1 {result.test_top1:.2%}, "
-    trust = " --trust" if any(map(is_reference, (config.model.model, config.data.data))) else ""
+    name, score = task.best, ""
+    if result.scores:
+        best = f" (best {figure(name, result.best[name])}, epoch {result.best_epoch})" if result.best else ""
+        score = f"{labelled(name, result.scores[name])}{best}, "
+    for tested in dict.fromkeys([LOSS, name]) if result.test else ():
+        score += f"test {labelled(tested, result.test[tested])}, "
+    code = config.model.model, config.model.task, config.data.data
+    trust = " --trust" if any(map(is_reference, code)) else ""
     lost = "" if result.saved else "\nNOT all files could be written (see above)"
     return (
-        f"{result.why}: {score}{result.images_per_second:,.0f} images/s on {_ranks(result.world_size)}, "
+        f"{result.why}: {score}{result.samples_per_second:,.0f} {task.sample}s/s "
+        f"on {_ranks(result.world_size)}, "
         f"{result.seconds:.0f} s\n"
         f"files: {result.run_dir}\n"
         f"next:  hvd-train evaluate {shlex.quote(str(result.run_dir))}{trust}{lost}"
@@ -313,7 +318,7 @@ def ending(result: Result, config: Config) -> str:
 
 def result_of(job: Job, *, finished: bool, stopped_by: int | None, saved: bool, test: Scores | None) -> Result:
     """Return the result of a job whose loop has ended; see `Result`."""
-    best, last, progress, nan = job.state.best, job.state.last, job.state.progress, math.nan
+    best, last, progress = job.state.best, job.state.last, job.state.progress
     return Result(
         run_dir=job.output.path,
         finished=finished,
@@ -321,16 +326,12 @@ def result_of(job: Job, *, finished: bool, stopped_by: int | None, saved: bool, 
         stopped_by=stopped_by,
         epochs=progress.epoch,
         steps=progress.step,
-        loss=last.loss if last else nan,
-        top1=last.top1 if last else nan,
-        top5=last.top5 if last else nan,
-        best_top1=best.top1 if best else nan,
+        scores=last.figures if last else {},
+        best=best.figures if best else {},
         best_epoch=best.epoch if best else None,
-        test_loss=test.loss if test else nan,
-        test_top1=test.top1 if test else nan,
-        test_top5=test.top5 if test else nan,
-        why=reason_to_end(job.config, job.state) or "",
-        images_per_second=job.clocks.stopwatch.images_per_second,
+        test=test.figures if test else {},
+        why=reason_to_end(job) or "",
+        samples_per_second=job.clocks.stopwatch.samples_per_second,
         world_size=job.world.place.size,
         seconds=time.perf_counter() - job.clocks.started,
     )

@@ -1,72 +1,59 @@
 """Exact evaluation: every sample counts once, for any number of ranks."""
 
 import dataclasses
-import math
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from hvd_train.data.loader import Loader
+from hvd_train.errors import UsageError, first_few
 from hvd_train.network.buffers import unchanged
-from hvd_train.progress import metrics
 from hvd_train.progress.order import BatchLayout, InSequence, assignments
+from hvd_train.tasks.measures import Field, Measuring, numbers_of, totals_of
+from hvd_train.tasks.task import Scores, Task
 from hvd_train.world.world import World
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Mean loss, top-1 and top-5 (shares of 1) over `count` samples, and top-1 of each class (NaN: no samples)."""
-
-    loss: float
-    top1: float
-    top5: float
-    count: int
-    classes: tuple[str, ...]
-    per_class: tuple[float, ...]
-    weights: str = ""  # which weights of a run were evaluated; empty during a training
-
-    def as_dict(self) -> dict[str, object]:
-        """Return plain values for JSON; a class without samples has None."""
-        shares = (None if math.isnan(share) else share for share in self.per_class)
-        return {**dataclasses.asdict(self), "per_class": dict(zip(self.classes, shares, strict=True))}
 
 
 @torch.no_grad()
 def evaluate(
+    task: Task,
+    measuring: Measuring,
     model: nn.Module,
     loader: Loader,
     world: World,
     *,
     micro_batch: int,
-    classes: tuple[str, ...],
     device: torch.device,
     autocast: AbstractContextManager[object],
 ) -> Scores:
-    """Return the scores over the set of `loader`, equal on all ranks. Raises RankLost."""
+    """Return the scores over the set of `loader`, equal on all ranks. `measuring` is the task's. Raises RankLost."""
     modes = [(module, module.training) for module in model.modules()]  # a frozen layer may not be training
     model.eval()
     rank, size = world.place.rank, world.place.size
     layout = BatchLayout(micro_batch * size, micro_batch)  # the same micro-batches for every world size
     work = assignments(InSequence(loader.num_samples), 0, layout, rank, size)
-    sums = torch.zeros(3, dtype=torch.float64, device=device)
-    right = torch.zeros(len(classes), dtype=torch.float64, device=device)
-    seen = torch.zeros_like(right)
+    fields = measuring.fields
+    sums = torch.zeros(sum(field.size for field in fields), dtype=torch.float64, device=device)
     with unchanged(model):
         for micro in (micro for batch in loader.load(0, work) for micro in batch.micro_batches):
             with autocast:
-                logits = model(micro.inputs)
-            losses = F.cross_entropy(logits.float(), micro.targets, reduction="none").double()
-            top1, top5 = (hit.double() for hit in metrics.hits(logits, micro.targets))
-            sums += torch.stack([losses.sum(), top1.sum(), top5.sum()])
-            right.index_add_(0, micro.targets, top1)
-            seen.index_add_(0, micro.targets, torch.ones_like(top1))
+                measures = measuring(model, (micro.inputs, micro.targets), len(micro.samples))
+            sums += numbers_of(measures, fields, torch.float64)
     for module, training in modes:
         module.training = training
-    total = world.sum(torch.cat([sums, right, seen]), "evaluation").cpu()
-    right, seen = total[3:].chunk(2)
-    count = int(seen.sum())
-    loss, top1_share, top5_share = (total[:3] / count).tolist()
-    return Scores(loss, top1_share, top5_share, count, classes, tuple((right / seen).tolist()))
+    return scores_of(task, fields, world.sum(sums, "evaluation").cpu(), loader.num_samples)
+
+
+def scores_of(task: Task, fields: tuple[Field, ...], numbers: Tensor, count: int) -> Scores:
+    """Return the scores of summed numbers of `count` samples. Raises UsageError if the task's best is not in them."""
+    of_fields = dict(zip(fields, torch.split(numbers, [field.size for field in fields]), strict=True))
+    totals = {field.name: part.view(field.shape) for field, part in of_fields.items() if field.kind == "total"}
+    means = [field for field in fields if field.kind != "total"]
+    figures = totals_of(means, [number for field in means for number in of_fields[field].tolist()], count).means()
+    scores = Scores(figures, count, totals)
+    if task.summary is not None:
+        scores = dataclasses.replace(scores, figures={**figures, **task.summary(scores)})
+    if task.best not in scores:
+        raise UsageError(f"the task's best is {task.best!r}, but its evaluation has {first_few(list(scores))}")
+    return dataclasses.replace(scores, per_class=task.per_class(scores) if task.per_class is not None else {})

@@ -303,7 +303,7 @@ def data(check: Check) -> None:
         line = f"hvd-train bench input imagenet-resnet50 --data-dir jpegs --workers {processes} --seconds 5"
         check.run(f"{line} --batch-size 8 --device {check.device} --json input.json")
         measured = json.loads((check.folder / "input.json").read_text())
-        return f"{measured['images_per_second']:,.0f} images/s"
+        return f"{measured['samples_per_second']:,.0f} images/s"
 
     for number, place in product(range(8 if check.quick else 256), ("train/a", "train/b", "val/a", "val/b")):
         if place == "train/a":

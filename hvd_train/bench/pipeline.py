@@ -20,23 +20,23 @@ WARM_UP_S = 1.0
 IN_TRAINING_PROCESS = ("transfer", "prepare")  # stages of whole batches; the others run in loader processes
 _COLUMNS = (
     *(("stage", "stage", ""), ("microseconds_per_image", "us per image", "")),
-    *(("images_per_second_per_core", "images/s a core", ",.0f"), ("limits", "", "")),
+    *(("samples_per_second_per_core", "images/s a core", ",.0f"), ("limits", "", "")),
 )
 
 
 def measure(config: Config, world: World, *, seconds: float, repetitions: int) -> Measurement:
     """Run the input `repetitions` times for `seconds` and return the record on all ranks. Raises UsageError."""
     place = world.place
-    parts = together(world, lambda: build(config, place, None, None))
+    parts = together(world, lambda: build(config, place))
     speed = record.speed(_speeds(parts, config, world, seconds, repetitions), place.size)
-    alone = together(world, lambda: build(config.replace(workers=0, workers_per_host=None), place, None, None))
+    alone = together(world, lambda: build(config.replace(workers=0, workers_per_host=None), place))
     stages = _stages(alone, config, seconds)
     workers = 0 if isinstance(parts.data.train, Arrays) else loader_processes(config.data, place)
-    speed["images_per_second_per_process"] = round(speed["images_per_second_per_worker"] / max(1, workers), 3)
+    speed["samples_per_second_per_process"] = round(speed["samples_per_second_per_worker"] / max(1, workers), 3)
     about = {"cores_per_worker": num_cores(place), "workers": place.size, "device": parts.device.type}
     about |= {"repetitions": repetitions, "seconds": seconds, "config": config.as_dict()}
     rows = [
-        {"stage": stage, "microseconds_per_image": 1e6 * spent, "images_per_second_per_core": 1 / spent}
+        {"stage": stage, "microseconds_per_image": 1e6 * spent, "samples_per_second_per_core": 1 / spent}
         for stage, spent in stages.items()
     ]
     found = {"limited_by": limiting(stages, workers, num_cores(place)), "stages": rows}
@@ -60,7 +60,7 @@ def table(measured: Measurement) -> str:
     rows = [{**row, "limits": "<- limits" if row["stage"] == limit else " "} for row in measured["stages"]]
     return (
         f"images/s        {written_speed(measured)}\n"
-        f"a process       {measured['images_per_second_per_process']:,.0f}\n"
+        f"a process       {measured['samples_per_second_per_process']:,.0f}\n"
         f"made by         {made_by}, on {measured['cores_per_worker']} cores\n\n{record.table(_COLUMNS, rows)}"
     )
 

@@ -30,13 +30,13 @@ def estimate(values: Sequence[float]) -> tuple[float, list[float] | None]:
     return mean, [round(mean - half, 6), round(mean + half, 6)]
 
 
-def speed(images_per_second: Sequence[float], ranks: int) -> Measurement:
+def speed(samples_per_second: Sequence[float], ranks: int) -> Measurement:
     """Return the images per second of all ranks and of one, for a record."""
-    mean, interval = estimate(images_per_second)
+    mean, interval = estimate(samples_per_second)
     return {
-        "images_per_second": round(mean, 3),
-        "images_per_second_interval": interval,
-        "images_per_second_per_worker": round(mean / ranks, 3),
+        "samples_per_second": round(mean, 3),
+        "samples_per_second_interval": interval,
+        "samples_per_second_per_worker": round(mean / ranks, 3),
     }
 
 
@@ -47,7 +47,7 @@ def written(value: float) -> str:
 
 def written_speed(record: Measurement) -> str:
     """Write the images per second of a record, with the interval if it is known."""
-    mean, ends = written(record["images_per_second"]), record["images_per_second_interval"]
+    mean, ends = written(record["samples_per_second"]), record["samples_per_second_interval"]
     return f"{mean} (95%: {written(ends[0])} to {written(ends[1])})" if ends else mean
 
 

@@ -78,7 +78,7 @@ def run(sizes: list[Size], about: Measurement, *, host_file: str | None, control
             failed = train(line, size)
         rows.append({**_NOTHING, "workers": size.workers, "failed": failed} if failed else row_of(size))
         add_efficiency(rows)
-        show(f"{name}: {failed or '{:,.1f} images/s'.format(rows[-1]['images_per_second'] or math.nan)}")
+        show(f"{name}: {failed or '{:,.1f} images/s'.format(rows[-1]['samples_per_second'] or math.nan)}")
         measured = {**about, "rows": rows}
         record.write(folder / RECORD, measured)
         text = io.StringIO()
@@ -125,10 +125,10 @@ def row_of(size: Size) -> Measurement:
     samples = next(line["num_samples"] for line in lines if line.get("name") == "start")
     layout = order.choose_layout(size.config.batch, size.workers, samples)
     # A run that was resumed for its last few steps has no speed in its summary.
-    speeds = [summary["images_per_second"], *(line["images_per_second"] for line in reversed(epochs))]
+    speeds = [summary["samples_per_second"], *(line["samples_per_second"] for line in reversed(epochs))]
     speed = next(filter(None, speeds), None)
-    losses = [line["val_loss"] for line in epochs if line["val_loss"] is not None]
-    about = {"workers": size.workers, "global_batch_size": layout.global_batch, "images_per_second": speed}
+    losses = [line["val_loss"] for line in epochs if line.get("val_loss") is not None]
+    about = {"workers": size.workers, "global_batch_size": layout.global_batch, "samples_per_second": speed}
     return {
         **about,
         "learning_rate": order.peak_learning_rate(size.config.optimizer, layout.global_batch),
@@ -136,18 +136,18 @@ def row_of(size: Size) -> Measurement:
         "epoch_seconds": samples / speed if speed else None,
         "efficiency": None,
         "val_loss": min(losses, default=None),
-        "test_loss": summary["test_loss"],
-        "top1": summary["best_top1"] if summary["test_top1"] is None else summary["test_top1"],
+        "test_loss": summary.get("test_loss"),
+        "top1": summary.get("test_top1", summary.get("best_top1")),
         "failed": None,
     }
 
 
 def add_efficiency(rows: Sequence[Measurement]) -> None:
     """Set the efficiency of rows: images per second and worker over the first known speed."""
-    measured = [row for row in rows if row["images_per_second"]]
+    measured = [row for row in rows if row["samples_per_second"]]
     for row in measured:
-        base = measured[0]["images_per_second"] / measured[0]["workers"]
-        row["efficiency"] = row["images_per_second"] / row["workers"] / base
+        base = measured[0]["samples_per_second"] / measured[0]["workers"]
+        row["efficiency"] = row["samples_per_second"] / row["workers"] / base
 
 
 def table(rows: Sequence[Measurement]) -> str:

@@ -75,7 +75,7 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Me
     about |= {"channels_last": uses_channels_last(config, device), "steps": steps, "repetitions": repetitions}
     return {
         **record.speed(speeds, world.place.size),
-        "images_per_second_of_repetitions": [round(images_per_second, 3) for images_per_second in speeds],
+        "samples_per_second_of_repetitions": [round(samples_per_second, 3) for samples_per_second in speeds],
         "seconds_per_step": round(sum(seconds) / (steps * repetitions), 6),
         "split": {phase: round(sum(split[phase] for _, split in results) / repetitions, 6) for phase in PHASES},
         **about,
@@ -91,7 +91,7 @@ class Stepper:
 
     def __init__(self, config: Config, world: World) -> None:
         """Raises UsageError if the model or the data cannot be loaded."""
-        parts, optimizer = world.prepare(lambda: warm_parts(config, world, None, None))
+        parts, optimizer = world.prepare(lambda: warm_parts(config, world))
         layout = together(world, lambda: choose_layout(config.batch, world.place.size, parts.train_loader.num_samples))
         self.state = together(world, lambda: fresh_state(config, world, parts, optimizer, layout))
         if freeze.apply(config.model, self.state.model, 0):
@@ -134,7 +134,7 @@ def table(measured: Measurement) -> str:
         f"{measured['workers']} x {measured['device']} ({measured['controller']}), "
         f"{measured['global_batch_size']} images a step in micro-batches of {measured['batch_size']}\n"
         f"images/s         {written_speed(measured)}\n"
-        f"a worker         {written(measured['images_per_second_per_worker'])}\n"
+        f"a worker         {written(measured['samples_per_second_per_worker'])}\n"
         f"ms a step        {written(1000 * step)}\n{record.table(_COLUMNS, rows)}"
         f"{f'{chr(10)}{skipped} steps were skipped: their loss or gradient was not finite' if skipped else ''}"
     )

@@ -17,6 +17,7 @@ from hvd_train.console import PROGRAM, printable, show
 from hvd_train.errors import UsageError
 from hvd_train.flags import parse_flags
 from hvd_train.run_files import durable
+from hvd_train.run_files.journal import form, label
 
 if TYPE_CHECKING:
     from hvd_train.report.report import Predictions
@@ -96,8 +97,10 @@ def evaluate(arguments: list[str]) -> int:
     elif world.place.rank == 0:
         if scores.weights:
             print(scores.weights)
-        print(f"loss {scores.loss:.6f}  top-1 {scores.top1:.4%}  top-5 {scores.top5:.4%}  ({scores.count:,} images)")
-        for name, share in zip(scores.classes, scores.per_class, strict=True):
+        forms = {".2%": ".4%", ".4f": ".6f"}
+        figures = (f"{label(name)} {value:{forms[form(name)]}}" for name, value in scores.items())
+        print(f"{'  '.join(figures)}  ({scores.count:,} samples)")
+        for name, share in scores.per_class.items():
             print(f"  {printable(name):<20} {share:8.2%}")
     return 0
 

@@ -111,7 +111,8 @@ def _try(name: str, config: Config, world: World, *, speaks: bool) -> dict[str, 
             stack.enter_context(contextlib.redirect_stdout(log))
         try:
             result = train(config, world=world)
-            row |= {"top1": result.best_top1, "loss": result.loss, "epochs": result.epochs}
+            best, last = result.best.get("top1", math.nan), result.scores.get("loss", math.nan)
+            row |= {"top1": best, "loss": last, "epochs": result.epochs}
             row["failed"] = None if result.finished else "stopped"
         except HvdTrainError as error:
             row["failed"] = str(error)

@@ -4,6 +4,7 @@ import ctypes
 import os
 import socket
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -15,6 +16,7 @@ from hvd_train.world.world import Place, World
 
 _SHARED = "NCCL_MULTI_RANK_GPU_ENABLE"  # NCCL 2.30 lets ranks share a GPU if this is 1
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # from malloc.h
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def choose_device(config: Config, place: Place) -> torch.device:
@@ -118,6 +120,12 @@ def seed(device: torch.device, number: int) -> None:
     torch.default_generator.manual_seed(number)  # torch.manual_seed seeds all kinds of device, which takes 160 us
     if device.type == "cuda":
         torch.cuda.manual_seed(number)
+
+
+def autocast(config: Config, device: torch.device) -> AbstractContextManager[object]:
+    """Return the context of forward passes: the arithmetic of `--precision`. It may be entered many times."""
+    dtype = _DTYPES.get(config.precision.precision)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 def uses_channels_last(config: Config, device: torch.device) -> bool:

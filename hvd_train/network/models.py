@@ -129,31 +129,33 @@ def any_size(sizes: list[int]) -> list[int]:
 
 def compile_model(
     model: nn.Module,
-    example: Tensor,
+    example: tuple[Tensor, Tensor],
     autocast: AbstractContextManager[object],
     *,
+    loss: Callable[[nn.Module, Any], Tensor],
+    evaluate: Callable[[nn.Module, Any], Any],
     train_sizes: list[int],
     eval_sizes: list[int],
 ) -> None:
-    """Compile the model with batches of these sizes, made of `example` images; its state stays the same.
+    """Compile the model by its task, with batches of these sizes made of `example`; its state stays the same.
 
     torch.compile compiles at the first call with each kind of input: after the rendezvous all ranks would wait for it.
     """
     model.compile()
     modes = [(module, module.training) for module in model.modules()]
-    with unchanged(model), torch.random.fork_rng([example.device] if example.is_cuda else []):
+    with unchanged(model), torch.random.fork_rng([example[0].device] if example[0].is_cuda else []):
         for size in train_sizes:
             with autocast:
-                logits = model(_images(example, size))
-                loss = F.cross_entropy(logits, torch.zeros(size, dtype=torch.long, device=example.device))
-            torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
+                of_batch = loss(model, _batch(example, size))
+            torch.autograd.grad(of_batch, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
         model.eval()
         with torch.no_grad(), autocast:
             for size in eval_sizes:
-                model(_images(example, size))
+                evaluate(model, _batch(example, size))
     for module, training in modes:
         module.training = training
 
 
-def _images(example: Tensor, size: int) -> Tensor:
-    return torch.cat([example] * -(-size // len(example)))[:size].clone()
+def _batch(example: tuple[Tensor, Tensor], size: int) -> tuple[Tensor, Tensor]:
+    images, labels = (torch.cat([tensor] * -(-size // len(tensor)))[:size].clone() for tensor in example)
+    return images, labels

@@ -38,7 +38,7 @@ class Stopwatch:
         self._mark = self._now()
 
     @property
-    def images_per_second(self) -> float:
+    def samples_per_second(self) -> float:
         """Samples of all ranks per second of training; 0 before the first counted step."""
         return self.samples / self.seconds if self.seconds else 0.0
 

@@ -14,10 +14,12 @@ from hvd_train.report import page
 from hvd_train.report.page import Chart, Line, pieces
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.history import History, Record, number, speeds, thinned
+from hvd_train.run_files.journal import label
 
 Axis = tuple[str, str, float]  # the label of the x axis, the field of a record with its values, and their unit
 
-_METRICS = (("loss", "Loss"), ("top1", "Top-1 accuracy"), ("top5", "Top-5 accuracy"))
+_TITLES = {"top1": "Top-1 accuracy", "top5": "Top-5 accuracy"}
+_MOST_MEASURES = 12
 _MOST_EVENTS = 60
 
 
@@ -30,7 +32,7 @@ def learning(runs: Sequence[History], names: Sequence[str]) -> Markup:
 
 
 def throughput(runs: Sequence[History], names: Sequence[str]) -> Markup:
-    """Return images/s over time, with marks of changes of the world."""
+    """Return samples/s over time, with marks of changes of the world."""
     text = "Of all workers, between two logged steps of an epoch; waiting for a new world counts, evaluation does not."
     label, _, unit = axis = _time(runs)
     lines: list[Line] = []
@@ -38,9 +40,9 @@ def throughput(runs: Sequence[History], names: Sequence[str]) -> Markup:
         times, rates = speeds(run.steps, 60)  # one step and the next differ by noise
         lines.append(("" if len(runs) == 1 else name, [time / unit for time in times if time is not None], rates))
     marks = [_events(run, axis) for run in runs]
-    charts = [("Images/s", lines, marks[0] if len(runs) == 1 else [])]
+    charts = [("Samples/s", lines, marks[0] if len(runs) == 1 else [])]
     if len(runs) > 1:  # a chart of all runs has no room for their events
-        charts += [(f"Images/s of {line[0]}", [line], m) for line, m in zip(lines, marks, strict=True) if m]
+        charts += [(f"Samples/s of {line[0]}", [line], m) for line, m in zip(lines, marks, strict=True) if m]
     figures = [Chart(title, label, of, zero=True, events=m) for title, of, m in charts]
     return Markup().join([pieces.paragraph(text), pieces.figures(figures)])
 
@@ -77,11 +79,13 @@ def _learning_charts(runs: Sequence[History], names: Sequence[str], axis: Axis) 
     """Return charts of metrics (training and validation together for a single run) and learning rate."""
     logged = [run.steps if len(run.steps) >= len(run.epochs) else run.epochs for run in runs]
     # A loss that is not finite is null in JSON, next to the other scores of its epoch.
-    evaluated = [[e for e in run.epochs if any(e.get(f"val_{m}") is not None for m, _ in _METRICS)] for run in runs]
+    evaluated = [[e for e in run.epochs if any(value is not None for _, value in _scores(e))] for run in runs]
+    measures = list(dict.fromkeys(name for run in runs for name in run.measures))[:_MOST_MEASURES]
     events = _events(runs[0], axis) if len(runs) == 1 else []
     keys = names if len(runs) > 1 else [""]
     charts = []
-    for metric, title in _METRICS:
+    for metric in measures:
+        title = _TITLES.get(metric, label(metric).capitalize())
         training = [_line(key, records, metric, axis) for key, records in zip(keys, logged, strict=True)]
         validation = [_line(key, records, f"val_{metric}", axis) for key, records in zip(keys, evaluated, strict=True)]
         groups = {f"{title}, training": training, f"{title}, validation": validation}
@@ -89,9 +93,13 @@ def _learning_charts(runs: Sequence[History], names: Sequence[str], axis: Axis) 
             groups = {title: [("training", *training[0][1:]), ("validation", *validation[0][1:])]}
         for name, lines in groups.items():
             log = metric == "loss" and _is_steep(lines)
-            charts.append(Chart(name, axis[0], lines, percent=metric != "loss", log=log, events=events))
+            charts.append(Chart(name, axis[0], lines, percent=metric in _TITLES, log=log, events=events))
     rates = [_line(key, run.steps, "learning_rate", axis) for key, run in zip(keys, runs, strict=True)]
     return [*charts, Chart("Learning rate", axis[0], rates)]
+
+
+def _scores(epoch: Record) -> list[tuple[str, object]]:
+    return [(name, value) for name, value in epoch.items() if name.startswith("val_")]
 
 
 def _line(key: str, records: Sequence[Record], field: str, axis: Axis) -> Line:
@@ -132,7 +140,7 @@ COLUMNS = (
     ("global_batch_size", "global batch", ",.0f"),
     ("steps_per_epoch", "steps per epoch", ",.0f"),
     ("epoch_seconds", "epoch, s", ",.2f"),
-    ("images_per_second", "images/s", ",.0f"),
+    ("samples_per_second", "samples/s", ",.0f"),
     ("efficiency", "efficiency", ".1%"),
     ("val_loss", "best val loss", ".4f"),
     ("test_loss", "test loss", ".4f"),
@@ -163,14 +171,14 @@ def read_scaling(path: Path) -> Scaling:
 
 def charts(rows: Sequence[Record]) -> dict[str, Chart]:
     """Return charts over workers, by name, from the rows of scaling.json."""
-    keys = ("workers", "images_per_second", "efficiency")
+    keys = ("workers", "samples_per_second", "efficiency")
     workers, rates, efficiency = ([number(row, key) for row in rows] for key in keys)
     ticks = sorted({n for n in workers if n and n > 0})
     base, rate = next(((n, rate) for n, rate in zip(workers, rates, strict=True) if n and rate), (1.0, 0.0))
     ideal = [rate * n / base if n and rate else None for n in workers]
     speeds = [("measured", workers, rates), ("ideal", workers, ideal)]
     return {
-        "throughput": Chart("Images/s", "workers", speeds, log=len(ticks) > 1, ticks=ticks),
+        "throughput": Chart("Samples/s", "workers", speeds, log=len(ticks) > 1, ticks=ticks),
         "efficiency": Chart("Efficiency", "workers", [("", workers, efficiency)], percent=True, zero=True, ticks=ticks),
     }
 

@@ -17,13 +17,16 @@ from hvd_train.data.augment import Items
 from hvd_train.data.dataset import Arrays, DataSet
 from hvd_train.data.folder import ImageFolder
 from hvd_train.errors import UsageError
-from hvd_train.parts import Parts, build, mixer
+from hvd_train.network.device import autocast
+from hvd_train.parts import Parts, build
 from hvd_train.progress import order
 from hvd_train.report.report import MisclassifiedImage, Predictions
 from hvd_train.run import trained_parts
 from hvd_train.run_files import durable
-from hvd_train.step import MICRO_BATCH, Step
-from hvd_train.world.world import LocalWorld, Place
+from hvd_train.step import MICRO_BATCH
+from hvd_train.tasks.classification import mixer
+from hvd_train.tasks.named import CLASSIFICATION
+from hvd_train.world.world import Place
 
 _SIDE, _LABEL = 96, 14  # pixels of an image in the picture, and of the line below it
 _MOST_IMAGES, _COLUMNS = 64, 8
@@ -31,7 +34,7 @@ _MOST_IMAGES, _COLUMNS = 64, 8
 
 def show(config: Config, ranks: int, path: Path) -> str:
     """Draw the first images in a file; return a table of each rank's classes. Raises UsageError."""
-    parts = build(config, Place(), None, None)
+    parts = build(config, Place())
     num_samples = parts.train_loader.num_samples
     layout = order.choose_layout(config.batch, ranks, num_samples)
     epoch = order.order_of(config.seed, 0, num_samples, config.data.repeated_augmentation)
@@ -120,13 +123,14 @@ def predict(run: Path, device: str, *, trust: bool = False) -> Predictions:
     model, size = parts.model.eval(), config.batch.eval_batch_size
     counts: Counter[tuple[int, int]] = Counter()
     worst: list[tuple[float, int, Tensor, int, int, float]] = []
-    autocast = Step(config, LocalWorld(), model, parts.device).autocast()
+    if config.model.task != CLASSIFICATION:
+        raise UsageError(f"its task is {config.model.task}; predictions are shown for classification")
     try:
         for batch in loader.load(
             0, order.assignments(order.InSequence(loader.num_samples), 0, order.BatchLayout(size, size), 0, 1)
         ):
             for micro in batch.micro_batches:
-                with autocast:
+                with autocast(config, parts.device):
                     logits = model(micro.inputs).float().cpu()
                 truth = micro.targets.cpu()
                 confidences, predicted = logits.softmax(1).max(1)

@@ -14,6 +14,7 @@ from hvd_train.report import curves, page
 from hvd_train.report.curves import Scaling
 from hvd_train.report.page import pieces
 from hvd_train.run_files.history import History, Record, number, read
+from hvd_train.run_files.journal import figure, label
 
 _MOST_CLASSES = 24  # of a confusion matrix; of more classes, the pairs confused most often are named
 
@@ -89,13 +90,14 @@ def _summary(runs: Sequence[History], names: Sequence[str]) -> Markup:
 
 
 def _results(run: History) -> dict[str, str]:
-    evaluated = [epoch for epoch in run.epochs if number(epoch, "val_top1") is not None]
-    best = max(evaluated, key=lambda epoch: epoch["val_top1"], default={})
+    name, higher = run.goal
+    scores = [(score, epoch) for epoch in run.epochs if (score := number(epoch, f"val_{name}")) is not None]
+    best = (max if higher else min)(scores, key=lambda scored: scored[0], default=None)
     losses = [loss for epoch in run.epochs if (loss := number(epoch, "val_loss")) is not None]
     done = max((number(epoch, "epoch") or 0.0 for epoch in run.epochs), default=0.0)
-    known = [speed for record in (*run.steps, *run.epochs) if (speed := number(record, "images_per_second"))]
-    speed = number(run.summary, "images_per_second") or (known[-1] if known else None)
-    test = number(run.summary, "test_top1")
+    known = [speed for record in (*run.steps, *run.epochs) if (speed := number(record, "samples_per_second"))]
+    speed = number(run.summary, "samples_per_second") or (known[-1] if known else None)
+    test = number(run.summary, f"test_{name}")
     return {
         "state": run.state,
         "model": page.written(run.settings.get("model")),
@@ -103,10 +105,12 @@ def _results(run: History) -> dict[str, str]:
         "workers": str(run.world_size or "?"),
         "epochs": f"{done:.0f} of {run.num_epochs or '?'}",
         "steps": f"{run.furthest('step'):,.0f}",
-        "best val top-1": f"{best['val_top1']:.2%} (epoch {best.get('epoch', '?')})" if best else "not evaluated",
+        f"best val {label(name)}": f"{figure(name, best[0])} (epoch {best[1].get('epoch', '?')})"
+        if best
+        else "not evaluated",
         "last val loss": f"{losses[-1]:.4f}" if losses else "none",
-        "test top-1": "no test" if test is None else f"{test:.2%}",
-        "images/s": f"{speed:,.0f}" if speed else "unknown",
+        f"test {label(name)}": "no test" if test is None else figure(name, test),
+        "samples/s": f"{speed:,.0f}" if speed else "unknown",
         "time": duration(run.seconds),
         "skipped steps": f"{run.furthest('skipped_steps'):,.0f}",
     }

@@ -15,6 +15,7 @@ from hvd_train.console import printable
 from hvd_train.errors import counted
 from hvd_train.progress.clock import duration
 from hvd_train.run_files.history import History, number, read, speeds, thinned
+from hvd_train.run_files.journal import form, label
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH, _MOST_EVENTS, _RECENT_LINES = 40, 5, 10
@@ -44,10 +45,12 @@ def view(history: History, now: float) -> RenderableType:
     facts.add_row("training", _text(f"{settings.get('model', '?')} on {settings.get('data', '?')}, {ranks}"))
     facts.add_row("progress", _progress(history))
     facts.add_row("speed", _speed(history))
-    for label, name, form in (("loss", "loss", ".4f"), ("top-1", "top1", ".2%")):
-        facts.add_row(label, _curve([number(step, name) for step in history.steps], form))
-        facts.add_row(f"val {label}", _curve([number(epoch, f"val_{name}") for epoch in history.epochs], form))
-    facts.add_row("images/s", _curve(speeds(history.steps, _WIDTH)[1], ",.0f"))
+    for name in dict.fromkeys(["loss", history.goal[0]]):
+        records = ("", name, history.steps), ("val ", f"val_{name}", history.epochs)
+        for prefix, field, of in records:
+            if name == "loss" or any(field in record for record in of):  # a figure may be of evaluations only
+                facts.add_row(_text(prefix + label(name)), _curve([number(r, field) for r in of], form(name)))
+    facts.add_row(_text(f"{history.sample}s/s"), _curve(speeds(history.steps, _WIDTH)[1], ",.0f"))
     parts: list[RenderableType] = [facts, *(_text(f"missing: {gap}", style="dim") for gap in history.gaps)]
     for event in history.events[-_MOST_EVENTS:]:
         parts.append(_text(f"{duration(event['elapsed']):>8}  {event.get('message', '')}"))
@@ -72,7 +75,7 @@ def _speed(history: History) -> str:
     """Return the recent speed, the time so far, and the time left without evaluations."""
     _, recent = speeds(history.steps[-_RECENT_LINES:], 1)
     speed = recent[0] if recent else None
-    text = (f"{speed:,.0f} images/s" if speed else "not known yet") + f", {duration(history.seconds)} so far"
+    text = (f"{speed:,.0f} {history.sample}s/s" if speed else "not known yet") + f", {duration(history.seconds)} so far"
     epochs, samples = history.num_epochs, history.samples_per_epoch
     if speed and epochs and samples and history.state == "running":
         left = max(0.0, epochs - history.furthest("epochs_done")) * samples / speed
@@ -80,7 +83,7 @@ def _speed(history: History) -> str:
     return text
 
 
-def _curve(values: Sequence[float | None], form: str) -> str:
+def _curve(values: Sequence[float | None], written: str) -> str:
     """Draw a curve with block letters, and write the last value."""
     _, means = thinned(values, values, _WIDTH)
     known = [value for value in means if value is not None]
@@ -90,4 +93,4 @@ def _curve(values: Sequence[float | None], form: str) -> str:
     blocks = (" " if value is None else _BLOCKS[round((value - low) / span * 7)] for value in means)
     last = next(value for value in reversed(values) if value is not None)
     gap = "" if values[-1] is not None else " (the last one is no number, or was not measured)"
-    return f"{''.join(blocks):{_WIDTH}}  {format(last, form)}{gap}"
+    return f"{''.join(blocks):{_WIDTH}}  {format(last, written)}{gap}"

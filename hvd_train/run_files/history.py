@@ -22,6 +22,9 @@ _LARGEST = 1e18  # larger numbers are damage
 _MOST_POINTS = 120  # of a curve: a chart is a few hundred pixels wide
 _MOST_STEPS = 40_000  # pairs of neighbours, from which speeds follow; a million steps would need gigabytes
 _STEP = b'"kind": "step"'
+# What a line of a step or an epoch has besides measures; images_per_second was written until November 2026.
+_FACTS = {"kind", "time", "epoch", "step", "samples", "learning_rate", "gradient_norm", "loss_scale", "skipped_steps"}
+_FACTS |= {"samples_per_second", "images_per_second", "split", "elapsed", "samples_done", "epochs_done"}
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,26 @@ class History:
         return next((size for size in sizes if size), None)
 
     @property
+    def measures(self) -> tuple[str, ...]:
+        """Return the names of the measures of training and validation, the loss first."""
+        names = (name.removeprefix("val_") for of in (self.steps, self.epochs) for name in (of[-1] if of else ()))
+        return tuple(dict.fromkeys(["loss", *(name for name in names if name not in _FACTS)]))
+
+    @property
+    def goal(self) -> tuple[str, bool]:
+        """Return the name of the figure that decides which evaluation is the best, and whether more is better."""
+        return str(self._start.get("best", "top1")), bool(self._start.get("higher", True))
+
+    @property
+    def sample(self) -> str:
+        """Return the name of a sample."""
+        return str(self._start.get("sample", "image"))
+
+    @property
+    def _start(self) -> Record:
+        return next((event for event in reversed(self.events) if event.get("name") == "start"), {})
+
+    @property
     def seconds(self) -> float:
         """Return the seconds of training until the last record."""
         return max((record["elapsed"] for record in (*self.steps, *self.epochs, *self.events)), default=0.0)
@@ -125,7 +148,7 @@ def whole(value: object) -> int | None:
 
 
 def speeds(steps: Sequence[Record], most: int = _MOST_POINTS) -> Curve:
-    """Return images/s (y) over seconds of training (x), in at most `most` points."""
+    """Return samples/s (y) over seconds of training (x), in at most `most` points."""
     intervals = []
     for before, after in pairwise(steps):
         samples = (number(after, "samples") or 0.0) - (number(before, "samples") or 0.0)
@@ -178,6 +201,8 @@ def _lines(path: Path, gaps: list[str]) -> list[dict[str, Any]]:
                     record = json.loads(text.decode(errors="replace"))
                 if isinstance(record, dict) and number(record, "time") is not None:
                     lines.append(record)
+                    if "images_per_second" in record:
+                        record["samples_per_second"] = record.pop("images_per_second")
                 else:
                     bad.append(line_number)
     except OSError as error:

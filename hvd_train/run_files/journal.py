@@ -18,47 +18,63 @@ from hvd_train.run_files.run_folder import METRICS, RunFolder
 
 @dataclass(frozen=True)
 class StepRecord:
-    """A training step as metrics.jsonl has it; loss and accuracies (0 to 1) are means over the global batch."""
+    """A training step, a line of metrics.jsonl. Measures are means over the global batch."""
 
     epoch: int  # counted from 1
     step: int  # in the whole run, counted from 1
     samples: int  # that the run has taken, including this step
-    loss: float
-    top1: float
-    top5: float
+    measures: Mapping[str, float]
     learning_rate: float
     gradient_norm: float | None
     loss_scale: float | None  # None if gradients are not scaled
     skipped_steps: int  # in the whole run, because a loss or gradient was not finite
-    images_per_second: float  # of all ranks
+    samples_per_second: float  # of all ranks
     split: dict[str, float] | None  # rank 0's mean seconds in each of clock.PHASES since the last record
 
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """An epoch as metrics.jsonl has it; the val_ fields are None if it was not evaluated."""
+    """An epoch, a line of metrics.jsonl. Measures are means of its training steps."""
 
     epoch: int  # counted from 1
     step: int  # its last one
-    loss: float
-    top1: float
-    top5: float
-    val_loss: float | None
-    val_top1: float | None
-    val_top5: float | None
-    images_per_second: float
+    measures: Mapping[str, float]
+    scores: Mapping[str, float] | None  # figures of the validation set, None if it was not evaluated
+    samples_per_second: float
 
 
 @dataclass(frozen=True)
 class Moment:
-    """The progress of training for the display; loss and accuracy are means of the current epoch so far."""
+    """The progress of training for the display; measures are means of the current epoch so far."""
 
     epoch: int  # finished epochs
     cursor: int  # samples taken in the current epoch
     step: int  # steps of the whole run
-    loss: float
-    top1: float
-    images_per_second: float
+    measures: Mapping[str, float]
+    samples_per_second: float
+
+
+_SHARES = {"top1": "top-1", "top5": "top-5"}  # measures that are shown in percent
+
+
+def figure(name: str, value: float) -> str:
+    """Write the value of a measure for the user."""
+    return format(value, form(name))
+
+
+def form(name: str) -> str:
+    """Return the format of a measure: accuracies are in percent."""
+    return ".2%" if name in _SHARES else ".4f"
+
+
+def labelled(name: str, value: float, width: int = 0) -> str:
+    """Write a measure for the user, with its name; one in percent has at least this width."""
+    return f"{label(name)} {figure(name, value):>{width if name in _SHARES else 0}}"
+
+
+def label(name: str) -> str:
+    """Return the name of a measure for the user."""
+    return _SHARES.get(name, name.replace("_", " "))
 
 
 _LINE_SECONDS = 10.0  # the display prints a line this often within a long epoch
@@ -69,20 +85,34 @@ class _LineDisplay:
 
     def __init__(self) -> None:
         self._epochs = self._samples = 0
+        self._sample, self._shown = "sample", ["loss"]
         self._last_line = time.monotonic()
 
-    def begin(self, epochs: int, samples_per_epoch: int) -> None:
+    def begin(self, epochs: int, samples_per_epoch: int, sample: str, best: str) -> None:
         self._epochs, self._samples = epochs, samples_per_epoch
+        self._sample, self._shown = sample, list(dict.fromkeys(["loss", best]))
 
     def progress(self, moment: Moment) -> None:
         if time.monotonic() - self._last_line >= _LINE_SECONDS:
             share = f"{moment.cursor / self._samples:.0%}"
-            left = _time_left(self._epochs, self._samples, moment.epoch, moment.cursor, moment.images_per_second)
-            self.say(f"{_position(moment, self._epochs)}  {share}  {_metrics(moment)}  {left} left")
+            left = _time_left(self._epochs, self._samples, moment.epoch, moment.cursor, moment.samples_per_second)
+            self.say(f"{_position(moment, self._epochs)}  {share}  {self._metrics(moment)}  {left} left")
 
     def epoch(self, record: EpochRecord) -> None:
-        left = _time_left(self._epochs, self._samples, record.epoch, 0, record.images_per_second)
-        self.say(f"{_epoch_line(record, self._epochs)}  {left} left")
+        left = _time_left(self._epochs, self._samples, record.epoch, 0, record.samples_per_second)
+        self.say(f"{self._epoch_line(record)}  {left} left")
+
+    def _metrics(self, moment: Moment) -> str:
+        return f"{self._figures(moment.measures)}  {moment.samples_per_second:,.0f} {self._sample}s/s"
+
+    def _epoch_line(self, record: EpochRecord) -> str:
+        line = f"epoch {record.epoch:>{len(str(self._epochs))}}/{self._epochs}  {self._figures(record.measures)}"
+        if record.scores is not None:
+            line += f"  {self._figures(record.scores, 'val ')}"
+        return f"{line}  {record.samples_per_second:8,.0f} {self._sample}s/s"
+
+    def _figures(self, values: Mapping[str, float], prefix: str = "") -> str:
+        return "  ".join(prefix + labelled(name, values[name], 7) for name in self._shown if name in values)
 
     def say(self, message: str) -> None:
         self._last_line = time.monotonic()
@@ -107,19 +137,19 @@ class _TerminalDisplay(_LineDisplay):
         self._task = self._bar.add_task("", total=None, metrics="", visible=False)
 
     @override
-    def begin(self, epochs: int, samples_per_epoch: int) -> None:
-        self._epochs, self._samples = epochs, samples_per_epoch
+    def begin(self, epochs: int, samples_per_epoch: int, sample: str, best: str) -> None:
+        super().begin(epochs, samples_per_epoch, sample, best)
         self._bar.start()
         self._bar.update(self._task, total=epochs * samples_per_epoch, visible=True)
 
     @override
     def progress(self, moment: Moment) -> None:
         done, position = moment.epoch * self._samples + moment.cursor, _position(moment, self._epochs)
-        self._bar.update(self._task, completed=done, description=position, metrics=_metrics(moment))
+        self._bar.update(self._task, completed=done, description=position, metrics=self._metrics(moment))
 
     @override
     def epoch(self, record: EpochRecord) -> None:
-        self.say(_epoch_line(record, self._epochs))
+        self.say(self._epoch_line(record))
 
     @override
     def say(self, message: str) -> None:
@@ -130,33 +160,22 @@ class _TerminalDisplay(_LineDisplay):
         self._bar.stop()
 
 
-def _epoch_line(record: EpochRecord, epochs: int) -> str:
-    line = f"epoch {record.epoch:>{len(str(epochs))}}/{epochs}  loss {record.loss:.4f}  top-1 {record.top1:7.2%}"
-    if record.val_loss is not None:
-        line += f"  val loss {record.val_loss:.4f}  val top-1 {record.val_top1:7.2%}"
-    return f"{line}  {record.images_per_second:8,.0f} images/s"
-
-
 def _position(moment: Moment, epochs: int) -> str:
     return f"epoch {moment.epoch + 1}/{epochs}  step {moment.step}"
 
 
-def _metrics(moment: Moment) -> str:
-    return f"loss {moment.loss:.4f}  top-1 {moment.top1:.2%}  {moment.images_per_second:,.0f} images/s"
-
-
-def _time_left(epochs: int, samples_per_epoch: int, epoch: int, cursor: int, images_per_second: float) -> str:
-    if not images_per_second:
+def _time_left(epochs: int, samples_per_epoch: int, epoch: int, cursor: int, samples_per_second: float) -> str:
+    if not samples_per_second:
         return "?"
-    hours, rest = divmod(round(((epochs - epoch) * samples_per_epoch - cursor) / images_per_second), 3600)
+    hours, rest = divmod(round(((epochs - epoch) * samples_per_epoch - cursor) / samples_per_second), 3600)
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
 
 
 class Journal:
     """Records a training. This class records nothing, on ranks that do not write."""
 
-    def begin(self, epochs: int, samples_per_epoch: int) -> None:
-        """Start the display of a training."""
+    def begin(self, epochs: int, samples_per_epoch: int, sample: str, best: str) -> None:
+        """Start the display of a training; `sample` is the name of a sample, `best` the task's best figure."""
 
     def catch_up(self, recent: Sequence[Entry], last_step: StepRecord | None, last_epoch: EpochRecord | None) -> None:
         """Write records that the files lack after the writing rank was lost."""
@@ -204,8 +223,8 @@ class RunJournal(Journal):
         self._ledger = LedgerFile(folder, resumed_step, report) if ledger else None
 
     @override
-    def begin(self, epochs: int, samples_per_epoch: int) -> None:
-        self._display.begin(epochs, samples_per_epoch)
+    def begin(self, epochs: int, samples_per_epoch: int, sample: str, best: str) -> None:
+        self._display.begin(epochs, samples_per_epoch, sample, best)
 
     @override
     def catch_up(self, recent: Sequence[Entry], last_step: StepRecord | None, last_epoch: EpochRecord | None) -> None:
@@ -223,8 +242,9 @@ class RunJournal(Journal):
     @override
     def step(self, record: StepRecord) -> None:
         self._last_step = record.step
-        self._write("step", vars(record))
-        shown = {name: v for name, v in vars(record).items() if name not in ("epoch", "step", "samples", "split")}
+        values = _flat(vars(record))
+        self._write("step", values)
+        shown = {name: value for name, value in values.items() if name not in ("epoch", "step", "samples", "split")}
         seconds = {f"seconds/{phase}": value for phase, value in (record.split or {}).items()}
         self._plot({f"train/{name}": value for name, value in shown.items()} | seconds, record.step)
 
@@ -233,9 +253,8 @@ class RunJournal(Journal):
         self._last_epoch = record.epoch
         if self._ledger is not None:
             self._ledger.sync()
-        self._write("epoch", vars(record))
-        scores = {name.replace("_", "/"): getattr(record, name) for name in ("val_loss", "val_top1", "val_top5")}
-        self._plot(scores, record.step)
+        self._write("epoch", _flat(vars(record)))
+        self._plot({f"val/{name}": value for name, value in (record.scores or {}).items()}, record.step)
         self._display.epoch(record)
 
     @override
@@ -271,6 +290,13 @@ class RunJournal(Journal):
     def _plot(self, values: Mapping[str, float | None], step: int) -> None:
         if known := {name: value for name, value in values.items() if value is not None}:
             self._board.add(known, step)
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a record with its measures and scores by their names, as its line has them."""
+    scores = {f"val_{name}": value for name, value in (values.get("scores") or {}).items()}
+    rest = {name: value for name, value in values.items() if name not in ("measures", "scores")}
+    return {**rest, **values["measures"], **scores}
 
 
 def _forget_after(folder: RunFolder, step: int, epochs_done: int) -> tuple[int, int, int]:

@@ -37,8 +37,18 @@ def test_ranks_and_one(world: World, make: Callable[[int], nn.Module], optimizer
     assert (alone.steps, result.steps) == (50, 50)
     assert largest_difference(weights, expected) <= TOLERANCE
     assert all(equal(weights, other) for other in world.gather(weights)), "ranks hold different bits"
-    assert (result.top1, result.best_epoch) == (alone.top1, alone.best_epoch)
-    assert result.loss == pytest.approx(alone.loss, abs=TOLERANCE)
+    assert (result.scores["top1"], result.best_epoch) == (alone.scores["top1"], alone.best_epoch)
+    assert result.scores["loss"] == pytest.approx(alone.scores["loss"], abs=TOLERANCE)
+
+
+@pytest.mark.parallel
+def test_a_loss_that_is_divided_by_a_count_is_the_same_on_ranks(world: World) -> None:
+    """Uneven counts of micro-batches weigh as in one batch; scores are equal."""
+    config = small_config(epochs=2, clip_norm=1.0)
+    alone, expected = trained(LocalWorld(), config.replace(output_dir=Path("alone")), task=runs.odd_digits())
+    result, weights = trained(world, config.replace(output_dir=Path("ranks")), task=runs.odd_digits())
+    assert largest_difference(weights, expected) <= TOLERANCE
+    assert dict(result.scores) == pytest.approx(dict(alone.scores), abs=TOLERANCE)
 
 
 @pytest.mark.parallel
@@ -64,7 +74,7 @@ def test_an_overflow_on_the_wire_skips_the_step_on_every_rank(world: World) -> N
     # Only the last rank has a micro-batch: no other rank's own gradient could overflow.
     micro = MicroBatch(0, torch.ones(4, 1, 8, 8), torch.arange(4), np.arange(4))
     batch = Batch(4, 1, (micro,) if rank == size - 1 else ())
-    step = Step(Config(), world, model, torch.device("cpu"))
+    step = Step(Config(), world, model, torch.device("cpu"), runs.TRAINING)
     step.take(state, batch, Votes())
     if size > 1:  # one rank sends nothing
         assert equal(before, dict(model.state_dict()))

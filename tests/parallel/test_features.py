@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from hvd_train.data.loader import Batch, MicroBatch
 from hvd_train.errors import UsageError
 from hvd_train.network.device import loss_scaler
-from hvd_train.progress.metrics import NUM_SUMS
 from hvd_train.progress.order import BatchLayout
 from hvd_train.state import TrainState
 from hvd_train.step import Step, Votes
@@ -20,7 +19,7 @@ from hvd_train.world.world import LocalWorld, Reduction, World
 from tests.parallel.test_equivalence import TOLERANCE
 from tests.support import runs
 from tests.support.runs import equal, largest_difference, small_config, trained
-from tests.support.worlds import own_generator
+from tests.support.worlds import STOP, own_generator
 
 IN_THE_GATE = ("frozen", "accumulation, average, clipping")
 """The slow tests run the others."""
@@ -70,7 +69,7 @@ class StopLast:
     def start_sum(self, tensor: torch.Tensor, name: str) -> object:
         self._left -= name == "step"
         if (self._left, name) == (0, "step") and self._world.place.rank == self._world.place.size - 1:
-            tensor[NUM_SUMS] = 1.0
+            tensor[STOP] = 1.0
         return self._world.start_sum(tensor, name)
 
 
@@ -93,7 +92,7 @@ def test_a_skipped_step_leaves_nothing_in_the_buckets(world: World) -> None:
     model = own_generator(runs.convnet(10))
     optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction())
     state = TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False), BatchLayout(4, 4))
-    step = Step(small_config(clip_norm=0.1), world, model, torch.device("cpu"))
+    step = Step(small_config(clip_norm=0.1), world, model, torch.device("cpu"), runs.TRAINING)
     rank, size = world.place.rank, world.place.size
     skipped = []
     for pixel in (math.nan, 1.0):

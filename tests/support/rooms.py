@@ -16,7 +16,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("_version", "errors", "console", "plain_file"),
         *("config", "config_file", "recipes", "flags", "plugin"),
     ),
-    **dict.fromkeys(("progress", "launch", "elastic", "world", "doctor", "data", "network", "run_files"), ()),
+    **dict.fromkeys(("progress", "launch", "elastic", "world", "doctor", "data", "network", "tasks", "run_files"), ()),
     "the story": (
         *("state", "checkpoint", "step", "validate", "profiling", "parts", "output", "job"),
         *("loop", "membership", "training", "run", "export"),

@@ -26,7 +26,7 @@ def event(name: str, time: float, message: str = "something", **facts: Any) -> d
 def step(number: int, time: float | None = None, **changes: Any) -> dict[str, Any]:
     """Return a step of 100 samples; steps are one second apart."""
     place = {"epoch": (number - 1) * BATCH // SAMPLES + 1, "step": number, "samples": number * BATCH}
-    scores = {"loss": 2.0 / number, "top1": 1 - 1 / number, "top5": 1.0, "images_per_second": 100.0}
+    scores = {"loss": 2.0 / number, "top1": 1 - 1 / number, "top5": 1.0, "samples_per_second": 100.0}
     others = {"learning_rate": 0.1, "gradient_norm": 1.0, "loss_scale": None, "skipped_steps": 0}
     return {"kind": "step", "time": START + (number if time is None else time), **place, **scores, **others, **changes}
 
@@ -34,7 +34,7 @@ def step(number: int, time: float | None = None, **changes: Any) -> dict[str, An
 def epoch(number: int, time: float | None = None, **changes: Any) -> dict[str, Any]:
     """Return the end of an epoch of ten steps with an evaluation."""
     place = {"time": START + (number * 10 + 0.5 if time is None else time), "epoch": number, "step": number * 10}
-    scores = {"loss": 1.0 / number, "top1": 0.5, "top5": 1.0, "images_per_second": 100.0}
+    scores = {"loss": 1.0 / number, "top1": 0.5, "top5": 1.0, "samples_per_second": 100.0}
     val = {"val_loss": 0.9 / number, "val_top1": 0.6, "val_top5": 1.0}
     return {"kind": "epoch", **place, **scores, **val, **changes}
 
@@ -66,7 +66,7 @@ def write(path: Path, lines: list[dict[str, Any]], *, torn: str = "", summary: b
     (path / "config.yaml").write_text(config_file.dump(recipes.digits().replace(**{"epochs": 3, **settings})))
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + torn)
     if summary:
-        facts = {"finished": True, "why": "done", "test_top1": 0.55, "images_per_second": 101.0}
+        facts = {"finished": True, "why": "done", "test_top1": 0.55, "samples_per_second": 101.0}
         (path / "summary.json").write_text(json.dumps(facts))
     return path
 

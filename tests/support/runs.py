@@ -18,8 +18,12 @@ from hvd_train.config import DataConfig
 from hvd_train.data import sources
 from hvd_train.data.dataset import Arrays, DataSet
 from hvd_train.data.loader import Batch, Prepare
+from hvd_train.progress.metrics import Totals
 from hvd_train.run import train
 from hvd_train.state import to_host
+from hvd_train.tasks.classification import classification
+from hvd_train.tasks.measures import Field, Mean, Measure, Measuring, Total
+from hvd_train.tasks.task import Scores, Task
 from hvd_train.training import Result
 from hvd_train.world.world import World
 from tests.support.worlds import own_generator
@@ -27,8 +31,33 @@ from tests.support.worlds import own_generator
 Weights = dict[str, Tensor]
 NUM_SAMPLES, NUM_VAL = 190, 60
 CPU = torch.device("cpu")
+CLASSIFY = classification(Config(), tuple("0123456789"))
+TRAINING = Measuring(CLASSIFY.measure, tuple(Field(name, "samples") for name in ("loss", "top1", "top5")))
 PLAIN_DATA = DataSet((), None, ("a",), channels=1)  # type: ignore[arg-type]
 PLAIN = Prepare(PLAIN_DATA, CPU, image_size=None, augment=None, colour=False)
+
+
+def totals(loss: float = 1.0, top1: float = 2.0, count: int = 20) -> Totals:
+    """Return the sums of a step."""
+    return Totals(count, {"loss": loss, "top1": top1}, dict.fromkeys(("loss", "top1"), float(count)))
+
+
+def odd_digits() -> Task:
+    """Return a task whose loss is the mean over odd digits, as over tokens without padding. Some batches have none."""
+
+    def measure(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Measure]:
+        images, labels = batch
+        logits, odd = model(images), labels % 2 == 1
+        losses = nn.functional.cross_entropy(logits, labels, reduction="none")
+        pairs = torch.bincount(10 * labels + logits.argmax(1), minlength=100)
+        loss = Mean(losses[odd].sum(), odd.sum())
+        return {"loss": loss, "right": logits.argmax(1) == labels, "pairs": Total(pairs.view(10, 10))}
+
+    def summary(scores: Scores) -> dict[str, float]:
+        table = scores.total("pairs")
+        return {"wrong": float(table.sum() - table.trace())}
+
+    return Task(measure, summary=summary, best="wrong", sample="digit")
 
 
 def few_digits(config: DataConfig) -> DataSet:
@@ -190,6 +219,7 @@ def trained(
     config: Config,
     make: Callable[[int], nn.Module] = convnet,
     data: Callable[[DataConfig], object] = few_digits,
+    task: Task | None = None,
 ) -> tuple[Result, Weights]:
     """Train in `world`, and return the result and the final weights on this rank."""
     built: list[nn.Module] = []
@@ -198,7 +228,7 @@ def trained(
         built.append(own_generator(make(num_classes)))
         return built[-1]
 
-    result = train(config, model=model, data=data, world=world)
+    result = train(config, model=model, data=data, task=task, world=world)
     return result, to_host(built[-1].state_dict())
 
 

@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from hvd_train.errors import RankLost
-from hvd_train.progress.metrics import NUM_SUMS
 from hvd_train.world.wire import MOST_BYTES, packed, pieces, unpacked
 from hvd_train.world.world import (
     Gradients,
@@ -228,6 +227,9 @@ def run_ranks(
     return results
 
 
+STOP = 3  # the place of the vote to stop in the message of a step, after the measures of classification
+
+
 class StoppingWorld(LocalWorld):
     """A world of one that another rank seems to stop after a number of steps."""
 
@@ -242,7 +244,7 @@ class StoppingWorld(LocalWorld):
             self._left -= 1
             if self._left == 0:
                 tensor = tensor.clone()
-                tensor[NUM_SUMS] = 1.0
+                tensor[STOP] = 1.0
         return lambda: tensor
 
 

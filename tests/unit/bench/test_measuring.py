@@ -16,8 +16,8 @@ def test_the_record_of_a_step() -> None:
     config = throughput.without_files(small_config(), own_data=False)
     found = throughput.measure(config, LocalWorld(), steps=2, repetitions=2)
     assert set(found["split"]) == set(PHASES)
-    assert found["images_per_second"] == found["images_per_second_per_worker"] > 0
-    assert len(found["images_per_second_of_repetitions"]) == 2
+    assert found["samples_per_second"] == found["samples_per_second_per_worker"] > 0
+    assert len(found["samples_per_second_of_repetitions"]) == 2
     json.dumps(found, allow_nan=False)
 
 
@@ -50,7 +50,7 @@ def test_stages_of_images_in_memory_are_timed(monkeypatch: pytest.MonkeyPatch) -
     config = recipes.get("digits").replace(device="cpu", workers=0)
     found = pipeline.measure(config, LocalWorld(), seconds=0.1, repetitions=2)
     assert {stage["stage"] for stage in found["stages"]} == {"read", "augment", "prepare"}
-    assert found["images_per_second"] > 0
+    assert found["samples_per_second"] > 0
     assert "<- limits" in pipeline.table(found)
 
 

@@ -144,7 +144,7 @@ def test_watch_and_report_accept_values_of_any_type() -> None:
     changes = [{name: value} for value in (None, {}, "x", -1, 10**400) for name in names]
     wrong = [{**line, **change} for change in changes for line in lines if change.keys() <= line.keys()]
     run = write(Path("run"), [*lines, *wrong], summary=True)
-    (run / "summary.json").write_text('{"why": ["x"], "images_per_second": "fast", "test_top1": {}}')
+    (run / "summary.json").write_text('{"why": ["x"], "samples_per_second": "fast", "test_top1": {}}')
     (run / "environment.json").write_text('{"host": [1], "versions": 3, "ranks_of_hosts": [], "command": {}}')
     assert cli.run(["watch", "run", "--once"]) == 0
     assert cli.run(["report", "run", "--no-predictions"]) == 0
@@ -181,7 +181,7 @@ def test_control_characters_are_not_printed(
     shown(1, "doctor")
     monkeypatch.setattr("hvd_train.run.train", Mock(side_effect=ValueError(HOSTILE)))
     shown(1, "sweep", "digits", "--output-dir", "out")
-    scores = Scores(loss=1.0, top1=0.5, top5=1.0, count=2, classes=(f"{HOSTILE}\nb",), per_class=(0.5,))
+    scores = Scores({"loss": 1.0, "top1": 0.5}, 2, per_class={f"{HOSTILE}\nb": 0.5})
     monkeypatch.setattr("hvd_train.run.evaluate", lambda *_, **__: scores)
     shown(0, "evaluate", "run")
     assert len(printed[-1].splitlines()) == 2

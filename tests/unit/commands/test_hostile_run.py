@@ -34,7 +34,7 @@ def test_code_of_a_run_is_imported_only_with_trust(evil: Path, capsys: pytest.Ca
     assert not Path("owned").exists()
     assert cli.run(["evaluate", str(evil), "--trust"]) == 0
     assert Path("owned").exists()
-    assert "(360 images)" in capsys.readouterr().out
+    assert "(360 samples)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

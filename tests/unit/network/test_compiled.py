@@ -23,13 +23,22 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.compiler.reset()
 
 
+def compiled(model: nn.Module, train_sizes: list[int], eval_sizes: list[int]) -> None:
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    example = torch.ones(2, 1, 8, 8), torch.zeros(2, dtype=torch.long)
+    sizes = {"train_sizes": train_sizes, "eval_sizes": eval_sizes}
+    compile_model(model, example, nullcontext(), loss=loss, evaluate=loss, **sizes)
+
+
 def test_compiling_leaves_the_model_as_it_was(quick: None) -> None:
-    model, example = nn.Sequential(runs.batch_norm(10), nn.Dropout(0.5)), torch.randn(2, 1, 8, 8)
+    model = nn.Sequential(runs.batch_norm(10), nn.Dropout(0.5))
     model[0][1].eval()
     model[0][0].weight.requires_grad_(False)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     modes, numbers = [module.training for module in model.modules()], torch.get_rng_state()
-    compile_model(model, example, nullcontext(), train_sizes=[4, 3], eval_sizes=[5])
+    compiled(model, [4, 3], [5])
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert [module.training for module in model.modules()] == modes
     assert torch.equal(torch.get_rng_state(), numbers)
@@ -55,9 +64,9 @@ def test_an_epoch_compiles_nothing(changes: dict[str, Any], quick: None, monkeyp
 
 
 def test_a_newcomer_has_a_program_for_any_batch(quick: None) -> None:
-    model, example = runs.batch_norm(10), torch.randn(2, 1, 8, 8)
+    model = runs.batch_norm(10)
     counters.clear()
-    compile_model(model, example, nullcontext(), train_sizes=any_size([32]), eval_sizes=[])
+    compiled(model, any_size([32]), [])
     known = counters["stats"]["unique_graphs"]
     for size in (32, 16, 50):
         model(torch.randn(size, 1, 8, 8)).sum().backward()

@@ -62,7 +62,7 @@ def test_the_moving_average_is_what_its_formula_says(monkeypatch: pytest.MonkeyP
     assert largest_difference(found, last) > 1e-3, "the last weights themselves"
     newest = checkpoint.committed(Path("run"))[0]
     scores = evaluate(newest, model=runs.batch_norm, data=runs.few_digits, world=LocalWorld())
-    assert scores.loss == pytest.approx(result.loss, abs=1e-6)
+    assert scores["loss"] == pytest.approx(result.scores["loss"], abs=1e-6)
 
 
 def test_the_moving_average_has_the_other_buffers_of_the_model() -> None:

@@ -18,7 +18,7 @@ from hvd_train import Config
 from hvd_train.data.dataset import Arrays, DataSet
 from hvd_train.errors import UsageError
 from hvd_train.network import weights
-from hvd_train.parts import build
+from hvd_train.parts import Own, build
 from hvd_train.world.world import LocalWorld, Place
 from tests.support import runs
 from tests.support.faults import Malicious
@@ -157,13 +157,15 @@ def test_logits_equal_torchvision(name: str, monkeypatch: pytest.MonkeyPatch) ->
     classes = tuple(map(str, range(1000)))
     config = Config().replace(model=name, weights="DEFAULT", device="cpu")
     parts = build(
-        config, Place(), None, lambda _: DataSet(data, data, classes, image_size=96, mean=(0.1,) * 3, std=(0.7,) * 3)
+        config,
+        Place(),
+        Own(data=lambda _: DataSet(data, data, classes, image_size=96, mean=(0.1,) * 3, std=(0.7,) * 3)),
     )
     weights.start_from("DEFAULT", parts.model, name, 1000)
     theirs = get_model(name, weights=chosen).eval()
     with torch.no_grad():
         expected = theirs(chosen.transforms(crop_size=96, resize_size=96)(image))
-        assert torch.allclose(parts.model.eval()(parts.example), expected, atol=1e-4)
+        assert torch.allclose(parts.model.eval()(parts.example[0]), expected, atol=1e-4)
 
 
 def test_a_fetched_file_that_would_run_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,24 +2,16 @@
 
 import math
 
-import torch
-
-from hvd_train.progress import metrics
 from hvd_train.progress.clock import PHASES, RunningClock, Split, Stopwatch
 from hvd_train.progress.metrics import Totals
 
 
-def test_losses_and_the_first_five_answers_are_summed() -> None:
-    logits = torch.tensor([[6.0, 5, 4, 3, 2, 1, 0]] * 7, dtype=torch.float64)
-    targets = torch.tensor([0, 0, 0, 1, 4, 5, 6])
-    sums = metrics.sums_of(torch.tensor(2.5, dtype=torch.float64), logits, targets)
-    assert (sums.dtype, sums.tolist()) == (torch.float32, [2.5, 3, 1, 0, 0, 1])
-    assert Totals.of(sums.tolist(), 7) == Totals(2.5, 3, 5, 7)
-    top1, top5 = metrics.hits(logits, targets)
-    assert (int(top1.sum()), int(top5.sum())) == (3, 5)
-    total = Totals(1.0, 1, 2, 2) + Totals(8.0, 1, 1, 4)
-    assert total.means() == {"loss": 1.5, "top1": 2 / 6, "top5": 3 / 6}
-    assert all(math.isnan(value) for value in Totals().means().values())
+def test_means_are_of_all_samples() -> None:
+    """Sums and what divides them are added up before the division."""
+    total = Totals(2, {"loss": 1.0, "tokens": 3.0}, {"loss": 2.0, "tokens": 30.0}) + Totals()
+    total += Totals(4, {"loss": 8.0, "tokens": 5.0}, {"loss": 4.0, "tokens": 10.0})
+    assert (total.count, total.means()) == (6, {"loss": 1.5, "tokens": 0.2})
+    assert math.isnan(Totals(1, {"loss": 0.0}, {"loss": 0.0}).means()["loss"])
 
 
 class Clock:
@@ -57,7 +49,7 @@ def test_speed_counts_training_alone() -> None:
     def speed_after(seconds: float, samples: int = 10) -> float:
         clock.time += seconds
         watch.step(samples)
-        return watch.images_per_second
+        return watch.samples_per_second
 
     assert [speed_after(seconds) for seconds in (30, 1, 1, 1, 1)] == [0.0] * 5
     speed_after(2)

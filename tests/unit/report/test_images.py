@@ -55,7 +55,7 @@ def test_predictions_add_up_to_the_best_score() -> None:
     predictions = predict(Path("run"), "cpu", trust=True)
     right = sum(count for (truth, predicted), count in predictions.counts.items() if truth == predicted)
     assert sum(predictions.counts.values()) == 360
-    assert right / 360 == pytest.approx(result.best_top1)
+    assert right / 360 == pytest.approx(result.best["top1"])
     losses = [image.loss for image in predictions.worst]
     assert len(losses) == 12
     assert losses == sorted(losses, reverse=True)

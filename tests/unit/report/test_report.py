@@ -78,8 +78,8 @@ def test_a_measured_scaling_is_shown() -> None:
     """The table is sorted by workers; the page needs no runs."""
     row = {"learning_rate": 0.1, "global_batch_size": 64, "steps_per_epoch": 23, "epoch_seconds": 1.5, "val_loss": 0.04}
     rows = [
-        {**row, "workers": 2, "images_per_second": 1500.0, "efficiency": 0.75, "test_loss": None, "top1": 0.98},
-        {**row, "workers": 1, "images_per_second": 1000.0, "efficiency": 1.0, "test_loss": 0.05, "top1": 0.99},
+        {**row, "workers": 2, "samples_per_second": 1500.0, "efficiency": 0.75, "test_loss": None, "top1": 0.98},
+        {**row, "workers": 1, "samples_per_second": 1000.0, "efficiency": 1.0, "test_loss": 0.05, "top1": 0.99},
     ]
     path, run = Path("bench"), write(Path("run"), whole_run())
     path.mkdir()

@@ -20,11 +20,12 @@ from tests.support.faults import no_room
 
 
 def step_record(step: int, loss: float = 0.5) -> StepRecord:
-    return StepRecord(1, step, 10 * step, loss, 0.1, 0.2, 0.01, None, None, 0, 100.0, {"data": 0.25, "forward": 0.5})
+    return StepRecord(1, step, 10 * step, {"loss": loss}, 0.01, None, None, 0, 100.0, {"data": 0.25, "forward": 0.5})
 
 
 def epoch_record(epoch: int, step: int) -> EpochRecord:
-    return EpochRecord(epoch, step, 0.5, 0.1, 0.2, 0.25, 0.75, 1.0, 100.0)
+    scores = {"loss": 0.25, "top1": 0.75, "top5": 1.0}
+    return EpochRecord(epoch, step, {"loss": 0.5, "top1": 0.1}, scores, 100.0)
 
 
 def lines() -> list[dict[str, Any]]:
@@ -61,21 +62,22 @@ def test_each_record_is_one_line_of_json() -> None:
         opened.step(step_record(1, loss=float("nan")))
         opened.step(step_record(2, loss=float("inf")))
         opened.epoch(epoch_record(1, 2))
-        opened.epoch(replace(epoch_record(2, 3), val_loss=None, val_top1=None, val_top5=None))
+        opened.epoch(replace(epoch_record(2, 3), scores=None))
         opened.event("note", "hello", world_size=3)
     assert [line["kind"] for line in lines()] == ["step", "step", "epoch", "epoch", "event"]
     assert [line.get("loss") for line in lines()] == [None, None, 0.5, 0.5, None]
-    assert [line["val_top1"] for line in lines()[2:4]] == [0.75, None]
+    assert [line.get("val_top1") for line in lines()[2:4]] == [0.75, None]
     assert lines()[4]["world_size"] == 3
     assert all(line["time"] > 1e9 for line in lines())
 
 
 def test_tensorboard_shows_the_numbers_under_their_names() -> None:
     with journal() as opened:
-        opened.step(StepRecord(1, 4, 40, 0.5, 0.25, 0.75, 0.125, None, 1024.0, 3, 100.0, {"forward": 0.5}))
+        measures = {"loss": 0.5, "top1": 0.25, "top5": 0.75}
+        opened.step(StepRecord(1, 4, 40, measures, 0.125, None, 1024.0, 3, 100.0, {"forward": 0.5}))
         opened.epoch(epoch_record(1, 4))
     values = {"train/loss": 0.5, "train/top1": 0.25, "train/top5": 0.75, "train/learning_rate": 0.125}
-    values |= {"train/loss_scale": 1024.0, "train/skipped_steps": 3.0, "train/images_per_second": 100.0}
+    values |= {"train/loss_scale": 1024.0, "train/skipped_steps": 3.0, "train/samples_per_second": 100.0}
     values |= {"val/loss": 0.25, "val/top1": 0.75, "val/top5": 1.0, "seconds/forward": 0.5}
     assert {name: shown(name) for name in values} == {name: [(4, value)] for name, value in values.items()}
     assert set(EventAccumulator("tensorboard").Reload().Tags()["scalars"]) == set(values)
@@ -141,19 +143,20 @@ def test_a_full_disk_postpones_records(capsys: pytest.CaptureFixture[str], monke
     assert all("No space left on device" in line for line in said)
 
 
-HALFWAY = Moment(epoch=1, cursor=500, step=15, loss=0.5, top1=0.25, images_per_second=10.0)
-PLAIN = EpochRecord(5, 50, 0.5, 0.1, 0.2, None, None, None, 1234.0)
+MEASURES = {"loss": 0.5, "top1": 0.25, "top5": 0.5}
+HALFWAY = Moment(epoch=1, cursor=500, step=15, measures=MEASURES, samples_per_second=10.0)
+PLAIN = EpochRecord(5, 50, {"loss": 0.5, "top1": 0.1}, None, 1234.0)
 
 
 def test_progress_shows_the_time_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(journals, "_LINE_SECONDS", 0.0)
     with journal() as opened:
-        opened.begin(5, 1000)
+        opened.begin(5, 1000, "image", "top1")
         opened.progress(HALFWAY)
         opened.epoch(epoch_record(2, 20))
         opened.epoch(PLAIN)
     assert capsys.readouterr().out.splitlines() == [
-        "epoch 2/5  step 15  50%  loss 0.5000  top-1 25.00%  10 images/s  5:50 left",
+        "epoch 2/5  step 15  50%  loss 0.5000  top-1  25.00%  10 images/s  5:50 left",
         "epoch 2/5  loss 0.5000  top-1  10.00%  val loss 0.2500  val top-1  75.00%       100 images/s  0:30 left",
         "epoch 5/5  loss 0.5000  top-1  10.00%     1,234 images/s  0:00 left",
     ]
@@ -162,7 +165,7 @@ def test_progress_shows_the_time_left(monkeypatch: pytest.MonkeyPatch, capsys: p
 @pytest.mark.parametrize("live", [False, True])
 def test_messages_are_text_and_do_not_act_on_the_terminal(live: bool, capsys: pytest.CaptureFixture[str]) -> None:
     with journal(live=live) as opened:
-        opened.begin(5, 1000)
+        opened.begin(5, 1000, "image", "top1")
         opened.progress(HALFWAY)
         opened.event("note", "a [bold] \x1b]0;title\x07 \u202e message")
         opened.epoch(PLAIN)

@@ -70,7 +70,7 @@ def test_resume_is_bit_identical(kind: str, stops: tuple[int, ...]) -> None:
     result, weights = trained(LocalWorld(), config, make, data)
     assert result.finished
     assert equal(weights, expected)
-    same = ("steps", "epochs", "loss", "top1", "top5", "best_top1", "best_epoch")
+    same = ("steps", "epochs", "scores", "best", "best_epoch")
     assert [getattr(result, name) for name in same] == [getattr(undisturbed, name) for name in same]
     assert written(Path("stopped")) == written(Path("undisturbed"))
     for name in ("model-final.pt", "model-best.pt"):
@@ -101,7 +101,7 @@ def test_resume_after_a_crash_is_bit_identical(crash: int) -> None:
 def written(folder: Path) -> list[dict[str, object]]:
     """Return the steps and epochs in metrics.jsonl, without times."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    clock = ("time", "images_per_second", "split")
+    clock = ("time", "samples_per_second", "split")
     return [{k: v for k, v in line.items() if k not in clock} for line in lines if line["kind"] != "event"]
 
 

@@ -41,7 +41,7 @@ def test_the_exported_program_runs_without_this_package(trained_run: Path) -> No
         "assert 'hvd_train' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=280)
-    assert float(done.stdout.splitlines()[-1]) == pytest.approx(evaluate(trained_run).top1)
+    assert float(done.stdout.splitlines()[-1]) == pytest.approx(evaluate(trained_run)["top1"])
 
 
 def test_an_export_has_the_best_weights(trained_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

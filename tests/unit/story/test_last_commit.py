@@ -9,13 +9,12 @@ import pytest
 from hvd_train import checkpoint
 from hvd_train.membership import commit_for_all
 from hvd_train.output import Output
-from hvd_train.parts import fresh_state, warm_parts
-from hvd_train.progress.metrics import Totals
+from hvd_train.parts import Own, fresh_state, warm_parts
 from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files.ledger import Entry
 from hvd_train.state import TrainState
 from hvd_train.world.world import LocalWorld, Place
-from tests.support.runs import convnet, few_digits, small_config
+from tests.support.runs import convnet, few_digits, small_config, totals
 from tests.unit.story.test_output import full
 
 RUN, CONFIG = Path("run"), small_config(ledger=True)
@@ -25,7 +24,7 @@ RUN, CONFIG = Path("run"), small_config(ledger=True)
 def state() -> Iterator[TrainState]:
     """Return the state of a survivor after seven steps, of which rank 0 has committed five."""
     world = LocalWorld()
-    parts, optimizer = warm_parts(CONFIG, world, convnet, few_digits)
+    parts, optimizer = warm_parts(CONFIG, world, Own(convnet, few_digits))
     state = fresh_state(CONFIG, world, parts, optimizer)
     rank_0 = Output(CONFIG)
     rank_0.open(rank_0.claim(state, None, lambda: BatchLayout(20, 20), from_disk=True), state, Place())
@@ -41,7 +40,7 @@ def state() -> Iterator[TrainState]:
 
 
 def step_done(state: TrainState) -> Entry:
-    state.count_step(Totals(1.0, 2.0, 3.0, 20), skipped=False)
+    state.count_step(totals(), skipped=False)
     step, cursor = state.progress.step, state.progress.cursor
     return state.took(Entry(0, (step, step), 3, (cursor - 20, cursor), fingerprint=step), num_samples=190)
 

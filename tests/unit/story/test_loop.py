@@ -14,11 +14,12 @@ from torch.utils._pytree import tree_leaves
 
 from hvd_train import checkpoint
 from hvd_train.checkpoint import DiskStore
-from hvd_train.config import Config, ScheduleConfig
+from hvd_train.config import Config
 from hvd_train.errors import Diverged, UsageError
-from hvd_train.job import Clocks, better
+from hvd_train.job import Clocks
 from hvd_train.progress.clock import Stopwatch, Timer
-from hvd_train.state import Evaluation, TrainState
+from hvd_train.state import TrainState
+from hvd_train.tasks.task import goal_of
 from hvd_train.world.world import LocalWorld
 from tests.support import runs
 from tests.support.runs import NUM_SAMPLES, equal, small_config, trained
@@ -154,9 +155,9 @@ def test_the_record_of_an_epoch_has_its_means_and_its_scores() -> None:
     means = (losses * np.array([20] * 9 + [10])).sum(1) / NUM_SAMPLES
     assert [record["loss"] for record in epochs] == pytest.approx(means.tolist(), rel=1e-12)
     assert [record["step"] for record in epochs] == [10, 20, 30]
-    assert [record["val_loss"] is None for record in epochs] == [True, False, False]
+    assert ["val_loss" not in record for record in epochs] == [True, False, False]
     last = [epochs[-1][name] for name in ("val_loss", "val_top1", "val_top5")]
-    assert last == [result.loss, result.top1, result.top5]
+    assert last == [result.scores[name] for name in ("loss", "top1", "top5")]
 
 
 def test_the_moving_average_is_what_is_evaluated() -> None:
@@ -170,13 +171,10 @@ def test_the_moving_average_is_what_is_evaluated() -> None:
 
 def test_an_equal_evaluation_is_not_better() -> None:
     """By top-1 or by loss; NaN is never better, and any number is better than NaN."""
-    for by, loss, top1, expected in (
-        ("top1", 9.0, 0.6, True), ("top1", 0.1, 0.5, False), ("loss", 0.9, 0.1, True), ("loss", 1.0, 0.9, False),
-        ("loss", math.nan, 0.9, False),
-    ):  # fmt: skip
-        schedule = ScheduleConfig(best_by=by)
-        assert better(schedule, Evaluation(2, loss, top1, 1.0), Evaluation(1, 1.0, 0.5, 1.0)) == expected
-        assert better(schedule, Evaluation(2, 5.0, 0.9, 1.0), Evaluation(1, math.nan, 0.5, 1.0))
+    top1, loss = goal_of(runs.CLASSIFY, None, ""), goal_of(runs.CLASSIFY, "loss", "")
+    assert [top1.better(value, 0.5) for value in (0.6, 0.5, 0.4)] == [True, False, False]
+    assert [loss.better(value, 1.0) for value in (0.9, 1.0, math.nan)] == [True, False, False]
+    assert loss.better(5.0, math.nan)
 
 
 def test_the_target_accuracy_ends_a_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,7 +184,7 @@ def test_the_target_accuracy_ends_a_run(capsys: pytest.CaptureFixture[str]) -> N
     assert result.finished
     reached = [record["val_top1"] >= 0.6 for record in records("epoch")]
     assert reached == [False] * (result.epochs - 1) + [True]
-    assert "target accuracy 60.00% reached: top-1" in capsys.readouterr().out
+    assert "target top1 0.6 reached: top-1" in capsys.readouterr().out
     again, same = trained(LocalWorld(), config)
     assert (again.steps, again.finished) == (result.steps, True)
     assert equal(weights, same)

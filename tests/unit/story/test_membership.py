@@ -25,7 +25,7 @@ def test_all_ranks_load_the_state_of_one(root: int) -> None:
     def body(world: ThreadWorld) -> tuple[str, int, str]:
         rank = world.place.rank
         state = state_after(4 if rank == root else rank % 2, seed=rank)
-        state.best = Evaluation(rank, 0.5, 0.5, 0.5)
+        state.best = Evaluation(rank, {"loss": 0.5})
         synchronize(state, world, root)
         taken = state.digest(), state.progress.step
         step(state, 9)
@@ -33,7 +33,7 @@ def test_all_ranks_load_the_state_of_one(root: int) -> None:
 
     ((digest, steps, after),) = set(run_ranks(3, body, kind=SmallPieces))
     expected = state_after(4, seed=root)
-    expected.best = Evaluation(root, 0.5, 0.5, 0.5)
+    expected.best = Evaluation(root, {"loss": 0.5})
     assert (digest, steps) == (expected.digest(), 4)
     step(expected, 9)
     assert after == expected.digest()

@@ -11,12 +11,11 @@ from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.output import Claim, Output
-from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files.ledger import Entry, read
 from hvd_train.state import TrainState
 from hvd_train.world.world import Place
-from tests.support.runs import small_config
+from tests.support.runs import small_config, totals
 from tests.unit.story.test_checkpoint import RUN, steps_on_disk
 
 
@@ -104,7 +103,7 @@ def test_a_run_resumes_from_its_newest_whole_checkpoint(state: TrainState) -> No
     output = opened(config, state)
     for _ in range(3):
         assert output.store.commit_last(state).result()
-        state.count_step(Totals(1.0, 2.0, 3.0, 20), skipped=False)
+        state.count_step(totals(), skipped=False)
     output.close()
     assert steps_on_disk() == [9, 8]
     newest, _ = checkpoint.committed(RUN)

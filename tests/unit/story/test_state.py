@@ -11,7 +11,6 @@ from torch import nn
 from hvd_train.config import OptimizerConfig
 from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.network import optim
-from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import BatchLayout
 from hvd_train.state import Evaluation, TrainState, confirm_equal
 from tests.support import runs
@@ -36,7 +35,7 @@ def step(state: TrainState, number: int) -> None:
     state.model(images).square().mean().backward()
     state.optimizer.step()
     state.progress = state.progress.after_step(20)
-    state.totals += Totals(1.5, 1, 2, 20)
+    state.totals += runs.totals()
 
 
 def complete() -> TrainState:
@@ -49,8 +48,8 @@ def complete() -> TrainState:
     state = TrainState(model, optimizer, scaler, BatchLayout(20, 4), average=average)
     model(torch.ones(4, 1, 8, 8)).square().mean().backward()
     optimizer.step()
-    state.count_step(Totals(1.5, 1.0, 2.0, 20), skipped=False)
-    state.best = state.last = Evaluation(1, 0.5, 0.75, 1.0)
+    state.count_step(runs.totals(), skipped=False)
+    state.best = state.last = Evaluation(1, {"loss": 0.5, "top1": 0.75})
     return state
 
 
@@ -69,9 +68,9 @@ CHANGES: dict[str, Callable[[TrainState], object]] = {
     "the loss scale": lambda state: state.scaler.update(32.0),
     "the epoch": lambda state: setattr(state, "progress", replace(state.progress, epoch=1)),
     "skipped steps": lambda state: setattr(state, "progress", replace(state.progress, skipped_in_row=1)),
-    "the sums of the epoch": lambda state: setattr(state, "totals", replace(state.totals, top1=0.0)),
+    "the sums of the epoch": lambda state: setattr(state, "totals", runs.totals(top1=0.0)),
     "the layout": lambda state: setattr(state, "layout", BatchLayout(20, 5)),
-    "the best evaluation": lambda state: setattr(state, "best", Evaluation(1, 0.5, 0.5, 1.0)),
+    "the best evaluation": lambda state: setattr(state, "best", Evaluation(1, {"loss": 0.5, "top1": 0.5})),
     "the last evaluation": lambda state: setattr(state, "last", None),
 }
 
@@ -97,6 +96,16 @@ def test_later_steps_change_nothing_of_a_snapshot() -> None:
     state.load(snapshot)  # over a state that differs in everything
     assert state.digest() == same.digest()
     assert (state.layout, state.best, state.scaler.get_scale()) == (same.layout, same.best, 64.0)
+
+
+def test_a_snapshot_with_measures_as_fields_is_read() -> None:
+    """Snapshots had them until November 2026."""
+    state, other = complete(), complete()
+    scores = {"epoch": 1, "loss": 0.5, "top1": 0.75, "top5": 1.0}
+    old = {"totals": {"loss": 1.0, "top1": 2.0, "top5": 3.0, "count": 20}, "best": scores, "last": scores}
+    other.load({**state.snapshot(), **old, "last_step": {"loss": 1.0}})
+    assert other.totals.means() == {"loss": 0.05, "top1": 0.1, "top5": 0.15}
+    assert other.best == other.last == Evaluation(1, {"loss": 0.5, "top1": 0.75, "top5": 1.0})
 
 
 def test_ranks_that_deviate_are_named() -> None:

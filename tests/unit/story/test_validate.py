@@ -9,9 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hvd_train import Config
 from hvd_train.data.dataset import Arrays
 from hvd_train.data.loader import ArrayLoader
-from hvd_train.validate import Scores, evaluate
+from hvd_train.tasks.classification import classification
+from hvd_train.tasks.measures import Field, Measuring
+from hvd_train.tasks.task import Scores
+from hvd_train.validate import evaluate
 from hvd_train.world.world import LocalWorld, World
 from tests.support import runs
 from tests.support.runs import CPU, PLAIN, small_config
@@ -30,7 +34,10 @@ class Table(nn.Module):
 
 def scores_of(model: nn.Module, data: Arrays, classes: tuple[str, ...], world: World, micro: int) -> Scores:
     loader = ArrayLoader(data, PLAIN, CPU, seed=0)
-    return evaluate(model, loader, world, micro_batch=micro, classes=classes, device=CPU, autocast=nullcontext())
+    task = classification(Config(), classes)
+    totals = [Field(name, "total", (len(classes),)) for name in ("right", "seen")]
+    measuring = Measuring(task.evaluate, (*runs.TRAINING.fields, *totals))
+    return evaluate(task, measuring, model, loader, world, micro_batch=micro, device=CPU, autocast=nullcontext())
 
 
 def scores(model: nn.Module, images: Tensor, labels: list[int], micro: int = 2) -> Scores:
@@ -46,11 +53,11 @@ def test_scores_equal_values_worked_out_by_hand(micro: int) -> None:
         logits[row, column] = math.log(7.0)  # 7 of 10 for one class, 1 of 10 for each of the others
     result = scores(Table(), logits, [0, 0, 0, 1, 2], micro)
     assert result.count == 5
-    assert result.top1 == 3 / 5
-    assert result.top5 == 1.0
-    assert result.loss == pytest.approx((3 * math.log(10 / 7) + 2 * math.log(10)) / 5, rel=1e-6)
-    assert result.per_class[:3] == (2 / 3, 0.0, 1.0)
-    assert math.isnan(result.per_class[3])
+    assert result["top1"] == 3 / 5
+    assert result["top5"] == 1.0
+    assert result["loss"] == pytest.approx((3 * math.log(10 / 7) + 2 * math.log(10)) / 5, rel=1e-6)
+    assert [result.per_class[name] for name in "abc"] == [2 / 3, 0.0, 1.0]
+    assert math.isnan(result.per_class["d"])
     assert json.loads(json.dumps(result.as_dict(), allow_nan=False))["per_class"]["d"] is None
 
 
@@ -66,8 +73,8 @@ def test_an_evaluation_is_the_same_for_every_world_size(count: int) -> None:
     assert alone.count == count
     for size in (1, 2, 3, 4):
         for each in run_ranks(size, on_rank):
-            assert (each.count, each.top1, each.top5) == (alone.count, alone.top1, alone.top5)
-            assert each.loss == pytest.approx(alone.loss, rel=1e-12)
+            assert (each.count, each["top1"], each["top5"]) == (alone.count, alone["top1"], alone["top5"])
+            assert each["loss"] == pytest.approx(alone["loss"], rel=1e-12)
             np.testing.assert_equal(each.per_class, alone.per_class)
 
 
@@ -85,4 +92,4 @@ def test_small_losses_count_next_to_a_large_one() -> None:
     logits = torch.zeros(1 + count, 2)
     logits[0, 1] = large
     found = scores(Table(), logits, [0] * (1 + count), micro=1)
-    assert found.loss * (1 + count) - large == pytest.approx(count * math.log(2.0), rel=1e-6)
+    assert found["loss"] * (1 + count) - large == pytest.approx(count * math.log(2.0), rel=1e-6)

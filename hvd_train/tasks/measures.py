@@ -1,0 +1,140 @@
+"""The measures that a task returns, and their sums in a tensor."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from hvd_train.errors import UsageError, first_few
+from hvd_train.progress.metrics import Totals
+
+LOSS = "loss"
+# The other fields of a line in metrics.jsonl, in which measures stand by their names.
+_RESERVED = {"kind", "time", "epoch", "step", "samples", "learning_rate", "gradient_norm", "loss_scale"}
+_RESERVED |= {"skipped_steps", "samples_per_second", "split", "elapsed", "samples_done", "epochs_done"}
+
+
+@dataclass(slots=True)
+class Mean:
+    """A total divided by a count; both are summed over all micro-batches and ranks before the division.
+
+    `total` has one element. `count` is, for instance, the number of tokens without padding; by default it is the number
+    of samples.
+    """
+
+    total: Tensor
+    count: Tensor | int | None = None
+
+
+@dataclass(slots=True)
+class Total:
+    """Values that an evaluation sums elementwise, such as a confusion matrix. Training ignores them."""
+
+    values: Tensor
+
+
+Measure = Tensor | Mean | Total
+"""A tensor has one number (or a bool) for each sample: the measure is its mean."""
+Measures = Mapping[str, Measure]
+
+
+@dataclass(frozen=True)
+class Field:
+    """The place of a measure among the summed numbers."""
+
+    name: str
+    kind: Literal["samples", "count", "total"]  # a sum divided by the samples, a sum and what divides it, or a `Total`
+    shape: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Return how many numbers it takes."""
+        return 2 if self.kind == "count" else math.prod(self.shape)
+
+
+class Measuring:
+    """A function of a task, whose measures have the same fields for each micro-batch."""
+
+    def __init__(self, function: Callable[[nn.Module, Any], Measures], fields: Sequence[Field]) -> None:
+        self.function, self.fields, self._checked = function, tuple(fields), list[object]()
+
+    def __call__(self, model: nn.Module, batch: Any, num_samples: int) -> Measures:
+        """Return the measures of a micro-batch. Raises UsageError if their fields are others."""
+        measures = self.function(model, batch)
+        items = measures.items() if isinstance(measures, Mapping) else ()
+        form = [num_samples, *((name, type(measure), getattr(measure, "shape", None)) for name, measure in items)]
+        if form != self._checked:  # a full check takes as long as a small layer
+            if odd := {*fields_of(measures, num_samples)} ^ {*self.fields}:
+                names = first_few(sorted({field.name for field in odd}), 3)
+                raise UsageError(f"the task returned other measures for one micro-batch than for another: {names}")
+            self._checked = form
+        return measures
+
+
+def fields_of(measures: Measures, num_samples: int) -> tuple[Field, ...]:
+    """Return the fields of the measures of `num_samples` samples: the loss first, totals last. Raises UsageError."""
+    if not isinstance(measures, Mapping) or LOSS not in measures:
+        raise UsageError(f"the task returned {_described(measures)}: return a dict of measures with a {LOSS!r}")
+    fields = [_field(name, measure, num_samples) for name, measure in measures.items()]
+    return tuple(sorted(fields, key=lambda field: (field.name != LOSS, field.kind == "total")))
+
+
+def _field(name: str, measure: Measure, num_samples: int) -> Field:
+    if not isinstance(name, str) or not name.isidentifier() or name in _RESERVED or name.startswith("val_"):
+        raise UsageError(f"the task returned a measure named {name!r}: take another name, of letters, digits and _")
+    if isinstance(measure, Total):
+        if name == LOSS:
+            raise UsageError("the task's loss is a Total: return one number for each sample, or Mean(total, count)")
+        return Field(name, "total", tuple(measure.values.shape))
+    if isinstance(measure, Mean):
+        tensors = [value for value in (measure.total, measure.count) if isinstance(value, Tensor)]
+        if isinstance(measure.total, Tensor) and all(tensor.numel() == 1 for tensor in tensors):
+            return Field(name, "samples" if measure.count is None else "count")
+        raise UsageError(f"the task's {name!r} is a Mean of {_described(measure.total)}: its total must be one number")
+    if isinstance(measure, Tensor) and measure.shape == (num_samples,):
+        return Field(name, "samples")
+    raise UsageError(
+        f"the task's {name!r} is {_described(measure)} for {num_samples} samples: return a tensor with one number for "
+        "each sample (for a loss of torch: reduction='none'), or Mean(total, count)"
+    )
+
+
+def _described(value: object) -> str:
+    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def sum_of(measure: Measure) -> Tensor:
+    """Return the sum of a measure over its samples, with its gradient: [] for a loss."""
+    assert not isinstance(measure, Total)
+    return measure.total if isinstance(measure, Mean) else measure.sum()
+
+
+def numbers_of(measures: Measures, fields: Sequence[Field], dtype: torch.dtype) -> Tensor:
+    """Return the sums of the measures in `fields`, without gradients, [sum of `Field.size`] of `dtype`."""
+    numbers, totals = list[Tensor](), list[Tensor]()
+    for field in fields:
+        measure = measures[field.name]
+        if isinstance(measure, Total):
+            totals.append(measure.values.detach().to(dtype).flatten())
+        elif isinstance(measure, Mean):
+            numbers.append(measure.total)
+            if measure.count is not None:
+                numbers.append(torch.as_tensor(measure.count, dtype=dtype, device=measure.total.device))
+        else:
+            numbers.append(measure.sum(dtype=dtype))
+    scalars = [number if number.dim() == 0 else number.view(()) for number in numbers]
+    of_means = torch.stack([number if number.dtype == dtype else number.to(dtype) for number in scalars]).detach()
+    return torch.cat([of_means, *totals]) if totals else of_means
+
+
+def totals_of(fields: Sequence[Field], numbers: Sequence[float], count: int) -> Totals:
+    """Return the totals of summed numbers of `count` samples; `fields` have no Total."""
+    sums, divisors, at = dict[str, float](), dict[str, float](), 0
+    for field in fields:
+        by_count = field.kind == "count"
+        sums[field.name], divisors[field.name] = numbers[at], numbers[at + 1] if by_count else float(count)
+        at += 1 + by_count
+    return Totals(count, sums, divisors)
