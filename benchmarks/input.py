@@ -63,7 +63,7 @@ def ours(data: DataSet, source: Source) -> Pass:
     def one() -> int:
         epoch = next(epochs)
         work = assignments(EpochOrder(0, epoch, len(source)), 0, BatchLayout(BATCH, BATCH), 0, 1)
-        return sum(len(micro.inputs) for batch in loader.load(epoch, work) for micro in batch.micro_batches)
+        return sum(len(micro.samples) for batch in loader.load(epoch, work) for micro in batch.micro_batches)
 
     return one
 

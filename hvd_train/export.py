@@ -27,7 +27,10 @@ def export(target: Path, output: Path, *, onnx: bool, trust: bool = False) -> li
     """
     config, parts = trained_parts(target, Place(), device="cpu", trust=trust)
     model = parts.model.eval()
-    images = torch.randn(3, *parts.example[0].shape[1:], generator=torch.Generator().manual_seed(0))
+    if not parts.data.images:
+        raise UsageError(f"{target}: only models of images are exported; its weights are in model-best.pt")
+    shape = parts.train_loader.example(1)[0].shape[1:]
+    images = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = model(images)
     output.mkdir(parents=True, exist_ok=True)

@@ -3,14 +3,17 @@
 import os
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.data import default_collate
 
+from hvd_train import plugin
 from hvd_train.config import Config, DataConfig, ScheduleConfig
 from hvd_train.data import sources
-from hvd_train.data.dataset import Arrays, DataSet, Source
+from hvd_train.data.dataset import DataSet
 from hvd_train.data.loader import Loader, Prepare, open_loader
 from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError
@@ -24,7 +27,7 @@ from hvd_train.state import TrainState
 from hvd_train.step import Step
 from hvd_train.tasks import measures
 from hvd_train.tasks.measures import LOSS, Measuring
-from hvd_train.tasks.named import CLASSIFICATION, open_task
+from hvd_train.tasks.named import open_task
 from hvd_train.tasks.task import Goal, Task, goal_of, targets_of
 from hvd_train.validate import scores_of
 from hvd_train.world.world import Place, Reduction, World
@@ -58,7 +61,6 @@ class Parts:
     train_loader: Loader
     val_loader: Loader | None
     test_loader: Loader | None
-    example: tuple[torch.Tensor, torch.Tensor]  # a batch of two images and labels as the task takes them
     notes: tuple[str, ...] = ()  # lines for the user about the start of a fresh training
 
 
@@ -100,7 +102,7 @@ def _compile(config: Config, world: World, parts: Parts) -> None:
     train_sizes = any_size(train_sizes) if launcher.elastic(os.environ) else train_sizes
     compile_model(
         parts.model,
-        parts.example,
+        parts.train_loader.example,
         autocast(config, parts.device),
         loss=lambda model, batch: measures.sum_of(parts.task.measure(model, batch)[LOSS]),
         evaluate=parts.evaluation.function,
@@ -113,7 +115,8 @@ def _compile(config: Config, world: World, parts: Parts) -> None:
 def build(config: Config, place: Place, own: Own = NOTHING) -> Parts:
     """Return the parts of this rank. Raises UsageError if the device, the data or the model is not available."""
     device = choose_device(config, place)
-    data = sources.open_data(config.data, config.seed, own.data)
+    own_task = own.task is not None or plugin.is_reference(config.model.task)
+    data = sources.open_data(config.data, config.seed, own.data, any_items=own_task)
     chosen = config.model.weights
     of_torchvision = chosen is not None and not weights.is_file(chosen)
     if data.mean and chosen is not None and of_torchvision:
@@ -121,14 +124,16 @@ def build(config: Config, place: Place, own: Own = NOTHING) -> Parts:
         data = replace(data, mean=mean, std=std)
     task = open_task(config, data.classes, own.task)
     goal = _goal(config.schedule, task, validates=data.val is not None)
-    num_workers = loader_processes(config.data, place)
+    num_workers, collate = loader_processes(config.data, place), task.collate or default_collate
     colour = own.model is None and models.needs_colour(config.model.model)
     size = config.data.image_size if config.data.data != "folder" else None  # its images have their own size
     channels_last = uses_channels_last(config, device)
     view = partial(Prepare, data, device, image_size=size, colour=colour, channels_last=channels_last)
     changed, plain = view(augment=data.augment), view(augment=None)
     train_loader, val_loader, test_loader = (
-        None if source is None else open_loader(source, prepare, device, config.seed, num_workers)
+        None
+        if source is None
+        else open_loader(source, prepare if data.images else None, device, config.seed, num_workers, collate)
         for source, prepare in ((data.train, changed), (data.val, plain), (data.test, plain))
     )
     assert train_loader is not None
@@ -139,12 +144,12 @@ def build(config: Config, place: Place, own: Own = NOTHING) -> Parts:
         network.transform_input = True  # type: ignore[assignment]
     if channels_last:
         network = network.to(memory_format=torch.channels_last)
-    examples = [_example(source, plain, device) for source in (data.train, data.val, data.test) if source is not None]
-    if own.task is None and config.model.task == CLASSIFICATION:
-        for images in {(images.shape[1:], images.dtype): images for images, _ in examples}.values():
-            models.check_fits(network, name, images, len(data.classes), trains=not colour)
-    measuring = _measurings(task, network, examples[0])
-    return Parts(device, data, task, *measuring, goal, network, train_loader, val_loader, test_loader, examples[0])
+    if not own_task:
+        images = [loader.example(2)[0] for loader in (train_loader, val_loader, test_loader) if loader is not None]
+        for example in {(each.shape[1:], each.dtype): each for each in images}.values():
+            models.check_fits(network, name, example, len(data.classes), trains=not colour)
+    measuring = _measurings(task, network, train_loader.example(2))
+    return Parts(device, data, task, *measuring, goal, network, train_loader, val_loader, test_loader)
 
 
 def _goal(schedule: ScheduleConfig, task: Task, *, validates: bool) -> Goal:
@@ -155,22 +160,20 @@ def _goal(schedule: ScheduleConfig, task: Task, *, validates: bool) -> Goal:
     return goal_of(task, schedule.best_by, "--best-by")
 
 
-def _measurings(
-    task: Task, network: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]
-) -> tuple[Measuring, Measuring]:
-    """Return what training and evaluations measure. Raises UsageError if their measures of a batch cannot be used."""
+def _measurings(task: Task, network: nn.Module, batch: Any) -> tuple[Measuring, Measuring]:
+    """Return what training and evaluations measure. Raises UsageError if the measures of two samples cannot be used."""
     modes = [(module, module.training) for module in network.modules()]
     network.eval()
     found = []
     with torch.no_grad(), buffers.unchanged(network):
         for function in (task.measure, task.evaluate or task.measure):
             of_batch = function(network, batch)
-            found.append(Measuring(function, measures.fields_of(of_batch, len(batch[0]))))
+            found.append(Measuring(function, measures.fields_of(of_batch, 2)))
     for module, in_training in modes:
         module.training = in_training
     training, evaluation = found
     numbers = measures.numbers_of(of_batch, evaluation.fields, torch.float64).cpu()
-    scores_of(task, evaluation.fields, numbers, len(batch[0]))
+    scores_of(task, evaluation.fields, numbers, 2)
     return training, evaluation
 
 
@@ -206,12 +209,3 @@ def loader_processes(data: DataConfig, place: Place) -> int:
     if data.workers_per_host is not None:
         return -(-data.workers_per_host // place.local_size)
     return min(_LOADER_PROCESSES, num_cores(place)) if data.workers is None else data.workers
-
-
-def _example(data: Source, prepare: Prepare, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    if isinstance(data, Arrays):
-        images, labels = data.images[:2], data.labels[:2]
-    else:
-        image, label = data[0]
-        images, labels = torch.stack([image] * 2), torch.tensor([label] * 2)
-    return prepare(images.to(device), None), labels.to(device)

@@ -161,7 +161,7 @@ class Step:
         self._buffers.put_back()
         seed(self._device, order.key(self._seed, MICRO_BATCH, step, micro.number))  # the same on any rank
         with self._autocast:
-            measures = self._measure(model, (micro.inputs, micro.targets), len(micro.samples))
+            measures = self._measure(model, micro.batch, len(micro.samples))
         sums.append(numbers_of(measures, self._fields, torch.float32))
         self._buffers.end_micro_batch(micro.number)
         self._mark("forward")

@@ -38,7 +38,7 @@ def evaluate(
     with unchanged(model):
         for micro in (micro for batch in loader.load(0, work) for micro in batch.micro_batches):
             with autocast:
-                measures = measuring(model, (micro.inputs, micro.targets), len(micro.samples))
+                measures = measuring(model, micro.batch, len(micro.samples))
             sums += numbers_of(measures, fields, torch.float64)
     for module, training in modes:
         module.training = training

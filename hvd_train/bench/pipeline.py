@@ -103,6 +103,6 @@ def _stages(parts: Parts, config: Config, seconds: float) -> dict[str, float]:
 def _take(source: Iterator[Batch], seconds: float) -> int:
     images, end = 0, time.perf_counter() + seconds
     while True:
-        images += sum(len(micro.targets) for micro in next(source).micro_batches)
+        images += sum(len(micro.samples) for micro in next(source).micro_batches)
         if time.perf_counter() >= end:
             return images

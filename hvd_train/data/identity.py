@@ -23,7 +23,7 @@ def of(data: DataSet, *, sizes: bool, parts: Sequence[str] = _PARTS) -> Identity
 def facts(data: DataSet) -> dict[str, str]:
     """Return what all ranks must have in common, by name, without the sizes of files."""
     digest = _digest(repr(of(data, sizes=False)).encode())
-    return {"the data set": f"{len(data.train)} training images of {len(data.classes)} classes, digest {digest}"}
+    return {"the data set": f"{len(data.train)} training samples of {len(data.classes)} classes, digest {digest}"}
 
 
 def differences(now: Identity | None, run: Identity | None) -> dict[str, str]:

@@ -5,7 +5,7 @@ import multiprocessing
 import random
 import signal
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Any, Protocol
@@ -14,10 +14,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 from typing_extensions import override
 
 from hvd_train.data.dataset import Arrays, Augment, DataSet, MapDataset, Mark, Source, Staged, unmarked
+from hvd_train.data.trees import map_tensors
 from hvd_train.errors import UsageError
 from hvd_train.progress import order
 from hvd_train.progress.order import Assignment, Indices, MicroBatchSamples
@@ -25,6 +26,7 @@ from hvd_train.progress.order import Assignment, Indices, MicroBatchSamples
 _STEPS_AT_ONCE = 64  # to look up the samples of one step alone takes as long as to fetch their images
 _TRANSFORMS = 2  # in a key of random numbers: separates a sample's transforms from other uses of the seed
 _Sample = tuple[int, int, int]  # epoch, number in the data set, and copy (of repeated augmentation)
+Collate = Callable[[list[Any]], Any]  # makes a batch of items
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,7 @@ class MicroBatch:
     """A micro-batch of a step, ready for the model."""
 
     number: int  # within its step
-    inputs: Tensor  # [n, c, h, w] float
-    targets: Tensor  # [n]
+    batch: Any  # (images [n, c, h, w] float, class numbers [n]), or a tree of tensors, on the device
     samples: Indices  # [n]
 
 
@@ -101,6 +102,9 @@ class Loader(Protocol):
 
     num_samples: int
 
+    def example(self, size: int) -> Any:
+        """Return a batch of `size` samples, the first two repeatedly."""
+
     def start(self) -> None:
         """Start the loader processes, so that the first batch is fast. Raises UsageError if that fails."""
         return
@@ -116,11 +120,22 @@ class Loader(Protocol):
         return
 
 
-def open_loader(source: Source, prepare: Prepare, device: torch.device, seed: int, num_workers: int) -> Loader:
-    """Return a loader, with `num_workers` loader processes unless the data are in memory."""
+def open_loader(
+    source: Source,
+    prepare: Prepare | None,
+    device: torch.device,
+    seed: int,
+    num_workers: int,
+    collate: Collate = default_collate,
+) -> Loader:
+    """Return a loader, with `num_workers` loader processes unless the data are in memory.
+
+    `prepare` is for images; without it, batches are what `collate` makes of items.
+    """
     if isinstance(source, Arrays):
+        assert prepare is not None
         return ArrayLoader(source, prepare, device, seed)
-    return MapLoader(source, prepare, device, seed, num_workers)
+    return MapLoader(source, prepare, device, seed, 0 if isinstance(source, TensorDataset) else num_workers, collate)
 
 
 class ArrayLoader(Loader):
@@ -157,7 +172,12 @@ class ArrayLoader(Loader):
     def _micro_batch(self, micro: MicroBatchSamples, rows: Tensor, uniforms: Tensor | None) -> MicroBatch:
         images, labels = self._data.images.index_select(0, rows), self._data.labels.index_select(0, rows)
         self._mark("read")
-        return MicroBatch(micro.number, self._prepare(images, uniforms, self._mark), labels, micro.indices)
+        return MicroBatch(micro.number, (self._prepare(images, uniforms, self._mark), labels), micro.indices)
+
+    @override
+    def example(self, size: int) -> tuple[Tensor, Tensor]:
+        rows = self._data.rows(torch.arange(size)).to(self._device)
+        return self._prepare(self._data.images.index_select(0, rows), None), self._data.labels.index_select(0, rows)
 
     @override
     def watch(self, mark: Mark) -> None:
@@ -206,8 +226,16 @@ class _MicroBatchSampler:
 class MapLoader(Loader):
     """Reads items in loader processes, or in this process if there are none."""
 
-    def __init__(self, data: MapDataset, prepare: Prepare, device: torch.device, seed: int, num_workers: int) -> None:
-        self.num_samples = len(data)
+    def __init__(
+        self,
+        data: MapDataset,
+        prepare: Prepare | None,
+        device: torch.device,
+        seed: int,
+        num_workers: int,
+        collate: Collate = default_collate,
+    ) -> None:
+        self.num_samples, self._collate = len(data), _Collate(collate)
         self._prepare, self._device, self._num_workers = prepare, device, num_workers
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._sampler, self._reader = _MicroBatchSampler(len(data)), _Reader(data, seed)
@@ -217,7 +245,7 @@ class MapLoader(Loader):
         self._loader: DataLoader[Any] = DataLoader(
             self._reader,  # type: ignore[arg-type]  # a data set whose keys are samples
             batch_sampler=self._sampler,
-            collate_fn=_collate,
+            collate_fn=self._collate,
             num_workers=num_workers,
             pin_memory=device.type == "cuda",
             persistent_workers=num_workers > 0,
@@ -268,20 +296,30 @@ class MapLoader(Loader):
                 advice = "a smaller --workers if memory or /dev/shm was full, else --workers 0 to see why"
                 raise UsageError(f"loader process {process.pid} {how}; type {advice}") from None
 
-    def _micro_batch(self, micro: MicroBatchSamples, batch: list[Tensor] | UsageError) -> MicroBatch:
+    def _micro_batch(self, micro: MicroBatchSamples, batch: Any) -> MicroBatch:
+        self._reader.mark("collate")
+        return MicroBatch(micro.number, self._on_device(batch), micro.indices)
+
+    @override
+    def example(self, size: int) -> Any:
+        items = [self._reader[0, number, 0] for number in range(min(2, self.num_samples))]
+        return self._on_device(self._collate([items[number % len(items)] for number in range(size)]))
+
+    def _on_device(self, batch: Any) -> Any:
         if isinstance(batch, UsageError):
             raise batch
-        self._reader.mark("collate")
-        images, labels = batch
         with torch.cuda.stream(self._copies):  # on a GPU beside the backward pass that is queued
-            images = images.to(self._device, non_blocking=True)
+            batch = map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
         self._reader.mark("transfer")
         if self._copies is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._copies)
-        prepared = self._prepare(images, None, self._reader.mark)
-        if self._copies is not None:  # the next copy may take the memory of this one
+        if self._prepare is not None:
+            images, labels = batch
+            batch = self._prepare(images, None, self._reader.mark), labels
+        if self._copies is not None:
+            # The next copy may take the memory of images, or of a batch whose passes are queued by now.
             self._copies.wait_stream(torch.cuda.current_stream(self._device))
-        return MicroBatch(micro.number, prepared, labels.to(self._device, non_blocking=True), micro.indices)
+        return batch
 
     @override
     def watch(self, mark: Mark) -> None:
@@ -292,8 +330,23 @@ class MapLoader(Loader):
         del self._loader
 
 
-def _collate(items: list[tuple[Tensor, int] | UsageError]) -> list[Tensor] | UsageError:
-    return next((item for item in items if isinstance(item, UsageError)), None) or default_collate(items)
+@dataclass(frozen=True)
+class _Collate:
+    """Makes a batch of items, or returns the error of one of them."""
+
+    function: Collate
+
+    def __call__(self, items: list[Any]) -> Any:
+        for item in items:
+            if isinstance(item, UsageError):
+                return item
+        try:
+            return self.function(items)
+        except (RuntimeError, TypeError) as error:
+            if self.function is not default_collate:
+                raise
+            reason = str(error).partition("\n")[0]
+            return UsageError(f"items do not fit into a batch ({reason}): give Task(..., collate=a function of a list)")
 
 
 class Ahead:

@@ -30,10 +30,14 @@ def check_name(name: str) -> None:
         raise unknown_name("data set", name, _OPENERS)
 
 
-def open_data(config: DataConfig, seed: int, own: OwnData | None = None) -> DataSet:
-    """Return the data set of `own` or of the config. Raises UsageError if the data cannot be used."""
+def open_data(config: DataConfig, seed: int, own: OwnData | None = None, *, any_items: bool = False) -> DataSet:
+    """Return the data set of `own` or of the config. Raises UsageError if the data cannot be used.
+
+    With `any_items`, those of `own` may be any trees of tensors, unless it returns a DataSet.
+    """
     if own is not None or plugin.is_reference(config.data):
-        data = _from_result(config.data, (own or plugin.load("data", config.data))(config))
+        result = (own or plugin.load("data", config.data))(config)
+        data = _from_result(config.data, result, any_items=any_items and not isinstance(result, DataSet))
     else:
         data = _OPENERS[config.data](config, seed)
     if len(data.train) == 0:
@@ -136,12 +140,19 @@ _OPENERS: dict[str, Callable[[DataConfig, int], DataSet]] = {
 }
 
 
-def _from_result(name: str, result: Any) -> DataSet:
+def _from_result(name: str, result: Any, *, any_items: bool) -> DataSet:
     """Return the data set in `result`, of the user's function `name`. Raises UsageError now or as items are read."""
     titles = [f"the {part} set of --data {name}" for part in ("training", "validation", "test")]
     if not isinstance(result, DataSet):
         if not isinstance(result, (tuple, list)) or len(result) != 2 or result[0] is None:
             raise UsageError(f"--data {name}: it must return (training set, validation set or None)")
+        if any_items:
+            train, val = result
+            _check_map_style(titles[0], train)
+            if val is not None:
+                _check_map_style(titles[1], val)
+            classes = tuple(map(str, getattr(train, "classes", ())))
+            return DataSet(train, val, classes, images=False)
         train, val = map(_in_memory, titles, result)
         result = DataSet(train, val, _class_names(name, result[0], train))
     parts = zip(titles, (result.train, result.val, result.test), strict=True)
@@ -174,11 +185,15 @@ class _CheckedItems:
         )
 
 
+def _check_map_style(title: str, part: Any) -> None:
+    if isinstance(part, IterableDataset) or not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
+        raise UsageError(f"{title} is {_described(part)}; return a map-style data set, with __len__ and __getitem__")
+
+
 def _in_memory(title: str, part: Any) -> Any:
     if part is None or isinstance(part, Arrays):
         return part
-    if isinstance(part, IterableDataset) or not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
-        raise UsageError(f"{title} is {_described(part)}; return a map-style data set, with __len__ and __getitem__")
+    _check_map_style(title, part)
     is_plain = type(part).__getitem__ is TensorDataset.__getitem__ and len(part.tensors) == 2
     return Arrays(part.tensors[0], part.tensors[1], len(part)) if is_plain else part
 

@@ -1,6 +1,7 @@
 """Build, check and compile models: torchvision's, timm's, a small convnet for digits, or the user's own."""
 
 import copy
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
@@ -81,7 +82,11 @@ def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder
     if own is None and name.startswith(TIMM):
         model = _timm(name).create_model(name.removeprefix(TIMM), num_classes=num_classes, in_chans=channels)
     elif own is not None or plugin.is_reference(name):
-        model = (own or plugin.load("model", name))(num_classes)
+        builder: Callable[..., Any] = own or plugin.load("model", name)
+        known = inspect.signature(builder).parameters.values()
+        if needed := [each.name for each in known if each.default is each.empty and not num_classes]:
+            raise UsageError(f"--model {name} takes {needed[0]}, but the training set has no attribute `classes`")
+        model = builder(num_classes) if known and num_classes else builder()
         if not isinstance(model, nn.Module):
             raise UsageError(f"--model {name}: it returned {type(model).__name__}, not a torch.nn.Module")
     elif name == DIGITS_CONVNET:
@@ -129,7 +134,7 @@ def any_size(sizes: list[int]) -> list[int]:
 
 def compile_model(
     model: nn.Module,
-    example: tuple[Tensor, Tensor],
+    example: Callable[[int], Any],
     autocast: AbstractContextManager[object],
     *,
     loss: Callable[[nn.Module, Any], Tensor],
@@ -137,25 +142,21 @@ def compile_model(
     train_sizes: list[int],
     eval_sizes: list[int],
 ) -> None:
-    """Compile the model by its task, with batches of these sizes made of `example`; its state stays the same.
+    """Compile the model by its task, with batches of these sizes from `example`; its state stays the same.
 
     torch.compile compiles at the first call with each kind of input: after the rendezvous all ranks would wait for it.
     """
     model.compile()
     modes = [(module, module.training) for module in model.modules()]
-    with unchanged(model), torch.random.fork_rng([example[0].device] if example[0].is_cuda else []):
+    devices = {p.device for p in model.parameters() if p.is_cuda}
+    with unchanged(model), torch.random.fork_rng(devices):
         for size in train_sizes:
             with autocast:
-                of_batch = loss(model, _batch(example, size))
+                of_batch = loss(model, example(size))
             torch.autograd.grad(of_batch, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
         model.eval()
         with torch.no_grad(), autocast:
             for size in eval_sizes:
-                evaluate(model, _batch(example, size))
+                evaluate(model, example(size))
     for module, training in modes:
         module.training = training
-
-
-def _batch(example: tuple[Tensor, Tensor], size: int) -> tuple[Tensor, Tensor]:
-    images, labels = (torch.cat([tensor] * -(-size // len(tensor)))[:size].clone() for tensor in example)
-    return images, labels

@@ -35,6 +35,8 @@ _MOST_IMAGES, _COLUMNS = 64, 8
 def show(config: Config, ranks: int, path: Path) -> str:
     """Draw the first images in a file; return a table of each rank's classes. Raises UsageError."""
     parts = build(config, Place())
+    if not parts.data.images:
+        raise UsageError("show-data shows images with class numbers, and these data have other items")
     num_samples = parts.train_loader.num_samples
     layout = order.choose_layout(config.batch, ranks, num_samples)
     epoch = order.order_of(config.seed, 0, num_samples, config.data.repeated_augmentation)
@@ -68,7 +70,7 @@ def _images(config: Config, parts: Parts, layout: order.BatchLayout, epoch: orde
     for batch in parts.train_loader.load(0, order.assignments(epoch, 0, layout, 0, 1)):
         for micro in batch.micro_batches:
             torch.manual_seed(order.key(config.seed, MICRO_BATCH, 0, micro.number))
-            mixed, targets = mix(micro.inputs, micro.targets)
+            mixed, targets = mix(*micro.batch)
             images += list(mixed)
             names += [_name(target, parts.data.classes) for target in targets]
         if len(images) >= _MOST_IMAGES:
@@ -131,14 +133,14 @@ def predict(run: Path, device: str, *, trust: bool = False) -> Predictions:
         ):
             for micro in batch.micro_batches:
                 with autocast(config, parts.device):
-                    logits = model(micro.inputs).float().cpu()
-                truth = micro.targets.cpu()
+                    logits = model(micro.batch[0]).float().cpu()
+                inputs, truth = (tensor.cpu() for tensor in micro.batch)
                 confidences, predicted = logits.softmax(1).max(1)
                 counts.update(zip(truth.tolist(), predicted.tolist(), strict=True))
                 losses = F.cross_entropy(logits, truth, reduction="none") * (predicted != truth)
                 for index in losses.topk(min(_WORST, len(losses))).indices.tolist():
                     numbers = int(truth[index]), int(predicted[index]), float(confidences[index])
-                    worst.append((float(losses[index]), int(micro.samples[index]), micro.inputs[index].cpu(), *numbers))
+                    worst.append((float(losses[index]), int(micro.samples[index]), inputs[index], *numbers))
                 worst = heapq.nlargest(_WORST, (one for one in worst if one[0] > 0), key=lambda one: one[:2])
     finally:
         for each in filter(None, (parts.train_loader, parts.val_loader, parts.test_loader)):

@@ -59,7 +59,7 @@ _SHARES = {"top1": "top-1", "top5": "top-5"}  # measures that are shown in perce
 
 def figure(name: str, value: float) -> str:
     """Write the value of a measure for the user."""
-    return format(value, form(name))
+    return format(value, form(name) if name in _SHARES or not 0 < abs(value) < 1e-3 else ".2e")
 
 
 def form(name: str) -> str:

@@ -112,13 +112,14 @@ def sum_of(measure: Measure) -> Tensor:
     return measure.total if isinstance(measure, Mean) else measure.sum()
 
 
+@torch.no_grad()
 def numbers_of(measures: Measures, fields: Sequence[Field], dtype: torch.dtype) -> Tensor:
     """Return the sums of the measures in `fields`, without gradients, [sum of `Field.size`] of `dtype`."""
     numbers, totals = list[Tensor](), list[Tensor]()
     for field in fields:
         measure = measures[field.name]
         if isinstance(measure, Total):
-            totals.append(measure.values.detach().to(dtype).flatten())
+            totals.append(measure.values.to(dtype).flatten())
         elif isinstance(measure, Mean):
             numbers.append(measure.total)
             if measure.count is not None:
@@ -126,7 +127,7 @@ def numbers_of(measures: Measures, fields: Sequence[Field], dtype: torch.dtype) 
         else:
             numbers.append(measure.sum(dtype=dtype))
     scalars = [number if number.dim() == 0 else number.view(()) for number in numbers]
-    of_means = torch.stack([number if number.dtype == dtype else number.to(dtype) for number in scalars]).detach()
+    of_means = torch.stack([number if number.dtype == dtype else number.to(dtype) for number in scalars])
     return torch.cat([of_means, *totals]) if totals else of_means
 
 

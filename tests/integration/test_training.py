@@ -150,6 +150,20 @@ def test_the_readme_example_trains_as_printed(tmp_path: Path) -> None:
     output_of([HVD_TRAIN, "evaluate", str(run), "--trust"], tmp_path)
 
 
+def test_the_readme_task_trains_as_printed(tmp_path: Path) -> None:
+    readme = (PROJECT / "README.md").read_text()
+    _, code = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    (tmp_path / "regression.py").write_text(code)
+    assert sum(bool(line) for line in code.splitlines()) <= 15
+    command = re.search(r"`horovodrun -np 2 hvd-train (.*:task)`", readme)
+    assert command
+    more = ["--epochs", "8", "--output-dir", "run"]
+    output = output_of(launch_line("gloo", 2, HVD_TRAIN, *command[1].split(), *more), tmp_path)
+    assert "1,000 samples" in output
+    assert json.loads((tmp_path / "run/summary.json").read_text())["best_error"] < 0.3
+    assert "error 0." in output_of([HVD_TRAIN, "evaluate", "run", "--trust"], tmp_path)
+
+
 @slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_sweep_in_one_mpi_job(workers: int, tmp_path: Path) -> None:

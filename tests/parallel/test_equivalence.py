@@ -72,7 +72,7 @@ def test_an_overflow_on_the_wire_skips_the_step_on_every_rank(world: World) -> N
     optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction(fp16_wire=True))
     state = TrainState(model, optimizer, scaler, BatchLayout(4, 4))
     # Only the last rank has a micro-batch: no other rank's own gradient could overflow.
-    micro = MicroBatch(0, torch.ones(4, 1, 8, 8), torch.arange(4), np.arange(4))
+    micro = MicroBatch(0, (torch.ones(4, 1, 8, 8), torch.arange(4)), np.arange(4))
     batch = Batch(4, 1, (micro,) if rank == size - 1 else ())
     step = Step(Config(), world, model, torch.device("cpu"), runs.TRAINING)
     step.take(state, batch, Votes())

@@ -96,7 +96,7 @@ def test_a_skipped_step_leaves_nothing_in_the_buckets(world: World) -> None:
     rank, size = world.place.rank, world.place.size
     skipped = []
     for pixel in (math.nan, 1.0):
-        micro = MicroBatch(rank, torch.full((4, 1, 8, 8), pixel), torch.arange(4), np.arange(4))
+        micro = MicroBatch(rank, (torch.full((4, 1, 8, 8), pixel), torch.arange(4)), np.arange(4))
         skipped.append(step.take(state, Batch(4 * size, size, (micro,)), Votes()).skipped)
     assert skipped == [True, False]
 

@@ -127,7 +127,7 @@ class RandomItems:
 
 
 def flat(batches: list[Batch]) -> Tensor:
-    return torch.cat([micro.inputs.flatten(1) for batch in batches for micro in batch.micro_batches])
+    return torch.cat([micro.batch[0].flatten(1) for batch in batches for micro in batch.micro_batches])
 
 
 def convnet(num_classes: int) -> nn.Module:

@@ -99,7 +99,7 @@ def test_a_step_waits_once(libraries: Path, tmp_path: Path) -> None:
     """The host waits for the GPU once a step, and no phase of ResNet-50 has more operators than the docs say."""
     counts = counted(tmp_path)
     assert {phase: of_phase["waits"] for phase, of_phase in counts.items() if of_phase["waits"]} == {"optimizer": 1}
-    most = {"data": 7, "forward": 300, "backward": 247, "reduction": 5, "optimizer": 31, "other": 0}
+    most = {"data": 7, "forward": 301, "backward": 247, "reduction": 5, "optimizer": 31, "other": 0}
     assert {
         phase: of_phase["operators"] for phase, of_phase in counts.items() if of_phase["operators"] > most[phase]
     } == {}

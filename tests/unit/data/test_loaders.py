@@ -24,8 +24,8 @@ def test_images_are_scaled_resized_normalised_and_coloured_in_this_order() -> No
     loader = ArrayLoader(Arrays(stored.clone(), torch.arange(20), 20), prepare, CPU, seed=0)
     for batch in loader.load(1, assignments(EpochOrder(0, 1, 20), 0, BatchLayout(3, 2), 0, 1)):
         for micro in batch.micro_batches:
-            assert torch.equal(micro.inputs, prepare(stored[torch.from_numpy(micro.samples)], None))
-            assert micro.inputs.is_contiguous(memory_format=torch.channels_last)
+            assert torch.equal(micro.batch[0], prepare(stored[torch.from_numpy(micro.samples)], None))
+            assert micro.batch[0].is_contiguous(memory_format=torch.channels_last)
 
 
 def test_augmentation_of_a_set_in_memory_belongs_to_the_sample() -> None:
@@ -39,7 +39,7 @@ def test_augmentation_of_a_set_in_memory_belongs_to_the_sample() -> None:
         for rank in range(size):
             for batch in loader.load(epoch, assignments(EpochOrder(0, 1, 300), 0, layout, rank, size)):
                 for micro in batch.micro_batches:
-                    found.update(zip(micro.samples.tolist(), micro.inputs.flatten().tolist(), strict=True))
+                    found.update(zip(micro.samples.tolist(), micro.batch[0].flatten().tolist(), strict=True))
         return found
 
     whole = changed(BatchLayout(300, 300), 1)
@@ -87,7 +87,7 @@ def test_random_transforms_belong_to_the_sample() -> None:
 def test_copies_of_an_item_have_random_numbers_of_their_own() -> None:
     loader = MapLoader(RandomItems(), PLAIN, CPU, seed=1, num_workers=0)
     (batch,) = loader.load(0, assignments(RepeatedOrder(0, 0, 30, 2), 0, BatchLayout(30, 30), 0, 1))
-    pairs = batch.micro_batches[0].inputs.flatten(1).view(15, 2, 4)
+    pairs = batch.micro_batches[0].batch[0].flatten(1).view(15, 2, 4)
     assert torch.equal(pairs[:, 0, 0], pairs[:, 1, 0])
     assert not (pairs[:, 0, 1:] == pairs[:, 1, 1:]).any()
 

@@ -27,7 +27,9 @@ def compiled(model: nn.Module, train_sizes: list[int], eval_sizes: list[int]) ->
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
-    example = torch.ones(2, 1, 8, 8), torch.zeros(2, dtype=torch.long)
+    def example(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ones(size, 1, 8, 8), torch.zeros(size, dtype=torch.long)
+
     sizes = {"train_sizes": train_sizes, "eval_sizes": eval_sizes}
     compile_model(model, example, nullcontext(), loss=loss, evaluate=loss, **sizes)
 

@@ -165,7 +165,7 @@ def test_logits_equal_torchvision(name: str, monkeypatch: pytest.MonkeyPatch) ->
     theirs = get_model(name, weights=chosen).eval()
     with torch.no_grad():
         expected = theirs(chosen.transforms(crop_size=96, resize_size=96)(image))
-        assert torch.allclose(parts.model.eval()(parts.example[0]), expected, atol=1e-4)
+        assert torch.allclose(parts.model.eval()(parts.train_loader.example(2)[0]), expected, atol=1e-4)
 
 
 def test_a_fetched_file_that_would_run_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

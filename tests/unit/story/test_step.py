@@ -44,7 +44,7 @@ INPUTS, TARGETS = torch.cos(torch.arange(8 * 64.0).view(8, 1, 8, 8)), torch.aran
 
 def batch(micro: int, rank: int = 0, size: int = 1) -> Batch:
     parts = list(zip(INPUTS.split(micro), TARGETS.split(micro), strict=True))
-    mine = tuple(MicroBatch(n, *parts[n], np.arange(len(parts[n][1]))) for n in range(rank, len(parts), size))
+    mine = tuple(MicroBatch(n, parts[n], np.arange(len(parts[n][1]))) for n in range(rank, len(parts), size))
     return Batch(8, len(parts), mine)
 
 
@@ -117,7 +117,7 @@ def test_what_the_settings_ask_too_much_is_one_line(error: Exception, says: str)
 
 def test_the_norm_of_a_large_gradient_is_accurate() -> None:
     """One float32 sum of squares would lose all ones next to 2^24: 0.8% of the norm."""
-    part = Batch(4, 1, (MicroBatch(0, INPUTS[:4], torch.ones(4, dtype=torch.long), np.arange(4)),))
+    part = Batch(4, 1, (MicroBatch(0, (INPUTS[:4], torch.ones(4, dtype=torch.long)), np.arange(4)),))
     result = take(Config(), state_of(LargeLayer()), part)
     ones, large = 64 * 2**18, 64 * 2.0**24
     assert result.gradient_norm == pytest.approx(0.5 * (large + ones) ** 0.5, rel=2**18 / large)
@@ -157,7 +157,7 @@ def test_adasum_gets_the_mean_gradient_of_each_rank() -> None:
     """Not a fraction of the mean over the global batch."""
     half = dataclasses.replace(batch(4), micro_batches=batch(4).micro_batches[:1])
     model = InDoublePrecision()
-    inputs, targets = half.micro_batches[0].inputs, half.micro_batches[0].targets
+    inputs, targets = half.micro_batches[0].batch
     F.cross_entropy(model(inputs), targets).backward()
     norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     state = state_of(InDoublePrecision())

@@ -1,5 +1,6 @@
 """Tasks: their measures, their figures, and what is refused."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
-from hvd_train import Config, Mean, Task, Total, UsageError, evaluate
+from hvd_train import Config, Mean, Task, Total, UsageError, evaluate, train
 from hvd_train.progress.order import EpochOrder
 from hvd_train.tasks.classification import hits
 from hvd_train.tasks.measures import fields_of, numbers_of, totals_of
@@ -135,3 +137,97 @@ def test_a_figure_of_the_summary_decides_the_best_weights_and_the_end() -> None:
     assert not math.isnan(scores["loss"])
     with pytest.raises(UsageError, match=r"a task that only its script knows: call .*task=\.\.\."):
         evaluate(Path("run"), model=runs.convnet, data=runs.few_digits)
+
+
+class Sentences:
+    """Items are dicts with numbers of words in any length, a text, and a share as target."""
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        words = torch.arange(index, index + 1 + index % 5)
+        return {"words": words, "text": f"no. {index}", "share": torch.tensor(index / 50)}
+
+
+@dataclasses.dataclass
+class Padded:
+    words: Tensor
+    shares: Tensor
+    texts: list[str]
+
+
+def padded(items: list[dict[str, Any]]) -> Padded:
+    words = nn.utils.rnn.pad_sequence([item["words"] for item in items], batch_first=True, padding_value=-1)
+    return Padded(words, torch.stack([item["share"] for item in items]), [item["text"] for item in items])
+
+
+class Embedded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(64, 4)
+        self.out = nn.Linear(4, 1)
+
+    def forward(self, words: Tensor) -> Tensor:
+        known = words >= 0
+        vectors = self.table(words.clamp(0)) * known.unsqueeze(2)
+        return self.out(vectors.sum(1) / known.sum(1, keepdim=True)).squeeze(1)
+
+
+def regression(collate: Callable[[list[Any]], Any] | None = padded) -> Task:
+    def measure(model: nn.Module, batch: Padded) -> dict[str, Tensor]:
+        assert len(batch.texts) == len(batch.shares)
+        error = model(batch.words) - batch.shares
+        return {"loss": error.square(), "error": error.abs()}
+
+    return Task(measure, collate=collate, best="error", sample="sentence")
+
+
+def sentences(config: object) -> tuple[Sentences, Sentences]:
+    return Sentences(), Sentences()
+
+
+def test_items_may_be_any_trees_of_tensors() -> None:
+    """Padding does not know ranks; a data set needs no classes, and a model no argument."""
+    config = small_config(epochs=10, learning_rate=0.1, workers=1)
+
+    def on_rank(world: World) -> tuple[runs.Weights, dict[str, float]]:
+        torch.manual_seed(0)
+        model = own_generator(Embedded())
+        config_here = config.replace(output_dir=Path(f"run-{world.place.size}"))
+        result = train(config_here, model=lambda: model, data=sentences, task=regression(), world=world)
+        return runs.to_host(model.state_dict()), dict(result.scores)
+
+    ((alone, scores),) = run_ranks(1, on_rank)
+    assert largest_difference(alone, own_generator(Embedded()).state_dict()) > 1e-2
+    for weights, same in run_ranks(3, on_rank):
+        assert largest_difference(weights, alone) <= 1e-5
+        assert same == pytest.approx(scores, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "says"),
+    [
+        (lambda: Embedded(), regression(None), r"do not fit into a batch \(.*: give Task\(\.\.\., collate="),
+        (lambda num_classes: Embedded(), regression(), "takes num_classes, but the training set has no .*classes"),
+    ],
+)
+def test_what_a_task_needs_of_data_and_model_is_said(model: Any, task: Task, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        train(small_config(), model=model, data=sentences, task=task)
+
+
+def test_tensors_in_a_data_set_need_no_collate() -> None:
+    """A regression on two tensors in memory learns the line."""
+
+    def line(config: object) -> tuple[TensorDataset, None]:
+        x = torch.linspace(-1, 1, 100).unsqueeze(1)
+        return TensorDataset(x, 3 * x + 1), None
+
+    def measure(model: nn.Module, batch: list[Tensor]) -> dict[str, Tensor]:
+        return {"loss": F.mse_loss(model(batch[0]), batch[1], reduction="none").squeeze(1)}
+
+    model = nn.Linear(1, 1)
+    config = small_config(epochs=20, learning_rate=0.1, weight_decay=0.0)
+    train(config, model=lambda: model, data=line, task=Task(measure))
+    assert [model.weight.item(), model.bias.item()] == pytest.approx([3, 1], abs=0.1)
