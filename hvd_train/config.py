@@ -18,6 +18,8 @@ from hvd_train.errors import UsageError, unknown_name
 
 T = TypeVar("T")
 _MOST_PROFILED_STEPS = 50
+_SCHEDULES = ("constant", "cosine", "linear", "step", "one-cycle")
+_OPTIMIZERS = ("sgd", "adam", "adamw", "lars", "lamb")
 _FITS: dict[str, Callable[[float], bool]] = {
     "at least 0": lambda value: value >= 0,
     "at least 1": lambda value: value >= 1,
@@ -55,8 +57,11 @@ class ScheduleConfig:
     """Stop after the evaluation in which a figure is as good as this: NAME=VALUE, as in --target loss=0.1"""
     best_by: str | None = None
     """What makes an evaluation the best one: loss (the lowest), or by default the task's figure (the highest top1)."""
-    schedule: Literal["constant", "cosine", "step"] = "cosine"
-    """Learning rate after the warm-up: constant, a half cosine down to 0, or steps down."""
+    schedule: str = "cosine"
+    """Learning rate after the warm-up: constant, cosine (a half one), linear, step, one-cycle (30% warm-up), or
+    package.module:function of the epochs done, which returns the share of the peak learning rate."""
+    final_factor: float = 0.0
+    """The share of the peak learning rate at which --schedule cosine and linear end."""
     warmup_epochs: float = 0.0
     """Epochs (fractions allowed) over which the learning rate rises linearly from 0."""
     decay_epochs: tuple[float, ...] = (30, 60, 80)
@@ -66,6 +71,9 @@ class ScheduleConfig:
 
     def __post_init__(self) -> None:
         _check(self, "at least 0", "warmup_epochs")
+        _check(self, "at least 0 and at most 1", "final_factor")
+        if ":" not in self.schedule and self.schedule not in _SCHEDULES:
+            raise unknown_name("schedule", self.schedule, _SCHEDULES)
         _check(self, "at least 1", "epochs", "patience")
         _check(self, "a number above 0", "target_accuracy", "decay_factor")
         _check(self, "at least 0 and at most 1", "target_accuracy")
@@ -174,8 +182,10 @@ class BatchConfig:
 class OptimizerConfig:
     """How a gradient changes the weights."""
 
-    optimizer: Literal["sgd", "adam", "adamw", "lars", "lamb"] = "sgd"
-    """Optimizer; lars and lamb, for large batches, are timm's (pip install timm)."""
+    optimizer: str = "sgd"
+    """sgd, adam, adamw, timm's lars or lamb for large batches, or package.module:Class, such as torch.optim:RAdam."""
+    optimizer_args: tuple[str, ...] = ()
+    """More arguments of the optimizer, NAME=VALUE: --optimizer-args betas=0.9,0.95 eps=1e-6"""
     learning_rate: float = 0.1
     """Peak learning rate, for a global batch of `lr-base-batch` if it is scaled."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
@@ -205,6 +215,10 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         _check(self, "at least 0", "weight_decay")
+        if ":" not in self.optimizer and self.optimizer not in _OPTIMIZERS:
+            raise unknown_name("optimizer", self.optimizer, _OPTIMIZERS)
+        if wrong := [each for each in self.optimizer_args if not re.fullmatch(r"[^\W\d]\w*=.+", each)]:
+            raise UsageError(f"--optimizer-args {wrong[0]}: type NAME=VALUE, as in eps=1e-6")
         _check(self, "at least 1", "lr_base_batch", "fusion_groups")
         _check(self, "at least 0 and below 1", "momentum", "label_smoothing", "ema_decay")
         _check(self, "a number above 0", "learning_rate", "clip_norm", "gradient_predivide_factor")

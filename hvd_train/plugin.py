@@ -8,6 +8,8 @@ from typing import Any
 
 from hvd_train.errors import UsageError, unknown_name
 
+NAMES_CODE = ("model", "data", "task", "optimizer", "schedule")
+"""The settings that may name the user's own code."""
 TIMM = "timm:"
 """Prefix of the names of timm's models."""
 

@@ -88,6 +88,9 @@ def check(config: Config) -> None:
         models.check_name(config.model.model)
     if config.model.task != OWN:
         tasks.check_name(config.model.task)
+    for setting in ("optimizer", "schedule"):
+        if plugin.is_reference(name := config.settings()[setting]):
+            plugin.load(setting, name)
     if config.model.weights is not None:
         weights.check(config.model.weights, config.model.model)
     freeze.check(config.model)

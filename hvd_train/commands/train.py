@@ -93,8 +93,7 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
     names = "|".join(recipes.RECIPES)
     parsed = parse_flags(Config, arguments, f"{PROGRAM} {command} [{names}] [--config FILE]", default=base)
     if path is not None and not trust:
-        used = {"model": parsed.model.model, "data": parsed.data.data}
-        in_file = {"model": base.model.model, "data": base.data.data}
+        used, in_file = ({name: str(of.settings()[name]) for name in plugin.NAMES_CODE} for of in (parsed, base))
         plugin.check_trusted(str(path), {name: value for name, value in used.items() if value == in_file[name]})
     return recipes.suited(parsed) if path is None and "--learning-rate" not in flags else parsed
 

@@ -1,5 +1,6 @@
 """Build the optimizer of a config, and the moving average of weights."""
 
+import ast
 import copy
 import inspect
 from collections.abc import Mapping, Sequence, Set
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from typing_extensions import override
 
+from hvd_train import plugin
 from hvd_train.config import OptimizerConfig
 from hvd_train.errors import UsageError
 from hvd_train.network import buffers
@@ -27,10 +29,28 @@ def build(config: OptimizerConfig, model: nn.Module) -> Optimizer:
     if not groups:
         raise UsageError("the model has no parameter to train")
     common: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    own = {name: _value(text) for name, _, text in (each.partition("=") for each in config.optimizer_args)}
+    try:
+        return _built(config, groups, {**common, **own})
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"--optimizer {config.optimizer}: {error}") from None
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _built(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[str, Any]) -> Optimizer:
     if config.optimizer in ("lars", "lamb"):
         return _of_timm(config, groups, common)
+    if plugin.is_reference(config.optimizer):
+        return _own(config.optimizer, groups, common)
     # Fused optimizers pass over memory once; they take only real numbers without gaps in memory.
-    common["fused"] = all(p.is_floating_point() and has_no_gaps(p) for group in groups for p in group["params"])
+    dense = all(p.is_floating_point() and has_no_gaps(p) for group in groups for p in group["params"])
+    common = {"fused": dense, **common}
     if config.optimizer != "sgd":
         cls: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
         return _never_compiled(cls)(groups, **common)
@@ -38,6 +58,22 @@ def build(config: OptimizerConfig, model: nn.Module) -> Optimizer:
     for parameter in (p for group in groups for p in group["params"] if config.momentum):
         # Without momenta fused SGD (torch 2.15) fails at a parameter that thaws later.
         built.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return built
+
+
+def _own(name: str, groups: list[dict[str, Any]], common: dict[str, Any]) -> Optimizer:
+    """Return an optimizer of the user's class. Raises UsageError if it cannot be used."""
+    cls: Any = plugin.load("optimizer", name)
+    if not isinstance(cls, type) or not issubclass(cls, Optimizer):
+        raise UsageError(f"--optimizer {name} is no class of torch.optim.Optimizer")
+    known = inspect.signature(cls).parameters
+    if "weight_decay" not in known and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        common.pop("weight_decay")
+        groups = [{"params": group["params"]} for group in groups]
+    built = (_never_compiled(cls) if cls.__module__.startswith("torch.optim.") else cls)(groups, **common)
+    closure = inspect.signature(cls.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise UsageError(f"--optimizer {name} evaluates the loss several times a step, which is not supported")
     return built
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
+from hvd_train import plugin
 from hvd_train.config import BatchConfig, OptimizerConfig, ScheduleConfig
 from hvd_train.errors import UsageError
 
@@ -299,16 +300,38 @@ def peak_learning_rate(optimizer: OptimizerConfig, global_batch_size: int) -> fl
 
 
 def learning_rate_factor(schedule: ScheduleConfig, epochs_done: float) -> float:
-    """Return the share (0 to 1) of the peak learning rate after `epochs_done` epochs.
+    """Return the share of the peak learning rate after `epochs_done` epochs.
 
     Pass the middle of a step's batch: at its edges a warm-up starts, and a cosine ends, with a learning rate of zero.
+    One cycle is torch's OneCycleLR (Smith and Topin, arXiv 1708.07120): a cosine up from 1/25, one down to 4e-6. Raises
+    UsageError if the user's own function returns no number from 0 on.
     """
-    if epochs_done < schedule.warmup_epochs:
-        return epochs_done / schedule.warmup_epochs
-    if schedule.schedule == "cosine":
-        length = schedule.epochs - schedule.warmup_epochs
-        share = min(1.0, (epochs_done - schedule.warmup_epochs) / length) if length else 1.0
-        return 0.5 * (1 + math.cos(math.pi * share))
-    if schedule.schedule == "step":
+    kind, warmup = schedule.schedule, schedule.warmup_epochs
+    if kind == "one-cycle":
+        warmup = warmup or 0.3 * schedule.epochs
+        if epochs_done < warmup:
+            return _half_cosine(1.0, 0.04, 1 - epochs_done / warmup)
+    if epochs_done < warmup:
+        return epochs_done / warmup
+    if kind == "step":
         return schedule.decay_factor ** sum(epochs_done >= epoch for epoch in schedule.decay_epochs)
-    return 1.0
+    if kind == "constant":
+        return 1.0
+    if plugin.is_reference(kind):
+        return _own_factor(kind, epochs_done)
+    length = schedule.epochs - warmup
+    share = min(1.0, (epochs_done - warmup) / length) if length else 1.0
+    if kind == "linear":
+        return 1 - share * (1 - schedule.final_factor)
+    return _half_cosine(1.0, 4e-6 if kind == "one-cycle" else schedule.final_factor, share)
+
+
+def _half_cosine(start: float, end: float, share: float) -> float:
+    return end + (start - end) * 0.5 * (1 + math.cos(math.pi * share))
+
+
+def _own_factor(name: str, epochs_done: float) -> float:
+    factor = plugin.load("schedule", name)(epochs_done)
+    if not isinstance(factor, (int, float)) or not 0 <= factor < math.inf:
+        raise UsageError(f"--schedule {name} returned {factor!r} after {epochs_done:g} epochs, not a number from 0 on")
+    return float(factor)

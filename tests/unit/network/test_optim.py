@@ -38,6 +38,35 @@ def test_weights_alone_decay_and_all_follow_the_learning_rate() -> None:
         optim.build(OptimizerConfig(), model.requires_grad_(False))
 
 
+class NoDecay(torch.optim.SGD):
+    def __init__(self, params: Any, lr: float, dampening: float = 0.0) -> None:
+        super().__init__(params, lr, dampening=dampening)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "says"),
+    [
+        ("torch.optim:LBFGS", (), "evaluates the loss several times"),
+        ("torch.optim:Ada", (), "unknown function in torch.optim"),
+        ("torch:zeros", (), "is no class of torch.optim.Optimizer"),
+        ("adam", ("beta=1",), "unexpected keyword argument 'beta'"),
+        ("adam", ("eps=-1",), "Invalid epsilon value"),
+        ("adam", ("eps",), "type NAME=VALUE"),
+        ("adma", (), "did you mean 'adam'"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_used_is_one_line(name: str, args: tuple[str, ...], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        optim.build(OptimizerConfig(optimizer=name, optimizer_args=args), nn.Linear(2, 2))
+
+
+def test_an_optimizer_of_ones_own_gets_what_it_takes() -> None:
+    config = OptimizerConfig(optimizer=f"{__name__}:NoDecay", optimizer_args=("dampening=0.5",), decay_of="weights")
+    built = optim.build(config, nn.Linear(2, 2))
+    assert isinstance(built, NoDecay)
+    assert [(group["dampening"], group["weight_decay"]) for group in built.param_groups] == [(0.5, 0.0)] * 2
+
+
 DECAY = 0.9
 SETTINGS: dict[str, Any] = {"epochs": 2, "ema_decay": DECAY}
 

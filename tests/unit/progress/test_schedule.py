@@ -4,8 +4,10 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
 from hvd_train.config import OptimizerConfig, ScheduleConfig
+from hvd_train.errors import UsageError
 from hvd_train.progress.order import learning_rate_factor, peak_learning_rate
 
 
@@ -26,8 +28,15 @@ SCHEDULES: dict[str, tuple[dict[str, Any], dict[float, float]]] = {
         {0: 1, 29.99: 1, 30: 0.1, 59.9: 0.1, 60: 0.01, 80: 0.001},
     ),
     "constant": ({"epochs": 10, "schedule": "constant", "warmup_epochs": 2}, {1: 0.5, 2: 1.0, 9.9: 1.0}),
+    "cosine with a floor": ({"epochs": 4, "schedule": "cosine", "final_factor": 0.2}, {0: 1, 2: 0.6, 4: 0.2, 5: 0.2}),
+    "linear": ({"epochs": 6, "schedule": "linear", "warmup_epochs": 2, "final_factor": 0.5}, {1: 0.5, 4: 0.75, 6: 0.5}),
+    "own": ({"schedule": f"{__name__}:a_third"}, {0: 1 / 3, 9: 1 / 3}),
     "only warm-up": ({"epochs": 3, "schedule": "cosine", "warmup_epochs": 3}, {2.99: 2.99 / 3, 3: 0}),
 }
+
+
+def a_third(epochs_done: float) -> float:
+    return 1 / 3
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -36,3 +45,26 @@ def test_the_rate_is_a_function_of_the_epochs_done(name: str) -> None:
     settings, factors = SCHEDULES[name]
     for done, factor in factors.items():
         assert learning_rate_factor(ScheduleConfig(**settings), done) == pytest.approx(factor, rel=1e-12, abs=1e-12)
+
+
+def test_one_cycle_is_that_of_torch() -> None:
+    """torch counts the steps of its warm-up from 1."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    of_torch = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2.0, total_steps=101, pct_start=31 / 101)
+    for step in range(101):
+        factor = learning_rate_factor(ScheduleConfig(epochs=100, schedule="one-cycle"), step)
+        share = of_torch.get_last_lr()[0] / 2
+        assert factor == pytest.approx(share, abs=1e-6)
+        optimizer.step()
+        if step < 100:
+            of_torch.step()
+
+
+@pytest.mark.parametrize(("name", "says"), [("cosin", "mean 'cosine'"), (f"{__name__}:negative", "not a number")])
+def test_a_schedule_that_cannot_be_used_is_refused(name: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        learning_rate_factor(ScheduleConfig(schedule=name), 1.0)
+
+
+def negative(epochs_done: float) -> float:
+    return -1.0

@@ -72,6 +72,10 @@ def adam(kind: Callable[..., torch.optim.Optimizer], decay: float) -> Optimizer:
     return lambda model: kind(model.parameters(), lr=0.003, weight_decay=decay)
 
 
+def betas(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.003, betas=(0.5, 0.9), eps=1e-4, weight_decay=5e-4)
+
+
 SLOW = {"learning_rate": 0.003}
 LARS, LAMB = {"lr": 0.5, "momentum": 0.9, "weight_decay": 5e-4}, {"lr": 0.01, "weight_decay": 5e-4}
 CASES: dict[str, tuple[dict[str, Any], Optimizer, Loss]] = {
@@ -79,6 +83,8 @@ CASES: dict[str, tuple[dict[str, Any], Optimizer, Loss]] = {
     "nesterov": ({"nesterov": True}, sgd(nesterov=True), plain),
     "adam": ({"optimizer": "adam", **SLOW}, adam(torch.optim.Adam, 5e-4), plain),
     "adamw": ({"optimizer": "adamw", "weight_decay": 0.1, **SLOW}, adam(torch.optim.AdamW, 0.1), plain),
+    "betas": ({"optimizer": "adam", "optimizer_args": ("betas=0.5,0.9", "eps=1e-4"), **SLOW}, betas, plain),
+    "another of torch": ({"optimizer": "torch.optim:RAdam", **SLOW}, adam(torch.optim.RAdam, 5e-4), plain),
     "lars": ({"optimizer": "lars", "learning_rate": 0.5}, of_timm("Lars", **LARS), plain),
     "lamb": ({"optimizer": "lamb", "learning_rate": 0.01}, of_timm("Lamb", **LAMB), plain),
     "weights decay": ({"decay_of": "weights", "weight_decay": 0.1}, weights_decay, plain),
