@@ -138,7 +138,8 @@ class ModelConfig:
     model: str = "digits-convnet"
     """A torchvision classifier by name, timm:NAME, digits-convnet, or your own as package.module:function."""
     task: str = "classification"
-    """What is computed for samples: classification, or your own as package.module:function, which returns a Task."""
+    """What is computed for samples: classification, regression, multi-label, segmentation, language-model, or your own
+    as package.module:function, which returns a Task."""
     weights: str | None = None
     """Weights to start from: torchvision's by name (DEFAULT, IMAGENET1K_V2; their normalisation is used, too), or a
     file: a state_dict, also in a checkpoint, or .safetensors. A last layer for other classes is not loaded."""

@@ -10,7 +10,6 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
-from hvd_train import plugin
 from hvd_train.config import Config, DataConfig, ScheduleConfig
 from hvd_train.data import sources
 from hvd_train.data.dataset import DataSet
@@ -27,7 +26,7 @@ from hvd_train.state import TrainState
 from hvd_train.step import Step
 from hvd_train.tasks import measures
 from hvd_train.tasks.measures import LOSS, Measuring
-from hvd_train.tasks.named import open_task
+from hvd_train.tasks.named import CLASSIFICATION, open_task
 from hvd_train.tasks.task import Goal, Task, goal_of, targets_of
 from hvd_train.validate import scores_of
 from hvd_train.world.world import Place, Reduction, World
@@ -115,8 +114,8 @@ def _compile(config: Config, world: World, parts: Parts) -> None:
 def build(config: Config, place: Place, own: Own = NOTHING) -> Parts:
     """Return the parts of this rank. Raises UsageError if the device, the data or the model is not available."""
     device = choose_device(config, place)
-    own_task = own.task is not None or plugin.is_reference(config.model.task)
-    data = sources.open_data(config.data, config.seed, own.data, any_items=own_task)
+    classifies = own.task is None and config.model.task == CLASSIFICATION
+    data = sources.open_data(config.data, config.seed, own.data, any_items=not classifies)
     chosen = config.model.weights
     of_torchvision = chosen is not None and not weights.is_file(chosen)
     if data.mean and chosen is not None and of_torchvision:
@@ -144,7 +143,7 @@ def build(config: Config, place: Place, own: Own = NOTHING) -> Parts:
         network.transform_input = True  # type: ignore[assignment]
     if channels_last:
         network = network.to(memory_format=torch.channels_last)
-    if not own_task:
+    if classifies:
         images = [loader.example(2)[0] for loader in (train_loader, val_loader, test_loader) if loader is not None]
         for example in {(each.shape[1:], each.dtype): each for each in images}.values():
             models.check_fits(network, name, example, len(data.classes), trains=not colour)

@@ -86,7 +86,7 @@ class History:
     def measures(self) -> tuple[str, ...]:
         """Return the names of the measures of training and validation, the loss first."""
         names = (name.removeprefix("val_") for of in (self.steps, self.epochs) for name in (of[-1] if of else ()))
-        return tuple(dict.fromkeys(["loss", *(name for name in names if name not in _FACTS)]))
+        return tuple(dict.fromkeys(["loss", *(name for name in names if name not in _FACTS and name.isidentifier())]))
 
     @property
     def goal(self) -> tuple[str, bool]:

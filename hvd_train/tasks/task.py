@@ -41,9 +41,12 @@ class Scores(Mapping[str, float]):
         return self.totals[name]
 
     def as_dict(self) -> dict[str, object]:
-        """Return plain values for JSON; a class without samples has None."""
-        per_class = {name: None if math.isnan(value) else value for name, value in self.per_class.items()}
-        return {**self.figures, "count": self.count, "per_class": per_class, "weights": self.weights}
+        """Return plain values for JSON, which has no NaN: a class without samples has None."""
+        figures, per_class = (
+            {name: value if math.isfinite(value) else None for name, value in of.items()}
+            for of in (self.figures, self.per_class)
+        )
+        return {**figures, "count": self.count, "per_class": per_class, "weights": self.weights}
 
 
 @dataclass(frozen=True)

@@ -233,9 +233,9 @@ STOP = 3  # the place of the vote to stop in the message of a step, after the me
 class StoppingWorld(LocalWorld):
     """A world of one that another rank seems to stop after a number of steps."""
 
-    def __init__(self, after: int) -> None:
+    def __init__(self, after: int, vote_at: int = STOP) -> None:
         super().__init__()
-        self._left = after
+        self._left, self._vote_at = after, vote_at
 
     @override
     def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
@@ -244,7 +244,7 @@ class StoppingWorld(LocalWorld):
             self._left -= 1
             if self._left == 0:
                 tensor = tensor.clone()
-                tensor[STOP] = 1.0
+                tensor[self._vote_at] = 1.0
         return lambda: tensor
 
 

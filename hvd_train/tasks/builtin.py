@@ -1,0 +1,108 @@
+"""Regression, several labels, segmentation and language models, for items that are (inputs, targets)."""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hvd_train.errors import UsageError
+from hvd_train.tasks.measures import Mean, Measure, Total
+from hvd_train.tasks.task import Scores, Task
+
+VOID = 255  # the class of pixels that do not count, as in Pascal VOC and Cityscapes
+IGNORED = -100  # the token that is not predicted, as in torch and Hugging Face
+Batch = tuple[Tensor, Tensor]  # inputs and targets
+
+
+def _output(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return a model's output: of torchvision's segmentation its "out", of Hugging Face's models their logits."""
+    found: Any = model(inputs)
+    found = found["out"] if isinstance(found, dict) and "out" in found else getattr(found, "logits", found)
+    if not isinstance(found, Tensor):
+        raise UsageError(f"the model returns {type(found).__name__}; it must return a tensor")
+    return found
+
+
+def _same_shape(output: Tensor, targets: Tensor) -> Tensor:
+    """Return the output as targets lie. Raises UsageError, since torch would repeat one of them."""
+    if output.shape == (*targets.shape, 1):
+        output = output.squeeze(-1)
+    if output.shape != targets.shape:
+        raise UsageError(f"the model returns {list(output.shape)} for targets of {list(targets.shape)}")
+    return output
+
+
+def regression() -> Task:
+    """Return a task of the mean squared error to targets [n] or [n, ...]; `error` is the mean absolute one."""
+
+    def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
+        targets = batch[1].float()
+        distance = (_same_shape(_output(model, batch[0]).float(), targets) - targets).view(len(targets), -1)
+        return {"loss": distance.square().mean(1), "error": distance.detach().abs().mean(1)}
+
+    return Task(measure, best="error")
+
+
+def multi_label() -> Task:
+    """Return a task of independent labels, targets [n, labels] of 0 and 1; the best has the highest F1 over all."""
+
+    def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
+        targets = batch[1].float()
+        logits = _same_shape(_output(model, batch[0]).float(), targets)
+        right, found = targets > 0.5, logits.detach() > 0
+        counts = torch.stack([(right & found).sum(), right.sum() + found.sum()])
+        losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(1)
+        return {"loss": losses, "all_right": (right == found).all(1), "counts": Total(counts)}
+
+    def summary(scores: Scores) -> dict[str, float]:
+        hits, marked = scores.total("counts").tolist()
+        return {"f1": 2 * hits / marked if marked else math.nan}
+
+    return Task(measure, summary=summary, best="f1", higher=True)
+
+
+def segmentation(classes: tuple[str, ...]) -> Task:
+    """Return a task of a class for each pixel, targets [n, h, w]; 255 does not count. The best has the mean IoU."""
+
+    def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
+        images, masks = batch
+        logits = _output(model, images).float()
+        known, count = masks != VOID, logits.shape[1]
+        loss = F.cross_entropy(logits, masks.long(), ignore_index=VOID, reduction="sum")
+        answers = logits.detach().argmax(1)
+        # Without a wait of the host for the number of known pixels: others go to a cell behind the table.
+        cells = torch.where(known, count * masks.long() + answers, count**2).flatten()
+        pairs = torch.zeros(count**2 + 1, dtype=torch.float64, device=cells.device)
+        pairs = pairs.index_add(0, cells, torch.ones_like(cells, dtype=torch.float64))[:-1]
+        right = Mean(((answers == masks) & known).sum(), known.sum())
+        return {"loss": Mean(loss, known.sum()), "right": right, "confusion": Total(pairs.view(count, count))}
+
+    def iou(scores: Scores) -> Tensor:
+        table = scores.total("confusion")
+        return table.diagonal() / (table.sum(0) + table.sum(1) - table.diagonal())
+
+    def per_class(scores: Scores) -> dict[str, float]:
+        shares = iou(scores).tolist()
+        return dict(zip(classes if len(classes) == len(shares) else map(str, range(len(shares))), shares, strict=True))
+
+    def summary(scores: Scores) -> dict[str, float]:
+        return {"mean_iou": float(iou(scores).nanmean())}
+
+    return Task(measure, summary=summary, best="mean_iou", higher=True, sample="image", per_class=per_class)
+
+
+def language_model() -> Task:
+    """Return a task of the next token, targets [n, length]; -100 does not count. Each token weighs the same."""
+
+    def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
+        tokens, following = batch
+        logits = _output(model, tokens).float().flatten(0, -2)
+        loss = F.cross_entropy(logits, following.flatten(), ignore_index=IGNORED, reduction="sum")
+        return {"loss": Mean(loss, (following != IGNORED).sum())}
+
+    def summary(scores: Scores) -> dict[str, float]:
+        return {"perplexity": math.exp(min(scores["loss"], 700.0))}
+
+    return Task(measure, summary=summary, best="perplexity", sample="sequence")

@@ -1,0 +1,124 @@
+"""The built-in tasks: equal on any number of ranks, resumed to the bit, and their figures worked out by hand."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from hvd_train import UsageError, train
+from hvd_train.state import to_host
+from hvd_train.tasks.measures import Measuring, fields_of, numbers_of
+from hvd_train.tasks.named import open_task
+from hvd_train.tasks.task import Scores
+from hvd_train.validate import scores_of
+from hvd_train.world.world import LocalWorld, World
+from tests.support.runs import Weights, equal, largest_difference, small_config
+from tests.support.worlds import StoppingWorld, own_generator, run_ranks
+
+pytestmark = pytest.mark.numeric
+
+
+def made(targets: Callable[[Tensor], Tensor], *shape: int) -> Callable[[Any], tuple[TensorDataset, TensorDataset]]:
+    inputs = torch.rand(50, *shape, generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(inputs, targets(inputs))
+    return lambda config: (data, data)
+
+
+def words(_: Any) -> tuple[TensorDataset, TensorDataset]:
+    tokens = torch.arange(50 * 9).view(50, 9) % 13
+    following = tokens[:, 1:].clone()
+    following[::3, 5:] = -100
+    data = TensorDataset(tokens[:, :-1], following)
+    return data, data
+
+
+def masks(images: Tensor) -> Tensor:
+    classes = (images[:, 0] * 3).long()
+    classes[::4, :2] = 255
+    return classes.to(torch.uint8)
+
+
+# The data, the network, and the place of the vote to stop behind the task's numbers in the message of a step.
+CASES: dict[str, tuple[Callable[[Any], Any], Callable[[], nn.Module], int]] = {
+    "regression": (made(lambda x: x.sum(1), 4), lambda: nn.Linear(4, 1), 2),
+    "multi-label": (made(lambda x: (x[:, :3] > 0.5).float(), 4), lambda: nn.Linear(4, 3), 2),
+    "segmentation": (made(masks, 1, 6, 6), lambda: nn.Conv2d(1, 3, 3, padding=1), 4),
+    "language-model": (words, lambda: nn.Sequential(nn.Embedding(13, 8), nn.Linear(8, 13)), 2),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_built_in_task_keeps_the_promises(name: str) -> None:
+    """1, 2 and 3 ranks have equal weights to 1e-5; a run resumed in mid epoch has the bits of a whole one."""
+    data, network, stop_at = CASES[name]
+    config = small_config(epochs=4, task=name)
+
+    def train_in(world: World, folder: str) -> tuple[Any, Weights]:
+        model = own_generator(network())
+        result = train(config.replace(output_dir=Path(folder)), model=lambda: model, data=data, world=world)
+        return result, to_host(model.state_dict())
+
+    alone, expected = train_in(LocalWorld(), "alone")
+    assert largest_difference(expected, own_generator(network()).state_dict()) > 1e-2
+    for size in (2, 3):
+        for result, weights in run_ranks(size, lambda world: train_in(world, f"on-{world.place.size}")):
+            assert largest_difference(weights, expected) <= 1e-5
+            assert dict(result.scores) == pytest.approx(dict(alone.scores), abs=1e-4)
+    stopped, _ = train_in(StoppingWorld(after=5, vote_at=stop_at), "stopped")
+    assert not stopped.finished
+    _, weights = train_in(LocalWorld(), "stopped")
+    assert equal(weights, expected)
+
+
+class Answers(nn.Module):
+    """Returns the same output for each batch."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self.output = output
+
+    def forward(self, inputs: Tensor) -> Any:
+        return self.output
+
+
+def scores(name: str, output: Any, targets: Tensor, classes: tuple[str, ...] = ()) -> Scores:
+    task = open_task(small_config(task=name), classes)
+    batch = torch.zeros(len(targets), 1), targets
+    fields = fields_of(task.measure(Answers(output), batch), len(targets))
+    measures = Measuring(task.measure, fields)(Answers(output), batch, len(targets))
+    return scores_of(task, fields, numbers_of(measures, fields, torch.float64), len(targets))
+
+
+def test_figures_equal_values_worked_out_by_hand() -> None:
+    found = scores("regression", torch.tensor([[1.0], [5.0]]), torch.tensor([0.0, 2.0]))
+    assert dict(found) == {"loss": 5.0, "error": 2.0}
+
+    logits = torch.tensor([[9.0, -9], [9, 9], [-9, -9]])  # 3 marked, of them 2 right; 3 to be found
+    found = scores("multi-label", logits, torch.tensor([[1, 0], [1, 0], [0, 1]]))
+    assert (found["f1"], found["all_right"]) == (2 * 2 / 6, 1 / 3)
+
+    logits = torch.zeros(1, 2, 1, 4)
+    logits[0, 1, 0, 1:] = math.log(3.0)  # answers 0 1 1 1
+    found = scores("segmentation", {"out": logits}, torch.tensor([[[0, 0, 1, 255]]]), ("sky", "tree"))
+    assert found["loss"] == pytest.approx((math.log(2) + math.log(4) + math.log(4 / 3)) / 3)
+    assert (found["right"], found["mean_iou"], found.per_class) == (2 / 3, 0.5, {"sky": 0.5, "tree": 0.5})
+
+    found = scores("language-model", torch.zeros(2, 3, 7), torch.tensor([[1, 2, -100], [3, -100, -100]]))
+    assert found["perplexity"] == pytest.approx(7.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "says"),
+    [
+        ("regression", torch.zeros(2, 3), r"returns \[2, 3\] for targets of \[2\]"),
+        ("multi-label", (torch.zeros(2),), "returns tuple; it must return a tensor"),
+    ],
+)
+def test_an_output_that_does_not_fit_is_refused(name: str, output: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        scores(name, output, torch.zeros(2))
