@@ -17,6 +17,7 @@ from hvd_train import checkpoint
 from hvd_train.checkpoint import BadCheckpoint
 from hvd_train.config import Config
 from hvd_train.console import say
+from hvd_train.data.trees import map_tensors
 from hvd_train.elastic.members import Member, RankReport, change_between
 from hvd_train.errors import FaultRepeats, RankLost, ReplicasDiffer, UsageError, counted, first_few
 from hvd_train.job import Arrival
@@ -25,7 +26,7 @@ from hvd_train.network.buffers import tensors_in
 from hvd_train.output import Claim, Output
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.run_folder import Busy
-from hvd_train.state import TrainState, digest_of_snapshot, map_tensors
+from hvd_train.state import TrainState, digest_of_snapshot
 from hvd_train.world.wire import has_no_gaps
 from hvd_train.world.world import Place, World
 

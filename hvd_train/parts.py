@@ -143,11 +143,11 @@ def build(config: Config, place: Place, own: Own = NOTHING) -> Parts:
         network.transform_input = True  # type: ignore[assignment]
     if channels_last:
         network = network.to(memory_format=torch.channels_last)
+    examples = [loader.example(2) for loader in (train_loader, val_loader, test_loader) if loader is not None]
     if classifies:
-        images = [loader.example(2)[0] for loader in (train_loader, val_loader, test_loader) if loader is not None]
-        for example in {(each.shape[1:], each.dtype): each for each in images}.values():
-            models.check_fits(network, name, example, len(data.classes), trains=not colour)
-    measuring = _measurings(task, network, train_loader.example(2))
+        for images in {(images.shape[1:], images.dtype): images for images, _ in examples}.values():
+            models.check_fits(network, name, images, len(data.classes), trains=not colour)
+    measuring = _measurings(task, network, examples[0])
     return Parts(device, data, task, *measuring, goal, network, train_loader, val_loader, test_loader)
 
 
@@ -163,15 +163,13 @@ def _measurings(task: Task, network: nn.Module, batch: Any) -> tuple[Measuring, 
     """Return what training and evaluations measure. Raises UsageError if the measures of two samples cannot be used."""
     modes = [(module, module.training) for module in network.modules()]
     network.eval()
-    found = []
+    functions = task.measure, task.evaluate or task.measure
     with torch.no_grad(), buffers.unchanged(network):
-        for function in (task.measure, task.evaluate or task.measure):
-            of_batch = function(network, batch)
-            found.append(Measuring(function, measures.fields_of(of_batch, 2)))
+        found = {function: function(network, batch) for function in dict.fromkeys(functions)}
     for module, in_training in modes:
         module.training = in_training
-    training, evaluation = found
-    numbers = measures.numbers_of(of_batch, evaluation.fields, torch.float64).cpu()
+    training, evaluation = (Measuring(function, measures.fields_of(found[function], 2)) for function in functions)
+    numbers = measures.numbers_of(found[evaluation.function], evaluation.fields, torch.float64).cpu()
     scores_of(task, evaluation.fields, numbers, 2)
     return training, evaluation
 

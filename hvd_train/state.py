@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from hvd_train.data.identity import Identity
+from hvd_train.data.trees import map_tensors
 from hvd_train.errors import ReplicasDiffer, UsageError, first_few
 from hvd_train.network import buffers, optim, weights
 from hvd_train.network.buffers import digest_of, tensors_in
@@ -198,17 +199,6 @@ def confirm_equal(state: TrainState, world: World) -> None:
 def to_host(value: Any) -> Any:
     """Return a copy of nested values with every tensor in host memory."""
     return map_tensors(value, lambda tensor: tensor.detach().to("cpu", copy=True))
-
-
-def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Return nested values with `function` applied to every tensor; sequences become lists."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, Mapping):
-        return {name: map_tensors(item, function) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [map_tensors(item, function) for item in value]
-    return value
 
 
 def check_same_shapes(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:

@@ -74,4 +74,4 @@ class DataSet:
     augment: Augment | None = None  # changes whole batches of `Arrays`
     transforms: Callable[[], tuple[Any, ...]] = tuple  # makes the same changes of single images (imports torchvision)
     test: Source | None = None  # is evaluated once, at the end of training
-    images: bool = True  # whether items are (image, class number); else any trees of tensors, for a user's own task
+    images: bool = True  # whether items are (image, class number); else any trees of tensors, for other tasks

@@ -1,4 +1,4 @@
-"""Trees of tensors: what a batch of a user's own items is."""
+"""Trees of tensors: batches of any items, and snapshots."""
 
 import dataclasses
 from collections.abc import Callable, Mapping

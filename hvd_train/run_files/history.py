@@ -14,6 +14,7 @@ import numpy as np
 
 from hvd_train import config_file, plain_file
 from hvd_train.errors import UsageError, counted
+from hvd_train.progress.metrics import FACTS
 from hvd_train.run_files import run_folder
 
 Record = Mapping[str, Any]  # a line of metrics.jsonl, or another JSON file
@@ -22,9 +23,6 @@ _LARGEST = 1e18  # larger numbers are damage
 _MOST_POINTS = 120  # of a curve: a chart is a few hundred pixels wide
 _MOST_STEPS = 40_000  # pairs of neighbours, from which speeds follow; a million steps would need gigabytes
 _STEP = b'"kind": "step"'
-# What a line of a step or an epoch has besides measures; images_per_second was written until November 2026.
-_FACTS = {"kind", "time", "epoch", "step", "samples", "learning_rate", "gradient_norm", "loss_scale", "skipped_steps"}
-_FACTS |= {"samples_per_second", "images_per_second", "split", "elapsed", "samples_done", "epochs_done"}
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ class History:
     def measures(self) -> tuple[str, ...]:
         """Return the names of the measures of training and validation, the loss first."""
         names = (name.removeprefix("val_") for of in (self.steps, self.epochs) for name in (of[-1] if of else ()))
-        return tuple(dict.fromkeys(["loss", *(name for name in names if name not in _FACTS and name.isidentifier())]))
+        return tuple(dict.fromkeys(["loss", *(name for name in names if name not in FACTS and name.isidentifier())]))
 
     @property
     def goal(self) -> tuple[str, bool]:

@@ -39,7 +39,7 @@ def regression() -> Task:
 
     def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
         targets = batch[1].float()
-        distance = (_same_shape(_output(model, batch[0]).float(), targets) - targets).view(len(targets), -1)
+        distance = (_same_shape(_output(model, batch[0]).float(), targets) - targets).reshape(len(targets), -1)
         return {"loss": distance.square().mean(1), "error": distance.detach().abs().mean(1)}
 
     return Task(measure, best="error")

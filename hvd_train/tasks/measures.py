@@ -9,12 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from hvd_train.errors import UsageError, first_few
-from hvd_train.progress.metrics import Totals
+from hvd_train.progress.metrics import FACTS, Totals
 
 LOSS = "loss"
-# The other fields of a line in metrics.jsonl, in which measures stand by their names.
-_RESERVED = {"kind", "time", "epoch", "step", "samples", "learning_rate", "gradient_norm", "loss_scale"}
-_RESERVED |= {"skipped_steps", "samples_per_second", "split", "elapsed", "samples_done", "epochs_done"}
 
 
 @dataclass(slots=True)
@@ -39,6 +36,8 @@ class Total:
 Measure = Tensor | Mean | Total
 """A tensor has one number (or a bool) for each sample: the measure is its mean."""
 Measures = Mapping[str, Measure]
+Function = Callable[[nn.Module, Any], Measures]
+"""Computes the measures of a micro-batch: of a model, and a batch on the device of the rank."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Field:
 class Measuring:
     """A function of a task, whose measures have the same fields for each micro-batch."""
 
-    def __init__(self, function: Callable[[nn.Module, Any], Measures], fields: Sequence[Field]) -> None:
+    def __init__(self, function: Function, fields: Sequence[Field]) -> None:
         self.function, self.fields, self._checked = function, tuple(fields), list[object]()
 
     def __call__(self, model: nn.Module, batch: Any, num_samples: int) -> Measures:
@@ -83,7 +82,7 @@ def fields_of(measures: Measures, num_samples: int) -> tuple[Field, ...]:
 
 
 def _field(name: str, measure: Measure, num_samples: int) -> Field:
-    if not isinstance(name, str) or not name.isidentifier() or name in _RESERVED or name.startswith("val_"):
+    if not isinstance(name, str) or not name.isidentifier() or name in FACTS or name.startswith("val_"):
         raise UsageError(f"the task returned a measure named {name!r}: take another name, of letters, digits and _")
     if isinstance(measure, Total):
         if name == LOSS:

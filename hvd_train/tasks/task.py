@@ -7,14 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from hvd_train.config import ScheduleConfig
 from hvd_train.errors import UsageError
-from hvd_train.tasks.measures import LOSS, Measures
-
-Measuring = Callable[[nn.Module, Any], Measures]
-"""Computes the measures of a micro-batch: of a model, and a batch on the device of the rank."""
+from hvd_train.tasks.measures import LOSS, Function
 
 
 @dataclass(frozen=True)
@@ -56,12 +53,12 @@ class Task:
     `measure(model, batch)` returns measures by name for a micro-batch; training minimises the one named "loss".
     `evaluate` is what evaluations measure, if it is not the same. `summary` returns more figures of the scores of a
     whole evaluation, from sums such as a confusion matrix. `collate` makes a batch of a list of items, by default as
-    torch does. `best` names the figure that decides which weights are the
-    best, and `higher` says whether more of it is better.
+    torch does. `best` names the figure that decides which weights are the best, and `higher` says whether more of it is
+    better.
     """
 
-    measure: Measuring
-    evaluate: Measuring | None = None
+    measure: Function
+    evaluate: Function | None = None
     summary: Callable[[Scores], Mapping[str, float]] | None = None
     collate: Callable[[list[Any]], Any] | None = None
     best: str = LOSS
