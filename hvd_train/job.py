@@ -65,6 +65,10 @@ class Job:
     arrival: Arrival | None  # shown after the first step in this world; None in the first world of a training
 
 
+class WorldChanged(Exception):
+    """Raised by all ranks after the same step to form another world."""
+
+
 def reason_to_end(job: Job) -> str | None:
     """Return why the training ends, or None. It follows from the state, so no restart trains beyond it."""
     schedule, state = job.config.schedule, job.state

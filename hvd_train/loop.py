@@ -7,7 +7,7 @@ from torch import nn
 from hvd_train import checkpoint
 from hvd_train.data.loader import Ahead, Loader
 from hvd_train.errors import Diverged
-from hvd_train.job import Job, reason_to_end
+from hvd_train.job import Job, WorldChanged, reason_to_end
 from hvd_train.network import device, freeze, optim
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import assignments, learning_rate_factor, order_of, peak_learning_rate
@@ -18,7 +18,7 @@ from hvd_train.step import StepResult, Votes
 from hvd_train.tasks.measures import LOSS
 from hvd_train.tasks.task import Scores
 from hvd_train.validate import evaluate
-from hvd_train.world.world import WorldChanged, result_of_rank_0
+from hvd_train.world.world import result_of_rank_0
 
 
 def train(job: Job) -> bool:

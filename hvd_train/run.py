@@ -77,7 +77,8 @@ def evaluate(
     `trust`. Raises UsageError if `target` is neither a run nor a checkpoint, or names code that is not trusted.
     """
     with closing(world or connect()) as here:
-        return here.run(lambda: _evaluate(target, here, device, Own(model, data, task), trust=trust))
+        here.meet()
+        return _evaluate(target, here, device, Own(model, data, task), trust=trust)
 
 
 def check(config: Config) -> None:

@@ -19,7 +19,7 @@ from hvd_train.config import Config
 from hvd_train.data import identity
 from hvd_train.elastic.members import RankReport, most_advanced, survivors_differ
 from hvd_train.errors import FaultRepeats, HvdTrainError, RankLost, ReplicasDiffer, UsageError, counted
-from hvd_train.job import Arrival, Clocks, Job, reason_to_end
+from hvd_train.job import Arrival, Clocks, Job, WorldChanged, reason_to_end
 from hvd_train.launch import exit_report
 from hvd_train.launch.exit_report import During
 from hvd_train.membership import Membership, commit_for_all, synchronize
@@ -36,7 +36,7 @@ from hvd_train.run_files.journal import figure, labelled
 from hvd_train.state import TrainState, confirm_equal
 from hvd_train.tasks.measures import LOSS
 from hvd_train.tasks.task import Scores, Task
-from hvd_train.world.world import DriverLost, World, WorldChanged, result_of_rank_0, together
+from hvd_train.world.world import DriverLost, World, result_of_rank_0, together
 
 _ranks = partial(counted, noun="rank")
 
@@ -80,16 +80,29 @@ class Training:
 
         Raises: RankLost: if no other world can form; finished steps are committed then.
         """
+        lost: RankLost | None = None
         try:
-            return self._world.run(self._train, self._synchronize)
+            while True:
+                self._world.meet(self._synchronize, lost)
+                try:
+                    result = self._train()
+                    self._world.leave(failed=False)
+                    return result
+                except WorldChanged:
+                    lost = None
+                except RankLost as error:
+                    lost = error
         except RankLost as error:
+            self._world.leave(failed=True)
             raise self._committed(error) from error
         except SystemExit:  # the job continues without this process, or ends
+            self._world.leave(failed=False)
             self._commit_own()
             if self._stop.received is not None:
                 raise SystemExit(128 + self._stop.received) from None
             raise
         except Exception as error:
+            self._world.leave(failed=True)
             has_trained = self._membership.has_trained
             if isinstance(error, (UsageError, FaultRepeats)):
                 self._commit_own()

@@ -120,7 +120,8 @@ def _measure(
     with contextlib.closing(connect(config)) as world:
         first = world.place.rank == 0
         together(world, lambda: record.check_target(path) if first else None)
-        measurement = world.run(lambda: measure(world))
+        world.meet()
+        measurement = measure(world)
         names = world.gather(socket.gethostname())
         if first:
             show(table(measurement))

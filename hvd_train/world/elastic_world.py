@@ -158,7 +158,7 @@ def wait_for_first_rank(environ: MutableMapping[str, str], facts: Mapping[str, s
 class ElasticWorld(horovod_world.HorovodWorld):
     """The ranks of an elastic job, as they come and go.
 
-    The rendezvous is in `run`; before it each rank imports and builds alone, so that no other rank waits for it. Until
+    The rendezvous is in `meet`; before it each rank imports and builds alone, so that no other rank waits for it. Until
     then only the local rank in `place` counts, which decides the GPU.
     """
 
@@ -184,7 +184,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
         self._facts = {**self._facts, **facts}
 
     @override
-    def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
+    def meet(self, sync: Callable[[], None] = already_in_sync, after: RankLost | None = None) -> None:
         def synchronize() -> None:
             try:
                 sync()
@@ -193,16 +193,16 @@ class ElasticWorld(horovod_world.HorovodWorld):
                 raise
             self._connect_error = ""
 
-        state = horovod_world.ElasticState(synchronize)
-        try:
+        state = horovod_world.ElasticState(synchronize, in_a_world=self._has_had_rank)
+        if not self._has_had_rank:
             self._join()
-            return horovod_world.run_elastic(state, body, self._join_again)
-        except Exception:
-            if not self._core_hangs:
-                horovod_world.stop()  # at once, so that the others do not wait for this rank
-            raise
-        finally:
-            self._heartbeat.training_left()
+        horovod_world.meet(state, self._join_again)
+
+    @override
+    def leave(self, *, failed: bool) -> None:
+        if failed and not self._core_hangs:
+            horovod_world.stop()
+        self._heartbeat.training_left()
 
     @override
     def requested(self, *, got_signal: bool = False) -> Request:

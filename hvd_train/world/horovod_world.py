@@ -29,7 +29,7 @@ from hvd_train.launch import client, launcher, roll_call, slurm
 from hvd_train.world.buckets import BucketedOptimizer, StartSums
 from hvd_train.world.shared_memory import memory_of_ranks
 from hvd_train.world.wire import MOST_BYTES, Piece, packed, pieces, unpacked
-from hvd_train.world.world import Gradients, PendingSum, Place, Reduction, World, WorldChanged, complete_gradients
+from hvd_train.world.world import Gradients, PendingSum, Place, Reduction, World, complete_gradients
 
 T = TypeVar("T")
 
@@ -273,12 +273,13 @@ def as_rank_lost() -> Iterator[None]:
 class ElasticState(State):  # type: ignore[misc]  # Horovod has no types
     """The state of `hvd.elastic`. Survivors keep their live weights, so nothing is saved.
 
-    Every new world begins with `sync`; Horovod skips that if hosts were only removed (its issue #3399).
+    Every new world begins with `sync`; Horovod skips that if hosts were only removed (its issue #3399). If this rank is
+    in a world, the first `sync` leaves it.
     """
 
-    def __init__(self, sync: Callable[[], None]) -> None:
+    def __init__(self, sync: Callable[[], None], *, in_a_world: bool) -> None:
         super().__init__(bcast_object=None, get_rank=hvd.rank)
-        self._sync = sync
+        self._sync, self._leaves = sync, in_a_world
 
     def save(self) -> None:
         """Do nothing: the live weights are the copy."""
@@ -287,34 +288,27 @@ class ElasticState(State):  # type: ignore[misc]  # Horovod has no types
         """Do nothing: the broken step has undone its changes of the model, and the next begins with new gradients."""
 
     def sync(self) -> None:
-        """Synchronize the state of all ranks."""
+        """Synchronize the state of all ranks, or leave the world."""
+        if self._leaves:
+            self._leaves = False
+            raise HostsUpdatedInterrupt(skip_sync=False)
         try:
             self._sync()
         except RankLost as error:
             raise HorovodInternalError(str(error)) from error
 
 
-def run_elastic(state: ElasticState, body: Callable[[], T], rejoin: Callable[[], None]) -> T:
-    """Run `body` in each world of `hvd.elastic`, after `rejoin` and the state's `sync`.
+def meet(state: ElasticState, rejoin: Callable[[], None]) -> None:
+    """Call the state's `sync` in worlds of `hvd.elastic` until one is in sync; `rejoin` forms each but the first.
 
-    A RankLost or a WorldChanged of the body leads into the next world; any other error ends the loop. Raises:
-    RankLost: if `rejoin` does.
+    The function that `hvd.elastic` runs in a world does nothing, since the caller goes on in it. Raises: RankLost: if
+    `rejoin` does.
     """
-
-    def in_one_world(_: ElasticState) -> T:
-        try:
-            return body()
-        except RankLost as error:
-            raise HorovodInternalError(str(error)) from error
-        except WorldChanged:
-            raise HostsUpdatedInterrupt(skip_sync=False) from None
-
     # Horovod's notifications listen on a port for pickles; our driver answers heartbeats instead.
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731
     elastic.notification_manager = SimpleNamespace(init=nothing, register_listener=nothing, remove_listener=nothing)
-    run: Callable[[ElasticState], T] = run_fn(in_one_world, rejoin)
     with as_rank_lost():
-        return run(state)
+        run_fn(nothing, rejoin)(state)
 
 
 def _squares_at(tensor: Tensor) -> float | None:

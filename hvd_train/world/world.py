@@ -58,12 +58,8 @@ class DriverLost(RankLost):
     """Raised if the driver of an elastic job is lost, so that no other world can form."""
 
 
-class WorldChanged(Exception):
-    """Raised by all ranks after the same step to leave the body of `World.run` for another world."""
-
-
 def already_in_sync() -> None:
-    """Do nothing: the `sync` of `World.run` if ranks have no state to synchronize."""
+    """Do nothing: the `sync` of `World.meet` if ranks have no state to synchronize."""
 
 
 class World:
@@ -74,7 +70,7 @@ class World:
     """
 
     place: Place = Place()
-    """The place of this process, which changes in each new world of `run`."""
+    """The place of this process, which changes in each new world."""
 
     def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
         """Begin to sum `tensor` over all ranks, which pass tensors of the same shape and type.
@@ -137,13 +133,19 @@ class World:
         if difference := roll_call.disagreement(self.gather({"host": socket.gethostname(), **facts})):
             raise UsageError(difference)
 
-    def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
-        """Call `sync`, which synchronizes all ranks, then `body`, and return the value of `body`.
+    def meet(self, sync: Callable[[], None] = already_in_sync, after: RankLost | None = None) -> None:
+        """Meet the other ranks, and call `sync`, which synchronizes them.
 
-        In an elastic job both are called again, with another `place`, after each RankLost or WorldChanged.
+        In an elastic job the ranks meet again, with another `place`, `after` each RankLost and whenever all ranks call
+        this again; `sync` is called until it raises no RankLost. Raises: RankLost: `after` in a fixed world, and if no
+        other world can form.
         """
+        if after is not None:
+            raise after
         sync()
-        return body()
+
+    def leave(self, *, failed: bool) -> None:
+        """Say that this rank trains no more, though it may still write files; if it `failed`, nobody waits for it."""
 
     def timeline(self, path: Path | None) -> None:
         """Start Horovod's timeline on rank 0; None stops it.

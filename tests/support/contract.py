@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hvd_train.errors import UsageError
+from hvd_train.errors import RankLost, UsageError
 from hvd_train.state import to_host
 from hvd_train.world.world import Reduction, World, barrier
 
@@ -175,18 +175,14 @@ def test_weights_stay_bit_identical_on_all_ranks(world: World) -> None:
 
 
 @on_every_rank
-def test_ranks_synchronize_once_and_then_train(world: World) -> None:
-    """A signal to end stops all ranks of a fixed world; an error of the user's code does not become RankLost."""
+def test_ranks_of_a_fixed_world_meet_once(world: World) -> None:
+    """A signal to end stops all of them."""
     calls: list[str] = []
-    result = world.run(lambda: calls.append("body") or world.place.rank, lambda: calls.append("sync"))
-    assert (calls, result) == (["sync", "body"], world.place.rank)
+    world.meet(lambda: calls.append("sync"))
+    with pytest.raises(RankLost, match="gone"):
+        world.meet(lambda: calls.append("sync"), RankLost("gone"))
+    assert calls == ["sync"]
     assert (world.requested(), world.requested(got_signal=True)) == ("train", "stop")
-
-    def fail() -> None:
-        raise KeyError("user")
-
-    with pytest.raises(KeyError, match="user"):
-        world.run(fail)
 
 
 def _of_many_kinds(seed: int) -> list[Tensor]:

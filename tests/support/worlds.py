@@ -28,7 +28,6 @@ from hvd_train.world.world import (
     Reduction,
     Request,
     World,
-    already_in_sync,
     complete_gradients,
     together,
 )
@@ -163,11 +162,6 @@ class ThreadWorld(World):
     @override
     def prepare(self, build: Callable[[], T]) -> T:
         return together(self, build)
-
-    @override
-    def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
-        sync()
-        return body()
 
     @override
     def timeline(self, path: Path | None) -> None: ...

@@ -75,7 +75,7 @@ class Leaves(LocalWorld):
         self._error = error
 
     @override
-    def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
+    def meet(self, sync: Callable[[], None] = already_in_sync, after: RankLost | None = None) -> None:
         raise self._error
 
 
@@ -139,15 +139,15 @@ def test_a_lost_rank_ends_a_static_job(victim: int, disk: str, line: str, monkey
 
 
 def test_a_survivor_of_rank_0_commits_if_the_driver_is_lost_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = ThreadWorld.run
+    meet = ThreadWorld.meet
 
-    def runs_without_driver(world: ThreadWorld, body: Callable[[], T], sync: Callable[[], None]) -> T:
+    def meets_without_driver(world: ThreadWorld, sync: Callable[[], None], after: RankLost | None) -> None:
         try:
-            return run(world, body, sync)
+            meet(world, sync, after)
         except RankLost as error:
             raise DriverLost(str(error)) from error
 
-    monkeypatch.setattr(ThreadWorld, "run", runs_without_driver)
+    monkeypatch.setattr(ThreadWorld, "meet", meets_without_driver)
 
     def body(world: ThreadWorld) -> None:
         with pytest.raises(RankLost, match=r"step (\d) is committed in run/checkpoints/step-0{9}\1.ckpt; the same"):

@@ -10,7 +10,7 @@ from hvd_train.errors import RankLost
 from hvd_train.world import elastic_world, horovod_world
 from hvd_train.world.elastic_world import ElasticWorld
 from hvd_train.world.horovod_world import HorovodInternalError
-from hvd_train.world.world import DriverLost, Place, WorldChanged
+from hvd_train.world.world import DriverLost, Place
 
 Starts = list[Place]
 
@@ -47,16 +47,25 @@ def test_a_worker_keeps_its_slot_and_so_its_gpu(starts: Starts, monkeypatch: pyt
     world = ElasticWorld()
     assert (world.place.local_rank, world.place.local_size, world.place.size) == (1, 4, 1)
     starts.append(Place(2, 3, 0, 1, 2))
-    assert world.run(lambda: world.place) == Place(2, 3, 1, 1, 2)
+    world.meet()
+    assert world.place == Place(2, 3, 1, 1, 2)
 
 
 def test_a_fault_and_a_change_lead_into_the_next_world(starts: Starts) -> None:
     """The ranks synchronize the state in each world."""
     world, synced = ElasticWorld(), list[int]()
-    starts += [Place(0, 4), Place(0, 3), Place(0, 2), Place(0, 3)]
-    body = Mock(side_effect=[RankLost("gone"), HorovodInternalError("gone"), WorldChanged(), "trained"])
-    assert world.run(body, lambda: synced.append(world.place.size)) == "trained"
-    assert synced == [4, 3, 2, 3]
+    starts += [Place(0, 4), Place(0, 3), Place(0, 2), Place(0, 3), Place(0, 5)]
+    faults = [None, RankLost("gone"), HorovodInternalError("gone"), None, None]
+
+    def sync() -> None:
+        synced.append(world.place.size)
+        if (fault := faults.pop(0)) is not None:
+            raise fault
+
+    world.meet(sync)
+    world.meet(sync, RankLost("gone"))
+    world.meet(sync)
+    assert synced == [4, 3, 2, 3, 5]
 
 
 def test_a_request_for_a_rank_that_gets_no_answer_is_abandoned(
@@ -70,7 +79,7 @@ def test_a_request_for_a_rank_that_gets_no_answer_is_abandoned(
     world = ElasticWorld()
     monkeypatch.setattr(type(world._heartbeat), "driver_gone", True)
     with pytest.raises(DriverLost, match="the driver is gone"):
-        world.run(lambda: "never")
+        world.meet()
     world.close()
     assert calls == []
     never.set()
