@@ -15,8 +15,8 @@ from hvd_train.profiling import Profile
 from hvd_train.progress.clock import Split, Stopwatch, Timer
 from hvd_train.progress.stop import StopSignal
 from hvd_train.state import TrainState
-from hvd_train.step import Step
 from hvd_train.tasks.task import targets_of
+from hvd_train.updater import Updater
 from hvd_train.world.world import World
 
 
@@ -57,7 +57,7 @@ class Job:
     world: World
     parts: Parts
     state: TrainState
-    step: Step
+    updater: Updater
     output: Output
     clocks: Clocks
     stop: StopSignal

@@ -14,9 +14,9 @@ from hvd_train.progress.order import assignments, learning_rate_factor, order_of
 from hvd_train.run_files.journal import EpochRecord, Moment, StepRecord
 from hvd_train.run_files.ledger import Entry
 from hvd_train.state import Evaluation
-from hvd_train.step import StepResult, Votes
 from hvd_train.tasks.measures import LOSS
 from hvd_train.tasks.task import Scores
+from hvd_train.updater import StepResult, Votes
 from hvd_train.validate import evaluate
 from hvd_train.world.world import result_of_rank_0
 
@@ -57,7 +57,7 @@ def train(job: Job) -> bool:
 
             # one optimizer step of all ranks; while gradients are sent, the next batch is prepared
             log = (state.progress.step + 1) % config.run.log_steps == 0
-            result = job.step.take(state, batch, votes(job), batches.prepare)
+            result = job.updater.take(state, batch, votes(job), batches.prepare)
 
             # count it, show it, log it
             state.count_step(result.totals, skipped=result.skipped)

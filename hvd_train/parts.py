@@ -23,11 +23,11 @@ from hvd_train.network.models import Builder, any_size, compile_model, micro_bat
 from hvd_train.progress import order
 from hvd_train.progress.clock import Split
 from hvd_train.state import TrainState
-from hvd_train.step import Step
 from hvd_train.tasks import measures
 from hvd_train.tasks.measures import LOSS, Measuring
 from hvd_train.tasks.named import CLASSIFICATION, open_task
 from hvd_train.tasks.task import Goal, Task, goal_of, targets_of
+from hvd_train.updater import Updater
 from hvd_train.validate import scores_of
 from hvd_train.world.world import Place, Reduction, World
 
@@ -196,9 +196,9 @@ def fresh_state(
     )
 
 
-def build_step(config: Config, world: World, parts: Parts, split: Split) -> Step:
+def build_updater(config: Config, world: World, parts: Parts, split: Split) -> Updater:
     """Return the object that takes the optimizer steps; `split` measures their phases."""
-    return Step(config, world, parts.model, parts.device, parts.training, split)
+    return Updater(config, world, parts.model, parts.device, parts.training, split)
 
 
 def loader_processes(data: DataConfig, place: Place) -> int:

@@ -27,7 +27,7 @@ from hvd_train.network import weights
 from hvd_train.network.device import check_own_gpus, gpu_name, split_on
 from hvd_train.network.models import micro_batch_sizes
 from hvd_train.output import Claim, Output
-from hvd_train.parts import NOTHING, Own, build_step, fresh_state, warm_parts
+from hvd_train.parts import NOTHING, Own, build_updater, fresh_state, warm_parts
 from hvd_train.plugin import is_reference
 from hvd_train.profiling import Profile
 from hvd_train.progress.order import choose_layout, resized_layout
@@ -194,7 +194,7 @@ class Training:
             world=world,
             parts=parts,
             state=state,
-            step=build_step(config, world, parts, clocks.split),
+            updater=build_updater(config, world, parts, clocks.split),
             output=output,
             clocks=clocks,
             stop=self._stop,

@@ -14,10 +14,10 @@ from hvd_train.config import Config
 from hvd_train.data.loader import Ahead, Batch, Loader
 from hvd_train.network import freeze, optim
 from hvd_train.network.device import split_on, synchronize, uses_channels_last, uses_fp16_wire
-from hvd_train.parts import build_step, fresh_state, warm_parts
+from hvd_train.parts import build_updater, fresh_state, warm_parts
 from hvd_train.progress.clock import PHASES
 from hvd_train.progress.order import assignments, choose_layout, order_of
-from hvd_train.step import Votes
+from hvd_train.updater import Votes
 from hvd_train.world.world import Place, World, barrier, together
 
 T = TypeVar("T")
@@ -97,7 +97,7 @@ class Stepper:
         if freeze.apply(config.model, self.state.model, 0):
             world.regroup(self.state.optimizer)
         self.device, self.split, self.close = parts.device, split_on(parts.device), parts.train_loader.close
-        self._step = build_step(config, world, parts, self.split)
+        self._updater = build_updater(config, world, parts, self.split)
         self._batches = Ahead(batches(parts.train_loader, config, world.place), self.split.mark)
         optim.set_learning_rate(self.state.optimizer, _LEARNING_RATE)
 
@@ -106,7 +106,7 @@ class Stepper:
         images = 0
         for _ in range(steps):
             batch = next(self._batches)
-            result = self._step.take(self.state, batch, Votes(), self._batches.prepare)
+            result = self._updater.take(self.state, batch, Votes(), self._batches.prepare)
             self.state.count_step(result.totals, skipped=result.skipped)
             images += batch.size
             self.split.mark("other")

@@ -23,9 +23,9 @@ from hvd_train.progress import order
 from hvd_train.report.report import MisclassifiedImage, Predictions
 from hvd_train.run import trained_parts
 from hvd_train.run_files import durable
-from hvd_train.step import MICRO_BATCH
 from hvd_train.tasks.classification import mixer
 from hvd_train.tasks.named import CLASSIFICATION
+from hvd_train.updater import MICRO_BATCH
 from hvd_train.world.world import Place
 
 _SIDE, _LABEL = 96, 14  # pixels of an image in the picture, and of the line below it

@@ -59,10 +59,15 @@ class Measuring:
 
     def __init__(self, function: Function, fields: Sequence[Field]) -> None:
         self.function, self.fields, self._checked = function, tuple(fields), list[object]()
+        self.means = tuple(field for field in fields if field.kind != "total")  # what training sums
+        self.num_sums = sum(field.size for field in self.means)
 
     def __call__(self, model: nn.Module, batch: Any, num_samples: int) -> Measures:
         """Return the measures of a micro-batch. Raises UsageError if their fields are others."""
-        measures = self.function(model, batch)
+        return self.checked(self.function(model, batch), num_samples)
+
+    def checked(self, measures: Measures, num_samples: int) -> Measures:
+        """Return these measures of a micro-batch. Raises UsageError if their fields are others."""
         items = measures.items() if isinstance(measures, Mapping) else ()
         form = [num_samples, *((name, type(measure), getattr(measure, "shape", None)) for name, measure in items)]
         if form != self._checked:  # a full check takes as long as a small layer

@@ -13,7 +13,7 @@ from hvd_train import Config
 from hvd_train.data.loader import Batch, MicroBatch
 from hvd_train.progress.order import BatchLayout
 from hvd_train.state import TrainState, confirm_equal
-from hvd_train.step import Step, Votes
+from hvd_train.updater import Updater, Votes
 from hvd_train.world.world import LocalWorld, Reduction, World
 from tests.support import runs
 from tests.support.runs import equal, largest_difference, small_config, trained
@@ -74,7 +74,7 @@ def test_an_overflow_on_the_wire_skips_the_step_on_every_rank(world: World) -> N
     # Only the last rank has a micro-batch: no other rank's own gradient could overflow.
     micro = MicroBatch(0, (torch.ones(4, 1, 8, 8), torch.arange(4)), np.arange(4))
     batch = Batch(4, 1, (micro,) if rank == size - 1 else ())
-    step = Step(Config(), world, model, torch.device("cpu"), runs.TRAINING)
+    step = Updater(Config(), world, model, torch.device("cpu"), runs.TRAINING)
     step.take(state, batch, Votes())
     if size > 1:  # one rank sends nothing
         assert equal(before, dict(model.state_dict()))

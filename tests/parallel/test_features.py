@@ -14,7 +14,7 @@ from hvd_train.errors import UsageError
 from hvd_train.network.device import loss_scaler
 from hvd_train.progress.order import BatchLayout
 from hvd_train.state import TrainState
-from hvd_train.step import Step, Votes
+from hvd_train.updater import Updater, Votes
 from hvd_train.world.world import LocalWorld, Reduction, World
 from tests.parallel.test_equivalence import TOLERANCE
 from tests.support import runs
@@ -92,7 +92,7 @@ def test_a_skipped_step_leaves_nothing_in_the_buckets(world: World) -> None:
     model = own_generator(runs.convnet(10))
     optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction())
     state = TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False), BatchLayout(4, 4))
-    step = Step(small_config(clip_norm=0.1), world, model, torch.device("cpu"), runs.TRAINING)
+    step = Updater(small_config(clip_norm=0.1), world, model, torch.device("cpu"), runs.TRAINING)
     rank, size = world.place.rank, world.place.size
     skipped = []
     for pixel in (math.nan, 1.0):

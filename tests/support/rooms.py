@@ -18,7 +18,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("progress", "launch", "elastic", "world", "doctor", "data", "network", "tasks", "run_files"), ()),
     "the story": (
-        *("state", "checkpoint", "step", "validate", "profiling", "parts", "output", "job"),
+        *("state", "checkpoint", "updater", "validate", "profiling", "parts", "output", "job"),
         *("loop", "membership", "training", "run", "export"),
     ),
     **dict.fromkeys(("report", "bench", "commands"), ()),
@@ -26,7 +26,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 }
 AT_THE_TOP = {
     "vocabulary": "What a run can be, and what can go wrong: the config, its recipes and flags, the errors. No torch.",
-    "the story": "What training is. Read `loop`, then `step`, `state`, `parts` and `training`.",
+    "the story": "What training is. Read `loop`, then `updater`, `state`, `parts` and `training`.",
     "the front door": "`hvd-train COMMAND`: finds the command, turns errors into lines and exit codes.",
 }
 

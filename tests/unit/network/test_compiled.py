@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 
 from hvd_train.network.models import any_size, compile_model
 from hvd_train.run import train
-from hvd_train.step import Step
+from hvd_train.updater import Updater
 from tests.support import runs
 
 
@@ -50,13 +50,13 @@ def test_compiling_leaves_the_model_as_it_was(quick: None) -> None:
 @pytest.mark.parametrize("changes", [{}, {"freeze": "0.*", "precision": "bf16"}], ids=["plain", "frozen and bf16"])
 def test_an_epoch_compiles_nothing(changes: dict[str, Any], quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled_before: list[int] = []
-    plain = Step.take
+    plain = Updater.begin
 
-    def take(*args: Any, **kwargs: Any) -> Any:
+    def begin(*args: Any, **kwargs: Any) -> Any:
         compiled_before.append(counters["stats"]["unique_graphs"])
         return plain(*args, **kwargs)
 
-    monkeypatch.setattr(Step, "take", take)
+    monkeypatch.setattr(Updater, "begin", begin)
     counters.clear()
     config = runs.small_config(epochs=2, **changes, compile=True)
     result = train(config, model=runs.batch_norm, data=runs.few_digits)

@@ -1,8 +1,9 @@
-"""One optimizer step: forward and backward over this rank's micro-batches, then reduce, unscale, clip, step."""
+"""One optimizer step: passes over this rank's micro-batches, then reduce, unscale, clip, step."""
 
 import math
 import operator
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, reduce
 
@@ -21,7 +22,7 @@ from hvd_train.progress.clock import Split
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import fingerprint, from_bytes, in_bytes
 from hvd_train.state import TrainState
-from hvd_train.tasks.measures import LOSS, Measuring, numbers_of, sum_of, totals_of
+from hvd_train.tasks.measures import LOSS, Measures, Measuring, numbers_of, sum_of, totals_of
 from hvd_train.world.world import Gradients, World
 
 _PIECE = 1 << 18  # elements
@@ -37,6 +38,10 @@ class Votes:
     change: bool = False  # continue in another world
 
 
+NO_VOTES = Votes()
+_BUFFERS_CHANGED = 3  # the place of this flag after the votes
+
+
 @dataclass(frozen=True)
 class StepResult:
     """The result of a step on this rank."""
@@ -48,8 +53,12 @@ class StepResult:
     fingerprint: int | None = None  # of the samples of all ranks (`progress.order`), if the run keeps a ledger
 
 
-class Step:
-    """Takes optimizer steps. It holds settings and the values of the model's buffers, but no progress."""
+class Updater:
+    """Updates the weights once a step: `begin`, then `start` and `backward` for each micro-batch, then `finish`.
+
+    It holds settings and what has been done of the update, but no progress. After a RankLost, `put_back` undoes what
+    passes have changed, and the update begins again.
+    """
 
     def __init__(
         self,
@@ -61,115 +70,142 @@ class Step:
         split: Split | None = None,
     ) -> None:
         """`split` measures the time. Raises UsageError if the config names buffers that the model does not have."""
-        self._mark, self._measure = (split or Split()).mark, measuring
-        self._fields = [field for field in measuring.fields if field.kind != "total"]
-        self._num_sums = sum(field.size for field in self._fields)
+        self._mark, self._measuring = (split or Split()).mark, measuring
         self._world, self._device, self._seed = world, device, config.seed
         self._ledger, self._clip_norm = config.run.ledger, config.optimizer.clip_norm
         self._adasum, self._autocast = config.optimizer.reduction == "adasum", autocast(config, device)
         self._buffers = StepBuffers(model, device, config.model.average_buffers)
         self._sums_in_passes = sums_in_passes(model, world, device)
-        if self._adasum and self._fields[0].kind == "count":
+        self._forward = ExitStack()  # what a forward pass runs in
+        if self._adasum and measuring.means[0].kind == "count":
             raise UsageError("--reduction adasum needs one loss for each sample, not a Mean with a count")
 
     def take(
-        self, state: TrainState, batch: Batch, votes: Votes, meanwhile: Callable[[], None] = lambda: None
+        self,
+        state: TrainState,
+        batch: Batch,
+        votes: Votes = NO_VOTES,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> StepResult:
         """Take one step with all ranks; the weights change, the progress does not (`TrainState.count_step`).
 
         `meanwhile` is called while gradients are reduced. Raises RankLost and UsageError before the state changes.
         """
         try:
-            return self._take(state, batch, votes, meanwhile)
+            self.begin(state, batch, votes)
+            for micro in batch.micro_batches:
+                self.start(micro)
+                self.backward(self._measuring.function(state.model, micro.batch))
+            return self.finish(meanwhile)
         except RankLost:
-            self._buffers.put_back()
+            self.put_back()
             raise
         except (ValueError, RuntimeError) as error:
-            if (message := _of_use(error, batch)) is None:
+            if (told := of_use(error, batch)) is None:
                 raise
-            raise UsageError(message) from None
+            raise told from None
 
-    def _take(self, state: TrainState, batch: Batch, votes: Votes, meanwhile: Callable[[], None]) -> StepResult:
-        model, optimizer, scaler, micro_batches = state.model, state.optimizer, state.scaler, batch.micro_batches
+    def begin(self, state: TrainState, batch: Batch, votes: Votes) -> None:
+        """Begin the next update of `state` with this rank's part of its samples. Raises RankLost."""
+        self._state, self._batch, self._votes = state, batch, votes
+        self._lost: RankLost | None = None
+        self._sums_of_passes: list[Tensor] = []
         # The ranks' gradients are added; Adasum wants each rank's own mean.
-        divisor = max(1, sum(len(micro.samples) for micro in micro_batches)) if self._adasum else batch.size
-        share = _constant(1 / divisor, self._device)
+        mine = sum(len(micro.samples) for micro in batch.micro_batches)
+        self._share = _constant(1 / (max(1, mine) if self._adasum else batch.size), self._device)
 
         # Not zero_grad: Horovod's takes no arguments (issue #3405), and the model's walks through all its modules.
-        for group in optimizer.param_groups:
+        for group in state.optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
-        self._world.expect_passes(optimizer, len(micro_batches))
-        self._sums_in_passes.begin_step(len(micro_batches), batch.num_micro_batches)
+        self._world.expect_passes(state.optimizer, len(batch.micro_batches))
+        self._sums_in_passes.begin_step(len(batch.micro_batches), batch.num_micro_batches)
         self._buffers.begin()
 
-        # All micro-batches but the last: their gradients add up on this rank.
-        sums_of_passes: list[Tensor] = []
-        for micro in micro_batches[:-1]:
-            loss = self._forward(model, micro, state.progress.step, sums_of_passes)
-            self._backward(loss, scaler, share)
-        # The last micro-batch: its backward pass starts the reduction of each gradient. The message that travels with
-        # them must be complete before it: sums of all forward passes, votes, fingerprint and changes of buffers.
-        for micro in micro_batches[-1:]:
+    def start(self, micro: MicroBatch) -> None:
+        """Begin the forward pass of a micro-batch: from the same buffers and random numbers on any rank."""
+        self._micro = micro
+        if micro is self._batch.micro_batches[-1]:
             self._sums_in_passes.begin_last_micro_batch()
-            loss = self._forward(model, micro, state.progress.step, sums_of_passes)
-        nothing = (0.0,) * self._num_sums
-        sums = reduce(operator.add, sums_of_passes) if sums_of_passes else _constant(nothing, self._device)
+        self._buffers.put_back()
+        seed(self._device, order.key(self._seed, MICRO_BATCH, self._state.progress.step, micro.number))
+        self._forward.enter_context(self._autocast)
+
+    def backward(self, measures: Measures) -> None:
+        """End the forward pass, which gave these measures, and run the backward pass.
+
+        The last one starts the reduction of each gradient. If a rank is lost, `finish` raises it. Raises UsageError for
+        other measures than those of the task.
+        """
+        self._forward.close()
+        measures = self._measuring.checked(measures, len(self._micro.samples))
+        self._sums_of_passes.append(numbers_of(measures, self._measuring.means, torch.float32))
+        self._buffers.end_micro_batch(self._micro.number)
+        self._mark("forward")
+        try:
+            if self._micro is self._batch.micro_batches[-1]:
+                self._send_message()
+            torch.autograd.backward(self._state.scaler.scale(sum_of(measures[LOSS])), self._share)
+        except RankLost as error:
+            self._lost = error
+        self._mark("backward")
+
+    def put_back(self) -> None:
+        """Undo the changes of buffers by an update that does not end."""
+        self._forward.close()
+        self._buffers.put_back()
+
+    def _send_message(self) -> None:
+        """Start the sum that travels with the gradients: measures, votes, fingerprint and changes of buffers."""
+        nothing = (0.0,) * self._measuring.num_sums
+        passes = self._sums_of_passes
+        sums = reduce(operator.add, passes) if passes else _constant(nothing, self._device)
+        votes = self._votes
         flags = votes.stop, votes.commit, votes.change, self._buffers.others_changed
         flags_sent = _constant(tuple(map(float, flags)), self._device)
-        fields = [sums, flags_sent, *([self._fingerprint(batch)] if self._ledger else [])]
+        fields = [sums, flags_sent, *([self._fingerprint(self._batch)] if self._ledger else [])]
         # A tensor of its own: the sum over the ranks is written into it.
         message = torch.cat([*fields, *self._buffers.changes])
-        num_fields = sum(map(len, fields))
-        pending = self._world.start_sum(message, "step")
-        if micro_batches:
-            self._backward(loss, scaler, share)
+        self._num_fields = sum(map(len, fields))
+        self._pending = self._world.start_sum(message, "step")
+
+    def finish(self, meanwhile: Callable[[], None] = lambda: None) -> StepResult:
+        """Reduce, unscale, clip, step. `meanwhile` is called while gradients are reduced. Raises RankLost."""
+        if self._lost is not None:
+            raise self._lost
+        if not self._batch.micro_batches:
+            self._send_message()
         self._sums_in_passes.end_step()
         meanwhile()
 
-        # Reduce, unscale, clip, step, in this order.
+        optimizer, scaler, batch = self._state.optimizer, self._state.scaler, self._batch
         with self._world.reduced(optimizer) as gradients:
-            summed = pending()
-            if self._buffers.others and summed[self._num_sums + len(flags) - 1] > 0:
+            summed = self._pending()
+            if self._buffers.others and summed[self._measuring.num_sums + _BUFFERS_CHANGED] > 0:
                 self._buffers.broadcast_others(self._world)
             # No communication follows, so the step cannot break any more.
             self._mark("reduction")
             scaler.unscale_(optimizer)
-            by_count = self._fields[0].kind == "count"  # gradients are divided by the samples so far
+            by_count = self._measuring.means[0].kind == "count"  # gradients are divided by the samples so far
             norm = self._clip(gradients, scaler, batch.size / summed[1] if by_count else None)
-            numbers = _on_its_way(torch.cat((summed[:num_fields], norm[None])))
+            numbers = _on_its_way(torch.cat((summed[: self._num_fields], norm[None])))
             broken = ~torch.isfinite(summed[0] + norm)  # on all ranks: both are sums over them
             ahead = not self._buffers.others and all(group.get("fused") for group in optimizer.param_groups)
             if ahead:  # the optimizer does nothing if this is 1, so a GPU has work while the host waits for the numbers
                 optimizer.found_inf = broken.float()  # type: ignore[attr-defined]
             if ahead or not broken:
-                self._buffers.finish(summed[num_fields:].masked_fill(broken, 0), batch.num_micro_batches)
+                self._buffers.finish(summed[self._num_fields :].masked_fill(broken, 0), batch.num_micro_batches)
                 optimizer.step()
             else:
                 self._buffers.put_back()
             scaler.update()
             *sums_and_flags, norm_before = numbers()
-            totals = totals_of(self._fields, sums_and_flags, batch.size)
-            stop, commit, change, _, *taken = sums_and_flags[self._num_sums :]
+            totals = totals_of(self._measuring.means, sums_and_flags, batch.size)
+            stop, commit, change, _, *taken = sums_and_flags[self._measuring.num_sums :]
             skipped = not (math.isfinite(sums_and_flags[0]) and math.isfinite(norm_before))
         self._mark("optimizer")
         votes = Votes(stop > 0, commit > 0, change > 0)
         return StepResult(totals, votes, norm_before, skipped, from_bytes(taken) if taken else None)
-
-    def _forward(self, model: nn.Module, micro: MicroBatch, step: int, sums: list[Tensor]) -> Tensor:
-        """Return the summed loss of one micro-batch, and append the sums of its measures."""
-        self._buffers.put_back()
-        seed(self._device, order.key(self._seed, MICRO_BATCH, step, micro.number))  # the same on any rank
-        with self._autocast:
-            measures = self._measure(model, micro.batch, len(micro.samples))
-        sums.append(numbers_of(measures, self._fields, torch.float32))
-        self._buffers.end_micro_batch(micro.number)
-        self._mark("forward")
-        return sum_of(measures[LOSS])
-
-    def _backward(self, loss: Tensor, scaler: torch.amp.GradScaler, share: Tensor) -> None:
-        torch.autograd.backward(scaler.scale(loss), share)
-        self._mark("backward")
 
     def _fingerprint(self, batch: Batch) -> Tensor:
         samples = np.concatenate([np.zeros(0, np.int64), *[micro.samples for micro in batch.micro_batches]])
@@ -205,18 +241,19 @@ def _constant(value: float | tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(value, device=device)  # to make one takes longer than to use it
 
 
-def _of_use(error: Exception, batch: Batch) -> str | None:
-    """Return what to type if an error of torch comes from the settings, else None."""
+def of_use(error: Exception, batch: Batch) -> UsageError | None:
+    """Return what to type if an error of torch in a pass comes from the settings, else None."""
     if isinstance(error, torch.OutOfMemoryError):
         images, passes = len(batch.micro_batches[0].samples), len(batch.micro_batches)
         peak = torch.cuda.max_memory_allocated() / 2**30
         less = f"type --batch-size {images // 2} --accumulation-steps {2 * passes}, which keeps the global batch"
         more = less if images > 1 else "type a smaller --image-size or --model"
-        return f"out of GPU memory in a micro-batch of {images} (peak {peak:.1f} GiB): {more}"
+        return UsageError(f"out of GPU memory in a micro-batch of {images} (peak {peak:.1f} GiB): {more}")
     if "more than 1 value per channel" in str(error):
-        return "batch norm needs two samples in each micro-batch: type a larger --batch-size"
+        return UsageError("batch norm needs two samples in each micro-batch: type a larger --batch-size")
     if "does not have a deterministic implementation" in str(error):
-        return f"--deterministic: {str(error).partition(' ')[0]} has no deterministic version: leave the flag out"
+        operation = str(error).partition(" ")[0]
+        return UsageError(f"--deterministic: {operation} has no deterministic version: leave the flag out")
     return None
 
 

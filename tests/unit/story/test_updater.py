@@ -13,7 +13,7 @@ from hvd_train.data.loader import Batch, MicroBatch
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import BatchLayout, fingerprint
 from hvd_train.state import TrainState
-from hvd_train.step import Step, StepResult, Votes
+from hvd_train.updater import StepResult, Updater, Votes
 from hvd_train.world.world import LocalWorld, Reduction, World
 from tests.support import runs
 from tests.support.worlds import ThreadWorld, own_generator, run_ranks
@@ -56,7 +56,7 @@ def state_of(model: nn.Module, scale: float | None = None, world: World | None =
 
 
 def take(config: Config, state: TrainState, part: Batch) -> StepResult:
-    return Step(config, LocalWorld(), state.model, CPU, runs.TRAINING).take(state, part, Votes())
+    return Updater(config, LocalWorld(), state.model, CPU, runs.TRAINING).take(state, part, Votes())
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_votes_and_samples_of_all_ranks_come_with_the_gradients(vote: Votes) -> 
     def body(world: ThreadWorld, *, ledger: bool) -> tuple[Votes, int | None]:
         model = own_generator(runs.batch_norm(10))
         mine = vote if world.place.rank == 1 else Votes()
-        step = Step(Config().replace(ledger=ledger), world, model, CPU, runs.TRAINING)
+        step = Updater(Config().replace(ledger=ledger), world, model, CPU, runs.TRAINING)
         part = batch(4, world.place.rank, 3)
         result = step.take(state_of(model, world=world), part, mine)
         return result.agreed, result.fingerprint
