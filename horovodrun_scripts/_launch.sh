@@ -57,7 +57,8 @@ pass_on() {
 }
 
 # find_programs: put the project's own environment in front of the PATH if horovodrun or hvd-train is not on it. Set
-# `python` to the Python of hvd-train, and let horovodrun print the output of rank 0 as it is, all else with its rank.
+# `python` to the Python of hvd-train and `command` to what a rank runs: hvd-train train, or a script of one's own.
+# Let horovodrun print the output of rank 0 as it is, all else with its rank.
 find_programs() {
   local project program
   export HVD_TRAIN_OUTPUT_PREFIX=${HVD_TRAIN_OUTPUT_PREFIX-errors}
@@ -72,6 +73,8 @@ find_programs() {
   fi
   python=$(dirname -- "$(type -P hvd-train)")/python
   [[ -x $python ]] || python=python3
+  command=(hvd-train train "${arguments[@]}")
+  [[ ${arguments[0]-} != *.py ]] || command=("$python" "${arguments[@]}")
 }
 
 # quoted WORD...: print the words for the command line of any shell. Bash's own %q is for bash: under LC_ALL=C it writes

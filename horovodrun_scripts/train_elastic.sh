@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Train on hosts that may come and go: workers die, spot hosts vanish, new ones join, and no finished step is lost.
 #
-#   train_elastic.sh [OPTIONS] [-- ARGUMENTS OF hvd-train train]
+#   train_elastic.sh [OPTIONS] [-- ARGUMENTS OF hvd-train train | -- SCRIPT.py ...]
 #
 #   train_elastic.sh -- digits                                       2 workers here; kill one and watch
 #   train_elastic.sh --hosts hostfiles/two_hosts --min-np 1 -- digits
@@ -55,6 +55,6 @@ driver+=(--host-discovery-script "$(quoted "${discovery[@]}")")
 [[ -z $max_np ]] || driver+=(--max-np "$max_np")
 [[ -z $interface ]] || driver+=(--network-interfaces "$interface")
 # Check the settings here, before a process is started anywhere.
-[[ -n $dry_run ]] || hvd-train config "${arguments[@]}" >/dev/null || exit $?
+[[ -n $dry_run || ${command[0]} != hvd-train ]] || hvd-train config "${arguments[@]}" >/dev/null || exit $?
 supervisor=("$python" -m hvd_train.elastic.supervisor --restarts "$restarts")
-start "${supervisor[@]}" -- "${driver[@]}" hvd-train train "${arguments[@]}"
+start "${supervisor[@]}" -- "${driver[@]}" "${command[@]}"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Train on the hosts of a host file: as many ranks as it has slots, started over ssh by horovodrun.
 #
-#   train_hostfile.sh HOSTFILE [--gloo|--mpi] [--env NAME] [--dry-run] [-- ARGUMENTS OF hvd-train train]
+#   train_hostfile.sh HOSTFILE [--gloo|--mpi] [--env NAME] [--dry-run] [-- ARGUMENTS OF hvd-train train | -- SCRIPT.py ...]
 #
 #   train_hostfile.sh hostfiles/localhost -- digits              2 ranks here, no ssh: under a minute on 2 cores
 #   train_hostfile.sh hostfiles/two_hosts -- digits --epochs 5
@@ -23,4 +23,4 @@ find_programs
 if [[ $controller == mpi ]]; then find_open_mpi horovodrun; fi
 [[ -n $dry_run ]] || check_hosts "$operand"
 set -- "${open_mpi[@]}" horovodrun -np "$num_ranks" --hostfile "$operand" "--$controller"
-start "$@" hvd-train train "${arguments[@]}"
+start "$@" "${command[@]}"

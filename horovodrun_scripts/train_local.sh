@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Train on this machine: one rank per GPU or, where there is none, 2 ranks on its cores.
 #
-#   train_local.sh [-n RANKS] [--gloo|--mpi] [--dry-run] [-- ARGUMENTS OF hvd-train train]
+#   train_local.sh [-n RANKS] [--gloo|--mpi] [--dry-run] [-- ARGUMENTS OF hvd-train train | -- SCRIPT.py ...]
 #
 #   train_local.sh                            the digits, 20 epochs: under a minute on 2 cores
 #   train_local.sh -n 4 -- digits --epochs 5
@@ -18,4 +18,4 @@ declare -A takes=([-n]=num_ranks# [-np]=num_ranks# [--gloo]=controller=gloo [--m
 num_ranks='' controller=gloo
 read_options "$@"
 find_programs
-start horovodrun -np "${num_ranks:-$(default_num_ranks)}" "--$controller" hvd-train train "${arguments[@]}"
+start horovodrun -np "${num_ranks:-$(default_num_ranks)}" "--$controller" "${command[@]}"

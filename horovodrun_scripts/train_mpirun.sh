@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Train on the hosts of a host file with plain mpirun, of Open MPI 4 or 5, or of MPICH or its relatives (Intel MPI).
 #
-#   train_mpirun.sh HOSTFILE [--env NAME] [--dry-run] [-- ARGUMENTS OF hvd-train train]
+#   train_mpirun.sh HOSTFILE [--env NAME] [--dry-run] [-- ARGUMENTS OF hvd-train train | -- SCRIPT.py ...]
 #
 #   train_mpirun.sh hostfiles/localhost -- digits              2 ranks here, no ssh: under a minute on 2 cores
 #   train_mpirun.sh hostfiles/two_hosts -- digits --epochs 5
@@ -49,4 +49,4 @@ case $version in
     ;;
   *) fail "this mpirun is neither Open MPI's nor MPICH's: $(head -n 1 <<<"$version")" ;;
 esac
-start "${open_mpi[@]}" mpirun -np "$num_ranks" "${flags[@]}" "$(type -P hvd-train)" train "${arguments[@]}"
+start "${open_mpi[@]}" mpirun -np "$num_ranks" "${flags[@]}" "$(type -P "${command[0]}")" "${command[@]:1}"

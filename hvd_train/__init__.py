@@ -11,25 +11,29 @@ if TYPE_CHECKING:
     from hvd_train.data.dataset import DataSet as DataSet
     from hvd_train.errors import HvdTrainError as HvdTrainError
     from hvd_train.errors import UsageError as UsageError
+    from hvd_train.result import Result as Result
     from hvd_train.run import evaluate as evaluate
     from hvd_train.run import train as train
+    from hvd_train.session import Session as Session
+    from hvd_train.session import parse_args as parse_args
     from hvd_train.tasks.measures import Mean as Mean
     from hvd_train.tasks.measures import Total as Total
     from hvd_train.tasks.task import Scores as Scores
     from hvd_train.tasks.task import Task as Task
-    from hvd_train.training import Result as Result
 
 _HOME = {
     "Config": "config",
     "DataSet": "data.dataset",
     "HvdTrainError": "errors",
     "Mean": "tasks.measures",
-    "Result": "training",
+    "Result": "result",
     "Scores": "tasks.task",
+    "Session": "session",
     "Task": "tasks.task",
     "Total": "tasks.measures",
     "UsageError": "errors",
     "evaluate": "run",
+    "parse_args": "session",
     "recipes": "recipes",
     "train": "run",
 }

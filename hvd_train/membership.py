@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import IO
@@ -18,12 +19,12 @@ from hvd_train.checkpoint import BadCheckpoint
 from hvd_train.config import Config
 from hvd_train.console import say
 from hvd_train.data.trees import map_tensors
-from hvd_train.elastic.members import Member, RankReport, change_between
+from hvd_train.elastic.members import Change, Member, RankReport, change_between
 from hvd_train.errors import FaultRepeats, RankLost, ReplicasDiffer, UsageError, counted, first_few
-from hvd_train.job import Arrival
 from hvd_train.launch import launcher
 from hvd_train.network.buffers import tensors_in
 from hvd_train.output import Claim, Output
+from hvd_train.points import Label
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.run_folder import Busy
 from hvd_train.state import TrainState, digest_of_snapshot
@@ -34,6 +35,18 @@ _QUIET_S = 3.0  # a shorter transfer is not worth a line
 _PATIENCE_S = 100.0  # a file server keeps the locks of a dead host for a while: NFS 4 for 90 s
 _RESUME = "the same command resumes from there"
 _SAME_STEP_FAULTS = 5  # a fault that repeats this often at one step is in the step, not in the cluster
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """The change that led to this world."""
+
+    change: Change
+    reported_at: float  # when this rank made its report (time.perf_counter); `change.waited_s` counts up to then
+
+    def seconds(self) -> float:
+        """Return the seconds since the fault, or since the request to change."""
+        return self.change.waited_s + time.perf_counter() - self.reported_at
 
 
 class Membership:
@@ -59,15 +72,15 @@ class Membership:
         """The host of each rank in the last world."""
         return [member.host for member in self._members]
 
-    def report(self, state: TrainState) -> RankReport:
+    def report(self, state: TrainState, waits: Label) -> RankReport:
         """Return the report of this rank for the other ranks."""
         self._reported_at = time.perf_counter()  # each rank adds its own time since then (Arrival.seconds)
         return RankReport(
             self._member,
             has_trained=self.has_trained,
             survives=self.survives,
-            epoch=state.progress.epoch,
             step=state.progress.step,
+            waits=waits,
             digest=state.digest() if self.survives else "",
             previous_members=self._members,
             reason=self._reason,
@@ -107,8 +120,8 @@ class Membership:
             self._stay.close()
 
 
-def synchronize(state: TrainState, world: World, root: int) -> None:
-    """Send the state of rank `root` to every other rank, which loads it.
+def synchronize(state: TrainState, world: World, root: int, *, behind: bool = False) -> None:
+    """Send the state of rank `root` to every other rank, which loads it; a rank that is `behind` keeps its place.
 
     A rank receives the state into host memory and loads it after all ranks have compared digests. So after an error
     each rank still has its own state. Raises: RankLost: if another rank is lost; ReplicasDiffer: if a rank received
@@ -133,7 +146,7 @@ def synchronize(state: TrainState, world: World, root: int) -> None:
     if damaged := [rank for rank, digest in enumerate(digests) if digest != digests[root]]:
         raise ReplicasDiffer(f"the state of rank {root} arrived damaged on ranks {first_few(damaged)}")
     if not is_root:
-        state.load(snapshot)
+        state.load(snapshot, behind=behind)
 
 
 def _without_gaps(tensor: Tensor) -> Tensor:

@@ -43,8 +43,7 @@ class Claim:
 
     folder: RunFolder
     notes: tuple[str, ...] = ()  # for the user
-    loaded: bool = False  # whether a checkpoint was loaded, from the folder or from the file that the user named
-    from_file: bool = False  # whether it was the file, so that the folder has no commit yet
+    from_file: bool = False  # whether a file that the user named was loaded, so that the folder has no commit yet
 
 
 class Output:
@@ -53,6 +52,7 @@ class Output:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._folder: RunFolder | None = None
+        self._claimed: RunFolder | None = None  # the last claim, which `open` may not have followed
         self.journal: Journal = Journal()
         self.store: Store = Store()
 
@@ -74,6 +74,8 @@ class Output:
             if not from_disk:
                 return Claim(self._folder)
             self.close()
+        elif self._claimed is not None:
+            self._claimed.release()
         config, notes = self._config, list[str]()
         named = Path(config.run.resume) if config.run.resume not in ("auto", "never") else None
         if run_dir is not None:
@@ -87,14 +89,14 @@ class Output:
             elif from_disk:
                 state.layout = first_layout()
 
-        folder = _claim(config, start, abandoned=run_dir is not None)
+        folder = self._claimed = _claim(config, start, abandoned=run_dir is not None)
         snapshot = checkpoint.newest_good(folder.path, notes.append) if from_disk and folder.earlier else None
         if snapshot is not None:
             self._load(state, snapshot, notes)
         elif folder.earlier:
             start()
         by_name = from_disk and snapshot is None and named is not None
-        return Claim(folder, tuple(notes), loaded=snapshot is not None or by_name, from_file=by_name)
+        return Claim(folder, tuple(notes), from_file=by_name)
 
     def _load(self, state: TrainState, snapshot: Snapshot, notes: list[str]) -> None:
         """Load a checkpoint, but keep the data of `state`. Raises UsageError if the checkpoint's data differ."""

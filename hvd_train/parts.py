@@ -1,6 +1,7 @@
 """Build the parts of a rank from the config: device, data, loaders, model and the first state."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,9 +14,9 @@ from torch.utils.data import default_collate
 from hvd_train.config import Config, DataConfig, ScheduleConfig
 from hvd_train.data import sources
 from hvd_train.data.dataset import DataSet
-from hvd_train.data.loader import Loader, Prepare, open_loader
+from hvd_train.data.loader import Collate, Loader, Prepare, open_loader
 from hvd_train.data.sources import OwnData
-from hvd_train.errors import UsageError
+from hvd_train.errors import UsageError, counted, first_few
 from hvd_train.launch import launcher
 from hvd_train.network import buffers, freeze, models, normalization, optim, weights
 from hvd_train.network.device import autocast, choose_device, loss_scaler, num_cores, uses_channels_last, uses_fp16_wire
@@ -149,6 +150,35 @@ def build(config: Config, place: Place, own: Own = NOTHING) -> Parts:
             models.check_fits(network, name, images, len(data.classes), trains=not colour)
     measuring = _measurings(task, network, examples[0])
     return Parts(device, data, task, *measuring, goal, network, train_loader, val_loader, test_loader)
+
+
+def of_a_loop(
+    config: Config, world: World, model: nn.Module, optimizer: Optimizer, data: Any, collate: Collate
+) -> tuple[Parts, Optimizer]:
+    """Return the parts of a training whose loop is the user's. Raises UsageError for what cannot be trained."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise UsageError("give the model itself, without DistributedDataParallel")
+    if hasattr(data, "batch_sampler"):
+        raise UsageError("give the data set itself, not a DataLoader: batches are made for any number of ranks")
+    known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if missing := [name for name, each in model.named_parameters() if each.requires_grad and id(each) not in known]:
+        raise UsageError(f"the optimizer has no {first_few(missing, 3)}: give it these, or set requires_grad to False")
+    if foreign := len(known - {id(parameter) for parameter in model.parameters()}):
+        raise UsageError(f"the optimizer has {counted(foreign, 'parameter')} that the model does not have")
+    source = sources.open_data(config.data, config.seed, lambda _: (data, None), any_items=True)
+    device = choose_device(config, world.place)
+    model.to(device)
+    if uses_channels_last(config, device):
+        model.to(memory_format=torch.channels_last)
+    if config.model.sync_batch_norm:
+        model = normalization.synchronised(model, world)
+    buffers.averaged(model, config.model.average_buffers)
+    workers = loader_processes(config.data, world.place)
+    loader = open_loader(source.train, None, device, config.seed, workers, collate)
+    loader.start()
+    task = Task(Mapping.get, best="")  # type: ignore[arg-type]  # the user's loop measures
+    measuring, goal = Measuring(task.measure), Goal("best", higher=True)
+    return Parts(device, source, task, measuring, measuring, goal, model, loader, None, None), optimizer
 
 
 def _goal(schedule: ScheduleConfig, task: Task, *, validates: bool) -> Goal:

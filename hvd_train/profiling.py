@@ -135,29 +135,22 @@ class Profile:
         self._folder, self._stopwatch, self._split = folder, stopwatch, split
         self._recording: _Recording | None = None
 
-    @contextmanager
-    def within(self, step: int) -> Iterator[None]:
-        """Train inside this block, after `step` steps; its end ends a running profile."""
-        try:
-            self._begin_after(step)
-            yield
-            if self._recording is not None:
-                self._end(self._recording, "the training ended then")
-        except BaseException as error:
-            if self._recording is not None:
-                self._end(self._recording, f"{type(error).__name__} ended it", alone=True)
-            raise
+    def end(self, reason: str, *, alone: bool) -> None:
+        """End a running profile; `alone` if other ranks may be lost."""
+        if self._recording is not None:
+            self._end(self._recording, reason, alone=alone)
 
     def step_done(self, step: int) -> None:
         """Record that all ranks have done this step. Raises RankLost if the profile begins or ends with it."""
         if self._recording is None:
-            self._begin_after(step)
+            self.begin_after(step)
         else:
             self._recording.step_done(step)
             if step + 1 == self._wanted.stop:
                 self._end(self._recording)
 
-    def _begin_after(self, step: int) -> None:
+    def begin_after(self, step: int) -> None:
+        """Begin if the next step is the first to be recorded. Raises RankLost."""
         if self._wanted and step + 1 == self._wanted.start:
             self._recording = _Recording(self._device, self._world, self._world.broadcast(time.time_ns(), 0))
             self._recording.begin(self._split)

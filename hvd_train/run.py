@@ -5,13 +5,15 @@ import json
 import os
 import platform
 import sys
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
 import torch
+from torch.optim import Optimizer
 
-from hvd_train import checkpoint, config_file, console, plain_file, plugin, state
+from hvd_train import checkpoint, config_file, console, loop, plain_file, plugin, state
 from hvd_train._version import __version__, digest_of_code
 from hvd_train.config import Config
 from hvd_train.data import identity, sources
@@ -19,15 +21,17 @@ from hvd_train.data.identity import Identity
 from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher, rank_log
+from hvd_train.loops import TaskLoops
 from hvd_train.network import freeze, models, weights
 from hvd_train.network.device import autocast
 from hvd_train.network.models import Builder
-from hvd_train.parts import NOTHING, Own, Parts, build
+from hvd_train.parts import NOTHING, Own, Parts, build, warm_parts
 from hvd_train.progress.stop import StopSignal
+from hvd_train.result import Result, Stopped
 from hvd_train.run_files import run_folder
 from hvd_train.tasks import named as tasks
 from hvd_train.tasks.task import Scores, Task
-from hvd_train.training import Result, Training
+from hvd_train.training import Training
 from hvd_train.validate import evaluate as evaluate_model
 from hvd_train.world.world import LocalWorld, Place, World, together
 
@@ -46,9 +50,21 @@ def train(
     `task` takes the place of classification. Raises UsageError for settings or data that cannot be used, RankLost if
     another rank ends, ReplicasDiffer if the weights of the ranks differ.
     """
-    console.outlive()
     own = Own(model, data, task)
     config = config.replace(**{name: reference(value) for name, value in vars(own).items() if value is not None})
+    with opened(config, world, lambda here: warm_parts(config, here, own)) as training:
+        session = TaskLoops(training)
+        with suppress(Stopped), session:
+            loop.train(session)
+        return session.result
+
+
+@contextmanager
+def opened(
+    config: Config, world: World | None, build: Callable[[World], tuple[Parts, Optimizer]]
+) -> Iterator[Training]:
+    """Connect the ranks, or use `world`, and build a training; close it after the block. Raises UsageError."""
+    console.outlive()
     check(config)
     if config.run.log_dir is not None:
         rank_log.start(config.run.log_dir, os.environ)
@@ -56,9 +72,10 @@ def train(
         # The driver decides what the loss of ssh means for a worker.
         StopSignal(hangup=not launcher.elastic(os.environ)) as stop,
         closing(world or connect(config)) as here,
-        closing(Training(config, here, stop, own)) as training,
     ):
-        return training.run()
+        parts, optimizer = here.prepare(lambda: build(here))
+        with closing(Training(config, here, stop, parts, optimizer)) as training:
+            yield training
 
 
 def evaluate(

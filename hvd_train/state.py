@@ -19,11 +19,13 @@ from hvd_train.data.trees import map_tensors
 from hvd_train.errors import ReplicasDiffer, UsageError, first_few
 from hvd_train.network import buffers, optim, weights
 from hvd_train.network.buffers import digest_of, tensors_in
+from hvd_train.points import HEAD, STEPS, TAIL, Answer, Evaluation, Label, Point, kept
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files.journal import EpochRecord, StepRecord
 from hvd_train.run_files.ledger import Entry, extended
 from hvd_train.tasks.measures import LOSS
+from hvd_train.tasks.task import Scores
 from hvd_train.world.world import World
 
 Snapshot = dict[str, Any]  # plain values and CPU tensors only, so that loading it runs no code
@@ -49,18 +51,10 @@ class Progress:
         return dataclasses.replace(self, epoch=self.epoch + 1, cursor=0)
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """The figures of an evaluation on the validation set after an epoch (counted from 1), by name."""
-
-    epoch: int
-    figures: Mapping[str, float]
-
-
 _TENSORS = "model", "average", "buffers", "optimizer"
-_FACTS = "progress", "layout", "totals", "best", "last", "scaler"
-_VALUES: dict[str, type[Any]] = {"layout": BatchLayout, "progress": Progress, "totals": Totals, "best": Evaluation}
-_VALUES |= {"last": Evaluation, "last_step": StepRecord, "last_epoch": EpochRecord}
+_FACTS = "progress", "layout", "totals", "scaler"
+_VALUES: dict[str, type[Any]] = {"layout": BatchLayout, "progress": Progress, "totals": Totals}
+_VALUES |= {"last_step": StepRecord, "last_epoch": EpochRecord}
 
 
 @dataclass
@@ -75,6 +69,8 @@ class TrainState:
     totals: Totals = Totals()
     best: Evaluation | None = None
     last: Evaluation | None = None
+    point: Point = field(default_factory=Point)  # the last one
+    answers: dict[Label, Answer] = field(default_factory=dict)  # since the point, and others that ranks may need
     recent: list[Entry] = field(default_factory=list)  # ledger entries of the epoch that may not be on disk yet
     last_step: StepRecord | None = None  # another rank may have to write these two records if rank 0 is lost
     last_epoch: EpochRecord | None = None
@@ -93,6 +89,18 @@ class TrainState:
         self.progress = self.progress.after_step(totals.count, skipped=skipped)
         if math.isfinite(totals.sums[LOSS]):
             self.totals += totals
+
+    def come_to(self, epoch: int, part: int, own: Mapping[str, Any]) -> None:
+        """Come to a point of the program, with these registered values."""
+        step, cursor = self.progress.step, self.progress.cursor
+        at_epoch = own if part == HEAD else self.point.own_at_epoch
+        self.point = Point(epoch, part, step, cursor, self.best, self.last, self.settings(), own, at_epoch)
+        self.answers = kept(self.answers, self.point)
+
+    def settings(self) -> list[dict[str, Any]]:
+        """Return the settings of each parameter group, which the program may change."""
+        names = self.optimizer.defaults
+        return [{name: group[name] for name in names if name in group} for group in self.optimizer.param_groups]
 
     def took(self, step: Entry, num_samples: int) -> Entry:
         """Add a step to the ledger entries of an epoch of `num_samples`; return its entry."""
@@ -115,23 +123,41 @@ class TrainState:
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             **{name: (value := getattr(self, name)) and dataclasses.asdict(value) for name in _VALUES},
+            "point": (point := dataclasses.asdict(self.point)),
+            "best": point.pop("best"),
+            "last": point.pop("last"),
+            "answers": [(label, dataclasses.asdict(answer)) for label, answer in self.answers.items()],
             "recent": [dataclasses.asdict(entry) for entry in self.recent],
             "data": self.data,
         }
 
-    def load(self, snapshot: Snapshot) -> None:
-        """Load a snapshot. Raises UsageError, before anything changes, if it is of another model or optimizer."""
+    def load(self, snapshot: Snapshot, *, behind: bool = False) -> None:
+        """Load a snapshot. Raises UsageError, before anything changes, if it is of another model or optimizer.
+
+        With `behind` this rank goes on in its own program, so it keeps its point and what its code has set.
+        """
         check_same_shapes(self.model.state_dict(), snapshot["model"])
-        snapshot = _with_names(snapshot)
+        snapshot = _with_points(_with_names(snapshot))
+        groups, settings = self.optimizer.param_groups, self.settings() if behind else snapshot["point"]["settings"]
         try:  # before the parameters: this may change weights
             self.optimizer.load_state_dict(copy.deepcopy(snapshot["optimizer"]))  # it keeps and changes the tensors
         except ValueError as error:
             raise UsageError(f"the checkpoint is of another optimizer: {error}") from None
+        for group, loaded in zip(groups, self.optimizer.param_groups, strict=True):
+            group.update(loaded)
+        for group, of_point in zip(groups, settings, strict=False):
+            group.update(of_point)
+        self.optimizer.param_groups = groups  # the user's optimizer and schedulers share them
         optim.match_memory_format(self.optimizer)
         if snapshot["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(snapshot["scaler"])
         for name, kind in _VALUES.items():
             setattr(self, name, snapshot[name] and kind(**snapshot[name]))
+        answers = {tuple(label): _answer(**answer) for label, answer in snapshot["answers"]}
+        self.answers = {**self.answers, **answers} if behind else answers
+        if not behind:
+            self.best, self.last = (snapshot[name] and Evaluation(**snapshot[name]) for name in ("best", "last"))
+            self.point = Point(**snapshot["point"], best=self.best, last=self.last)
         self.recent = [Entry(**entry) for entry in snapshot["recent"]]
         self.data = snapshot["data"]
         if self.average is not None:
@@ -145,13 +171,14 @@ class TrainState:
         """Forget scores on an earlier validation set, and end an epoch of earlier training data."""
         progress, counts = self.progress, (before["training"][""][0], after["training"][""][0])
         if before["validation"] != after["validation"]:
-            self.best = None
+            self.best, self.point = None, dataclasses.replace(self.point, best=None)
         if before["training"] == after["training"] or not progress.step:
             return
         at, steps = (progress.cursor, progress.cursor), (progress.step + 1, progress.step)
         self.recent = [*self.recent, Entry(progress.epoch - (not progress.cursor), steps, 0, at, 0, counts)]
         if progress.cursor:
             self.progress = dataclasses.replace(progress, cursor=counts[1])
+            self.point = dataclasses.replace(self.point, part=TAIL, cursor=counts[1])
 
     def digest(self) -> str:
         """Return a fingerprint of weights, buffers, optimizer state and progress."""
@@ -178,6 +205,20 @@ def _with_names(snapshot: Snapshot) -> Snapshot:
         if (old := snapshot[each]) is not None:
             changed[each] = {"epoch": old["epoch"], "figures": {name: old[name] for name in names}}
     return {**snapshot, **changed}
+
+
+def _with_points(snapshot: Snapshot) -> Snapshot:
+    """Return a snapshot with the point where it was made. Until November 2026 there were none."""
+    if "point" in snapshot:
+        return snapshot
+    at = snapshot["progress"]
+    point = {"epoch": at["epoch"], "part": STEPS if at["cursor"] else HEAD, "step": at["step"], "cursor": at["cursor"]}
+    point["settings"] = []
+    return {**snapshot, "point": point, "answers": []}
+
+
+def _answer(scores: Mapping[str, Any], **values: Any) -> Answer:
+    return Answer(Scores(**scores), **values)
 
 
 def digest_of_snapshot(snapshot: Snapshot) -> str:

@@ -1,272 +1,372 @@
-"""Train one process in all worlds of a job: synchronize the state, train, finish; describe it for the user."""
+"""A training on this rank: what it consists of, how it goes on in one world after another, and how it ends."""
+
+from __future__ import annotations
 
 import copy
-import math
 import os
-import shlex
-import signal
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
+from torch import nn
+from torch.optim import Optimizer
 
-from hvd_train import checkpoint, loop
+from hvd_train import checkpoint
 from hvd_train.config import Config
+from hvd_train.console import say
 from hvd_train.data import identity
+from hvd_train.data.loader import Ahead, Batch, Loader
 from hvd_train.elastic.members import RankReport, most_advanced, survivors_differ
-from hvd_train.errors import FaultRepeats, HvdTrainError, RankLost, ReplicasDiffer, UsageError, counted
-from hvd_train.job import Arrival, Clocks, Job, WorldChanged, reason_to_end
-from hvd_train.launch import exit_report
+from hvd_train.errors import FaultRepeats, HvdTrainError, RankLost, ReplicasDiffer, UsageError
+from hvd_train.launch import exit_report, launcher
 from hvd_train.launch.exit_report import During
-from hvd_train.membership import Membership, commit_for_all, synchronize
-from hvd_train.network import weights
+from hvd_train.membership import Arrival, Membership, commit_for_all, synchronize
+from hvd_train.network import device, weights
+from hvd_train.network.buffers import digest_of, tensors_in
 from hvd_train.network.device import check_own_gpus, gpu_name, split_on
-from hvd_train.network.models import micro_batch_sizes
 from hvd_train.output import Claim, Output
-from hvd_train.parts import NOTHING, Own, build_updater, fresh_state, warm_parts
-from hvd_train.plugin import is_reference
+from hvd_train.parts import Parts, build_updater, fresh_state
+from hvd_train.points import Label, Point
 from hvd_train.profiling import Profile
-from hvd_train.progress.order import choose_layout, resized_layout
+from hvd_train.progress.clock import Split, Stopwatch, Timer
+from hvd_train.progress.order import assignments, choose_layout, order_of, resized_layout
 from hvd_train.progress.stop import StopSignal
-from hvd_train.run_files.journal import figure, labelled
+from hvd_train.result import Result, describe, ending, reason_to_end, summary
 from hvd_train.state import TrainState, confirm_equal
-from hvd_train.tasks.measures import LOSS
+from hvd_train.tasks.measures import Measuring
 from hvd_train.tasks.task import Scores, Task
+from hvd_train.updater import StepResult, Votes, of_use
+from hvd_train.validate import evaluate
 from hvd_train.world.world import DriverLost, World, result_of_rank_0, together
-
-_ranks = partial(counted, noun="rank")
 
 
 @dataclass(frozen=True)
-class Result:
-    """How a training ended. Figures are by name; without an evaluation there are none."""
+class Clocks:
+    """The clocks of a training on this rank."""
 
-    run_dir: Path | None
-    finished: bool
-    saved: bool  # whether the last commit, the weights and the summary are on disk; the same on all ranks
-    stopped_by: int | None  # the number of the signal that stopped any rank; None if no signal did
-    epochs: int
-    steps: int
-    scores: Mapping[str, float]  # of the last evaluation
-    best: Mapping[str, float]  # of the best evaluation
-    best_epoch: int | None
-    test: Mapping[str, float]  # of the best weights on the test set
-    why: str  # why the training ended: the last epoch is done or an aim was reached; empty if it was stopped
-    samples_per_second: float
-    world_size: int
-    seconds: float
+    commit_timer: Timer  # due when it is time for another checkpoint
+    time_limit: Timer  # due when `--max-time` is over, counted from the start of the job
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)  # samples per second
+    split: Split = field(default_factory=Split)  # the phases of the steps in this world
+    started: float = field(default_factory=time.perf_counter)  # when this process began to build the training
+
+    @classmethod
+    def of(cls, config: Config) -> Clocks:
+        """Return clocks that start now; the time limit has run since the start of the job."""
+        passed = launcher.running_for(os.environ, launcher.age_s())
+        return cls(Timer(config.run.commit_seconds), Timer(config.run.max_seconds, passed=passed))
 
 
 class Training:
-    """A training, built once. Each world calls `_synchronize`, then `_train`."""
+    """A training, built once. Its loop calls `join` first, and `meet` after each fault.
 
-    def __init__(self, config: Config, world: World, stop: StopSignal, own: Own = NOTHING) -> None:
-        self._config, self._world, self._stop = config, world, stop
-        self._clocks = Clocks.of(config)
-        self._parts, self._optimizer = world.prepare(lambda: warm_parts(config, world, own))
-        check_own_gpus(world, self._parts.device)
-        world.compare(identity.facts(self._parts.data))
-        self._output, self._membership = Output(config), Membership()
+    What changes with the world is made anew in each: `updater`, `profile`, `clocks.split`, and the batches.
+    """
+
+    def __init__(self, config: Config, world: World, stop: StopSignal, parts: Parts, optimizer: Optimizer) -> None:
+        self.config, self.world, self.parts, self.stop, self._optimizer = config, world, parts, stop, optimizer
+        self.clocks = Clocks.of(config)
+        check_own_gpus(world, parts.device)
+        world.compare(identity.facts(parts.data))
+        self.output, self.membership = Output(config), Membership()
+        self.waits = Point().label(-1)  # where its program is, for other ranks
+        self.last_result: StepResult | None = None  # of the step since the last point
+        self.arrival: Arrival | None = None  # the change that led to this world
         self._state: TrainState | None = None
-        self._arrival: Arrival | None = None
         self._during: During = "building"
+        self.watched = list[nn.Parameter]()  # weights that the program may change, beside the updates
+        self.changed_by_hand, self._writes = False, 0  # whether it has done so since the last point
+        self._joined = False  # from then on its program goes on from where it is
+        self._batches: Ahead | None = None
+        self._trained = [parameter.requires_grad for parameter in parts.model.parameters()]
+        self._root: int | None = None  # the most advanced rank, if ranks may have to catch up with it
 
-    def run(self) -> Result:
-        """Train to the end and return the result; report errors to an elastic driver.
+    @property
+    def state(self) -> TrainState:
+        """The state, once the ranks have met."""
+        assert self._state is not None
+        return self._state
 
-        Raises: RankLost: if no other world can form; finished steps are committed then.
+    def join(self) -> None:
+        """Meet the other ranks for the first time. Raises as `meet` does."""
+        if not self._joined:
+            self.world.meet(self._synchronize)
+            self._joined = True
+            if self.arrival is None:
+                self._announce()
+
+    def meet(self, lost: RankLost | None = None) -> None:
+        """Form another world, after a fault or because hosts came or went; all ranks then have the same state.
+
+        Raises: RankLost: if no other world can form; FaultRepeats: if the same step fails again and again.
         """
-        lost: RankLost | None = None
-        try:
-            while True:
-                self._world.meet(self._synchronize, lost)
-                try:
-                    result = self._train()
-                    self._world.leave(failed=False)
-                    return result
-                except WorldChanged:
-                    lost = None
-                except RankLost as error:
-                    lost = error
-        except RankLost as error:
-            self._world.leave(failed=True)
-            raise self._committed(error) from error
-        except SystemExit:  # the job continues without this process, or ends
-            self._world.leave(failed=False)
-            self._commit_own()
-            if self._stop.received is not None:
-                raise SystemExit(128 + self._stop.received) from None
-            raise
-        except Exception as error:
-            self._world.leave(failed=True)
-            has_trained = self._membership.has_trained
-            if isinstance(error, (UsageError, FaultRepeats)):
-                self._commit_own()
-            if isinstance(error, HvdTrainError) and has_trained and not error.of_all_ranks:
-                error.raised_by = self._world.place.rank
-            exit_report.send(os.environ, error, self._during, self._state.progress.step if self._state else 0)
-            raise
-
-    def close(self) -> None:
-        """Finish what is being written, and end the loader processes."""
-        self._output.close()
-        self._membership.close()
-        for loader in (self._parts.train_loader, self._parts.val_loader, self._parts.test_loader):
-            if loader is not None:
-                loader.close()
+        self.profile.end("RankLost ended it" if lost else "hosts came or went", alone=True)
+        self.membership.leave("a rank was lost" if lost else "hosts came or went")
+        if lost is not None:
+            self.membership.count_fault(lost, self.state.progress.step)
+        self.world.meet(self._synchronize, lost)
 
     def _synchronize(self) -> None:
-        """Give all ranks the state of the survivor that has done the most steps.
+        """Give all ranks the state of the survivor that has done the most.
 
-        If no rank survives, or survivors differ, they load the last commit; without a commit they start fresh. Raises:
-        ReplicasDiffer: if survivors differ without a commit, or ranks differ after loading; UsageError: if rank 0
-        cannot claim the run folder, or the batch does not fit the data; RankLost: each rank keeps a whole state.
+        If no rank survives, they load the last commit; without a commit they start fresh. Raises: ReplicasDiffer: if
+        survivors differ, or ranks after loading; UsageError: if rank 0 cannot claim the run folder, or the batch does
+        not fit the data; RankLost: each rank keeps a whole state.
         """
-        config, world, membership, self._during = self._config, self._world, self._membership, "rendezvous"
+        config, world, membership, self._during = self.config, self.world, self.membership, "rendezvous"
         # Built once: an optimizer that is wrapped twice sums gradients twice.
-        state = self._state = self._state or fresh_state(config, world, self._parts, self._optimizer)
+        state = self._state = self._state or fresh_state(config, world, self.parts, self._optimizer)
 
-        # Each rank reports its progress. If survivors of one step differ, all drop their state.
-        reports = world.gather(membership.report(state))
-        if differ := survivors_differ(reports):
-            membership.survives = False
-        from_disk = differ or not any(report.survives for report in reports)
+        # Each rank reports its progress.
+        reports = world.gather(membership.report(state, self.waits))
+        if survivors_differ(reports):
+            resumes = "the same command resumes from the last commit"
+            raise ReplicasDiffer(f"the survivors of a fault hold different weights: {resumes}")
+        from_disk = not any(report.survives for report in reports)
 
         # Rank 0 claims the run folder and, if no rank has a state, loads the last commit.
         claim = together(world, lambda: self._claim(reports, from_disk=from_disk))
-        membership.run_dir, loaded = world.broadcast((claim.folder.path, claim.loaded) if claim else (None, False), 0)
-        if differ and not loaded:
-            raise ReplicasDiffer("the survivors of a fault hold different weights, and there is no checkpoint yet")
+        membership.run_dir = world.broadcast(claim.folder.path if claim else None, 0)
 
         # All ranks load the state of one rank, unless all have it already.
-        if from_disk or len({report.digest for report in reports}) > 1:
-            synchronize(state, world, root=0 if from_disk else most_advanced(reports))
+        root, in_between = 0 if from_disk else most_advanced(reports), False
+        if from_disk or len({(report.digest, report.waits) for report in reports}) > 1:
+            in_between = not from_disk and any(report.survives and report.waits[-1] >= 0 for report in reports)
+            synchronize(state, world, root, behind=self._joined)
             membership.survives = not from_disk  # a state from disk is loaded again until rank 0 has opened the folder
             confirm_equal(state, world)
+        self._root = root if in_between else None
 
-        if config.batch.on_resize == "per-worker":
-            state.layout = resized_layout(config.batch, world.place.size, self._parts.train_loader.num_samples)
-        self._arrival = membership.join(reports, state.progress.step)
-        self._output.open(claim, state, world.place)
+        self._resizes = config.batch.on_resize == "per-worker"
+        if not in_between:
+            self.resize()
+        self.arrival = membership.join(reports, state.progress.step)
+        self.output.open(claim, state, world.place)
+        self._begin_world()
+        self.note_writes()
         self._during = "training"
+
+    def resize(self) -> None:
+        """Fit the global batch to the number of ranks, if the config says so. Called where no step is half done."""
+        if self._resizes:
+            samples = self.parts.train_loader.num_samples
+            self.state.layout = resized_layout(self.config.batch, self.world.place.size, samples)
+            self._resizes, self._batches = False, None
 
     def _claim(self, reports: Sequence[RankReport], *, from_disk: bool) -> Claim | None:
         """Claim the run folder on rank 0, and load its last commit if `from_disk`."""
-        state, parts, place = self._state, self._parts, self._world.place
-        if state is None or place.rank != 0:
+        state, place = self.state, self.world.place
+        if place.rank != 0:
             return None
         if from_disk:
-            state.data = identity.of(parts.data, sizes=True)
-        return self._output.claim(
+            state.data = identity.of(self.parts.data, sizes=True)
+        return self.output.claim(
             state,
             next((report.run_dir for report in reports if report.run_dir), None),
-            lambda: choose_layout(self._config.batch, place.size, parts.train_loader.num_samples),
+            lambda: choose_layout(self.config.batch, place.size, self.parts.train_loader.num_samples),
             from_disk=from_disk,
         )
 
-    def _train(self) -> Result:
-        """Train in this world to the end, or until the world breaks or changes."""
-        assert self._state is not None
-        job = self._job(self._state)
-        if job.arrival is None:
-            self._announce(job)
-        try:
-            with job.profile.within(job.state.progress.step):
-                finished = loop.train(job)
-            return self._finish(job, finished=finished)
-        except WorldChanged:
-            self._membership.leave("hosts came or went")
-            raise
-        except RankLost as error:
-            self._membership.leave("a rank was lost")
-            self._membership.count_fault(error, job.state.progress.step)
-            raise
+    def _begin_world(self) -> None:
+        """Make what belongs to this world. Raises RankLost."""
+        config, parts, state, journal = self.config, self.parts, self.state, self.output.journal
+        self.clocks = replace(self.clocks, split=split_on(parts.device))
+        self.updater = build_updater(config, self.world, parts, self.clocks.split)
+        steps, stopwatch, split = config.run.profiled_steps, self.clocks.stopwatch, self.clocks.split
+        self.profile = Profile(steps, self.world, parts.device, journal, self.output.path, stopwatch, split)
+        self._batches = self.last_result = None
+        journal.begin(config.schedule.epochs, parts.train_loader.num_samples, parts.task.sample, parts.task.best)
+        journal.catch_up(state.recent, state.last_step, state.last_epoch)
+        self.profile.begin_after(state.progress.step)
+        stopwatch.restart()
 
-    def _job(self, state: TrainState) -> Job:
-        config, world, parts, output = self._config, self._world, self._parts, self._output
-        clocks = replace(self._clocks, split=split_on(parts.device))
-        return Job(
-            config=config,
-            world=world,
-            parts=parts,
-            state=state,
-            updater=build_updater(config, world, parts, clocks.split),
-            output=output,
-            clocks=clocks,
-            stop=self._stop,
-            profile=Profile(
-                config.run.profiled_steps,
-                world,
-                parts.device,
-                output.journal,
-                output.path,
-                clocks.stopwatch,
-                clocks.split,
-            ),
-            arrival=self._arrival,
-        )
-
-    def _announce(self, job: Job) -> None:
+    def _announce(self) -> None:
         """Show the user the training and its machines."""
-        job.output.journal.event(
+        state, parts, place, journal = self.state, self.parts, self.world.place, self.output.journal
+        journal.event(
             "start",
-            describe(job),
-            world_size=job.world.place.size,
-            num_samples=job.parts.train_loader.num_samples,
-            repeated_augmentation=job.config.data.repeated_augmentation,
-            seed=job.config.seed,
-            best=job.parts.goal.name,
-            higher=job.parts.goal.higher,
-            sample=job.parts.task.sample,
+            describe(self.config, parts, state, place),
+            world_size=place.size,
+            num_samples=parts.train_loader.num_samples,
+            repeated_augmentation=self.config.data.repeated_augmentation,
+            seed=self.config.seed,
+            best=parts.goal.name,
+            higher=parts.goal.higher,
+            sample=parts.task.sample,
         )
-        job.output.write_surroundings(self._membership.hosts, gpu_name(job.parts.device), job.state.data)
-        if job.state.progress.step == 0:
-            for note in job.parts.notes:
-                job.output.journal.event("note", note)
+        self.output.write_surroundings(self.membership.hosts, gpu_name(parts.device), state.data)
+        if state.progress.step == 0:
+            for note in parts.notes:
+                journal.event("note", note)
 
-    def _finish(self, job: Job, *, finished: bool) -> Result:
+    def confirm(self, label: Label, own_values: Callable[[], Mapping[str, Any]]) -> None:
+        """Before a collective: let ranks that had to catch up compare themselves with the others.
+
+        A rank that was behind has run its own code on the weights of another. Code that changes weights has changed
+        them twice, so they are sent again. Raises: UsageError: if the ranks' programs are at different places;
+        ReplicasDiffer: if the registered values differ; RankLost.
+        """
+        if self._root is None:
+            return
+        own = {**own_values(), " settings": self.state.settings()}
+        mine = label, self.state.digest(), digest_of(repr(own), tensors_in(own))
+        labels, digests, of_own = zip(*self.world.gather(mine), strict=True)
+        if len(set(labels)) > 1:
+            raise UsageError(f"the programs of the ranks are at different places ({labels}): register what decides")
+        if len(set(of_own)) > 1:
+            raise ReplicasDiffer("registered values differ between ranks: they must follow from what all ranks know")
+        if len(set(digests)) > 1:
+            synchronize(self.state, self.world, self._root, behind=True)
+            confirm_equal(self.state, self.world)
+        self._root = None
+
+    # Work
+
+    def note_writes(self) -> None:
+        """Note that all writes to the watched weights so far were not by the program."""
+        self._writes = sum(parameter._version for parameter in self.watched)
+
+    def look_for_writes(self) -> None:
+        """Note whether the program has written to the watched weights: torch counts the writes to a tensor."""
+        written = self._writes != sum(parameter._version for parameter in self.watched)
+        self.changed_by_hand = self.changed_by_hand or written
+
+    def next_batch(self, epoch: int) -> Batch:
+        """Return this rank's part of the next step of an epoch. Raises UsageError if a sample cannot be used."""
+        if self._batches is None:
+            state, place, loader = self.state, self.world.place, self.parts.train_loader
+            order = order_of(self.config.seed, epoch, loader.num_samples, self.config.data.repeated_augmentation)
+            work = assignments(order, state.progress.cursor, state.layout, place.rank, place.size)
+            self._batches = Ahead(loader.load(epoch, work), self.clocks.split.mark)
+        return next(self._batches)
+
+    def prepare_next_batch(self) -> None:
+        """Make the next batch ready while gradients are reduced."""
+        if self._batches is not None:
+            self._batches.prepare()
+
+    def begin_epoch(self) -> None:
+        """Begin the steps of an epoch, in which other parameters may be trained than in the one before."""
+        if self._trained != (trained := [parameter.requires_grad for parameter in self.parts.model.parameters()]):
+            self.world.regroup(self.state.optimizer)
+        self._trained, self._batches = trained, None
+        self.clocks.stopwatch.restart()
+        self.clocks.split.restart()
+
+    def votes(self) -> Votes:
+        """Return the votes of this rank for the end of the next step."""
+        every = self.config.run.commit_steps
+        by_steps = every is not None and (self.state.progress.step + 1) % every == 0
+        got_signal = self.stop.received is not None
+        request = self.world.requested(got_signal=got_signal)
+        return Votes(
+            stop=self.clocks.time_limit.due or request == "stop",
+            commit=by_steps or self.clocks.commit_timer.due or (got_signal and request == "change"),
+            change=request == "change",
+        )
+
+    def evaluate(self, task: Task, measuring: Measuring, loader: Loader, model: nn.Module) -> Scores:
+        """Return a model's scores on all samples of a loader, the same on every rank. Raises RankLost."""
+        return evaluate(
+            task,
+            measuring,
+            model,
+            loader,
+            self.world,
+            micro_batch=self.config.batch.eval_batch_size,
+            device=self.parts.device,
+            autocast=device.autocast(self.config, self.parts.device),
+        )
+
+    # The end
+
+    def why(self) -> str | None:
+        """Return why the training ends now, or None."""
+        return reason_to_end(self.config, self.parts.task, self.state)
+
+    def finish(self, *, finished: bool, why: str = "") -> Result:
         """Write the final files and return the result once they are on disk.
 
         If a rank is lost meanwhile, nothing is closed yet: the next world of an elastic job writes the files.
         """
+        state, world, output = self.state, self.world, self.output
+        self.profile.end("the training ended then", alone=False)
         if finished:
-            confirm_equal(job.state, job.world)
-        signals = [number for number in job.world.gather(self._stop.received) if number is not None]
-        saved = result_of_rank_0(job.world, job.output.store.commit_last(job.state, final_weights=finished))
-        test = self._test(job) if finished else None
-        stopped_by = signals[0] if signals and not finished else None
-        result = result_of(job, finished=finished, stopped_by=stopped_by, saved=saved, test=test)
-        if finished and not job.world.broadcast(job.output.write_summary(summary(result, job.config)), 0):
+            confirm_equal(state, world)
+        signals = [number for number in world.gather(self.stop.received) if number is not None]
+        saved = result_of_rank_0(world, output.store.commit_last(state, final_weights=finished))
+        test = self._test() if finished else None
+        best, last, progress = state.best, state.last, state.progress
+        result = Result(
+            run_dir=output.path,
+            finished=finished,
+            saved=saved,
+            stopped_by=signals[0] if signals and not finished else None,
+            epochs=progress.epoch,
+            steps=progress.step,
+            scores=last.figures if last else {},
+            best=best.figures if best else {},
+            best_epoch=best.epoch if best else None,
+            test=test.figures if test else {},
+            why=self.why() or why,
+            samples_per_second=self.clocks.stopwatch.samples_per_second,
+            world_size=world.place.size,
+            seconds=time.perf_counter() - self.clocks.started,
+        )
+        if finished and not world.broadcast(output.write_summary(summary(result, self.config)), 0):
             result = replace(result, saved=False)
-        job.output.journal.event("end", ending(result, job.config, job.parts.task))
+        output.journal.event("end", ending(result, self.config, self.parts.task))
         return result
 
-    def _test(self, job: Job) -> Scores | None:
+    def _test(self) -> Scores | None:
         """Score the best weights on the test set, if any; the last ones if no best ones are on disk."""
-        if job.parts.test_loader is None:
+        parts, run_dir = self.parts, self.output.path
+        if parts.test_loader is None:
             return None
-        run_dir = job.output.path
-        best = job.world.broadcast(checkpoint.read_weights(run_dir / checkpoint.BEST) if run_dir else None, 0)
-        model = copy.deepcopy(job.state.result)
+        best = self.world.broadcast(checkpoint.read_weights(run_dir / checkpoint.BEST) if run_dir else None, 0)
+        model = copy.deepcopy(self.state.result)
         if best is not None:
             weights.load(best, model)
-        return loop.validate(job, job.parts.test_loader, model)
+        return self.evaluate(parts.task, parts.evaluation, parts.test_loader, model)
+
+    def end_with(self, error: BaseException) -> BaseException:
+        """Commit what is done, tell the driver of an elastic job, and return the error that ends this process."""
+        self.world.leave(failed=isinstance(error, Exception))
+        self.look_for_writes()
+        if isinstance(error, RankLost):
+            return self._committed(error)
+        if isinstance(error, SystemExit):  # the job continues without this process, or ends
+            self._commit_own()
+            return error if self.stop.received is None else SystemExit(128 + self.stop.received)
+        if not isinstance(error, Exception):
+            return error
+        if isinstance(error, (ValueError, RuntimeError)) and self._during == "training":
+            error = of_use(error, self.updater.batch) or error
+        if isinstance(error, (UsageError, FaultRepeats)):
+            self._commit_own()
+        if isinstance(error, HvdTrainError) and self.membership.has_trained and not error.of_all_ranks:
+            error.raised_by = self.world.place.rank
+        exit_report.send(os.environ, error, self._during, self._state.progress.step if self._state else 0)
+        return error
 
     def _commit_own(self) -> bool:
-        return self._state is not None and self._membership.survives and self._output.commit_last(self._state)
+        """Commit what this rank has, if it is whole; return whether it is on disk."""
+        if self._state is None or not self.membership.survives:
+            return False
+        if self.changed_by_hand:
+            say("the loop has changed weights since the last step, so a commit now could not be resumed exactly")
+            return False
+        return self.output.commit_last(self._state)
 
     def _committed(self, error: RankLost) -> RankLost:
         """Commit the last finished step, and return the error with the outcome."""
-        state, run_dir = self._state, self._membership.run_dir
-        if state is None or not self._membership.survives:
+        state, run_dir = self._state, self.membership.run_dir
+        if state is None or not self.membership.survives:
             return error
-        if isinstance(error, DriverLost) and self._output.path is None and run_dir is not None:
-            kept = commit_for_all(self._output, self._config, state, run_dir)
-        elif self._output.path is None:
+        if isinstance(error, DriverLost) and self.output.path is None and run_dir is not None:
+            kept = commit_for_all(self.output, self.config, state, run_dir)
+        elif self.output.path is None:
             kept = "done, and for rank 0 to commit; the same command resumes from the last commit"
         elif self._commit_own():
             kept = "committed; the same command resumes from there"
@@ -274,77 +374,10 @@ class Training:
             kept = "NOT committed (see above); the same command resumes from the last commit"
         return RankLost(f"another rank ended or cannot be reached ({error}); step {state.progress.step} is {kept}")
 
-
-def describe(job: Job) -> str:
-    """Return one line about the model, the data, the devices and the batch layout."""
-    config, training, place = job.config, job.state, job.world.place
-    layout, parameters = training.layout, sum(p.numel() for p in training.model.parameters())
-    number, sample = len(layout.micro_batches(range(layout.global_batch))), job.parts.task.sample
-    sizes = micro_batch_sizes(layout, layout.global_batch)
-    line = (
-        f"{config.model.model} ({parameters / 1e6:.2f} M parameters) on {config.data.data} "
-        f"({job.parts.train_loader.num_samples:,} {sample}s), {_ranks(place.size)} on {job.parts.device.type}, "
-        f"{layout.global_batch} {sample}s a step in {number} micro-batch{'es' * (number > 1)} of "
-        f"{'up to ' * (len(sizes) > 1)}{max(sizes)}"
-    )
-    if number < place.size:
-        idle = f"{_ranks(place.size - number)} of {place.size} idle"
-        line += f"; {idle} (a new run may have smaller micro-batches: --batch-size)"
-    if training.progress.step:
-        line += f"; resuming at epoch {training.progress.epoch + 1}, step {training.progress.step}"
-    return line
-
-
-def summary(result: Result, config: Config) -> dict[str, Any]:
-    """Return the contents of summary.json; numbers that are not known are None."""
-    parts = {"scores": "", "best": "best_", "test": "test_"}
-    values = {name: value for name, value in vars(result).items() if name not in parts}
-    values |= {prefix + n: v for part, prefix in parts.items() for n, v in getattr(result, part).items()}
-    known = {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in values.items()}
-    return {**known, "run_dir": str(result.run_dir), "recipe": config.recipe, "torch": torch.__version__}
-
-
-def ending(result: Result, config: Config, task: Task) -> str:
-    """Return the last lines that a run prints."""
-    if not result.finished:
-        name = signal.Signals(result.stopped_by).name if result.stopped_by else "its time limit or its launcher"
-        if not result.saved:
-            return f"stopped by {name} at step {result.steps}, NOT committed (see above)"
-        return f"stopped by {name} at step {result.steps}, committed; the same command resumes from there"
-    name, score = task.best, ""
-    if result.scores:
-        best = f" (best {figure(name, result.best[name])}, epoch {result.best_epoch})" if result.best else ""
-        score = f"{labelled(name, result.scores[name])}{best}, "
-    for tested in dict.fromkeys([LOSS, name]) if result.test else ():
-        score += f"test {labelled(tested, result.test[tested])}, "
-    code = config.model.model, config.model.task, config.data.data
-    trust = " --trust" if any(map(is_reference, code)) else ""
-    lost = "" if result.saved else "\nNOT all files could be written (see above)"
-    return (
-        f"{result.why}: {score}{result.samples_per_second:,.0f} {task.sample}s/s "
-        f"on {_ranks(result.world_size)}, "
-        f"{result.seconds:.0f} s\n"
-        f"files: {result.run_dir}\n"
-        f"next:  hvd-train evaluate {shlex.quote(str(result.run_dir))}{trust}{lost}"
-    )
-
-
-def result_of(job: Job, *, finished: bool, stopped_by: int | None, saved: bool, test: Scores | None) -> Result:
-    """Return the result of a job whose loop has ended; see `Result`."""
-    best, last, progress = job.state.best, job.state.last, job.state.progress
-    return Result(
-        run_dir=job.output.path,
-        finished=finished,
-        saved=saved,
-        stopped_by=stopped_by,
-        epochs=progress.epoch,
-        steps=progress.step,
-        scores=last.figures if last else {},
-        best=best.figures if best else {},
-        best_epoch=best.epoch if best else None,
-        test=test.figures if test else {},
-        why=reason_to_end(job) or "",
-        samples_per_second=job.clocks.stopwatch.samples_per_second,
-        world_size=job.world.place.size,
-        seconds=time.perf_counter() - job.clocks.started,
-    )
+    def close(self) -> None:
+        """Finish what is being written, and end the loader processes."""
+        self.output.close()
+        self.membership.close()
+        for loader in (self.parts.train_loader, self.parts.val_loader, self.parts.test_loader):
+            if loader is not None:
+                loader.close()

@@ -2,8 +2,8 @@
 
 import math
 import operator
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, reduce
 
@@ -77,7 +77,8 @@ class Updater:
         self._buffers = StepBuffers(model, device, config.model.average_buffers)
         self._sums_in_passes = sums_in_passes(model, world, device)
         self._forward = ExitStack()  # what a forward pass runs in
-        if self._adasum and measuring.means[0].kind == "count":
+        self.lost: RankLost | None = None  # noticed in a pass of this update
+        if self._adasum and measuring.means and measuring.means[0].kind == "count":
             raise UsageError("--reduction adasum needs one loss for each sample, not a Mean with a count")
 
     def take(
@@ -107,8 +108,8 @@ class Updater:
 
     def begin(self, state: TrainState, batch: Batch, votes: Votes) -> None:
         """Begin the next update of `state` with this rank's part of its samples. Raises RankLost."""
-        self._state, self._batch, self._votes = state, batch, votes
-        self._lost: RankLost | None = None
+        self._state, self.batch, self._votes = state, batch, votes
+        self.lost = None
         self._sums_of_passes: list[Tensor] = []
         # The ranks' gradients are added; Adasum wants each rank's own mean.
         mine = sum(len(micro.samples) for micro in batch.micro_batches)
@@ -125,7 +126,7 @@ class Updater:
     def start(self, micro: MicroBatch) -> None:
         """Begin the forward pass of a micro-batch: from the same buffers and random numbers on any rank."""
         self._micro = micro
-        if micro is self._batch.micro_batches[-1]:
+        if micro is self.batch.micro_batches[-1]:
             self._sums_in_passes.begin_last_micro_batch()
         self._buffers.put_back()
         seed(self._device, order.key(self._seed, MICRO_BATCH, self._state.progress.step, micro.number))
@@ -143,12 +144,20 @@ class Updater:
         self._buffers.end_micro_batch(self._micro.number)
         self._mark("forward")
         try:
-            if self._micro is self._batch.micro_batches[-1]:
+            if self._micro is self.batch.micro_batches[-1]:
                 self._send_message()
             torch.autograd.backward(self._state.scaler.scale(sum_of(measures[LOSS])), self._share)
         except RankLost as error:
-            self._lost = error
+            self.lost = error
+        self.lost = self.lost or self._sums_in_passes.lost
         self._mark("backward")
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Inside this block run a forward pass that counts for nothing, after `begin`, without other ranks."""
+        with self._sums_in_passes.rehearsal(), self._autocast:
+            yield
+        self._buffers.put_back()
 
     def put_back(self) -> None:
         """Undo the changes of buffers by an update that does not end."""
@@ -163,7 +172,7 @@ class Updater:
         votes = self._votes
         flags = votes.stop, votes.commit, votes.change, self._buffers.others_changed
         flags_sent = _constant(tuple(map(float, flags)), self._device)
-        fields = [sums, flags_sent, *([self._fingerprint(self._batch)] if self._ledger else [])]
+        fields = [sums, flags_sent, *([self._fingerprint(self.batch)] if self._ledger else [])]
         # A tensor of its own: the sum over the ranks is written into it.
         message = torch.cat([*fields, *self._buffers.changes])
         self._num_fields = sum(map(len, fields))
@@ -171,14 +180,14 @@ class Updater:
 
     def finish(self, meanwhile: Callable[[], None] = lambda: None) -> StepResult:
         """Reduce, unscale, clip, step. `meanwhile` is called while gradients are reduced. Raises RankLost."""
-        if self._lost is not None:
-            raise self._lost
-        if not self._batch.micro_batches:
+        if self.lost is not None:
+            raise self.lost
+        if not self.batch.micro_batches:
             self._send_message()
         self._sums_in_passes.end_step()
         meanwhile()
 
-        optimizer, scaler, batch = self._state.optimizer, self._state.scaler, self._batch
+        optimizer, scaler, batch = self._state.optimizer, self._state.scaler, self.batch
         with self._world.reduced(optimizer) as gradients:
             summed = self._pending()
             if self._buffers.others and summed[self._measuring.num_sums + _BUFFERS_CHANGED] > 0:
@@ -195,7 +204,7 @@ class Updater:
                 optimizer.found_inf = broken.float()  # type: ignore[attr-defined]
             if ahead or not broken:
                 self._buffers.finish(summed[self._num_fields :].masked_fill(broken, 0), batch.num_micro_batches)
-                optimizer.step()
+                type(optimizer).step(optimizer)  # a session's refuses to be called by the user
             else:
                 self._buffers.put_back()
             scaler.update()

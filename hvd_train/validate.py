@@ -33,9 +33,11 @@ def evaluate(
     rank, size = world.place.rank, world.place.size
     layout = BatchLayout(micro_batch * size, micro_batch)  # the same micro-batches for every world size
     work = assignments(InSequence(loader.num_samples), 0, layout, rank, size)
-    fields = measuring.fields
-    sums = torch.zeros(sum(field.size for field in fields), dtype=torch.float64, device=device)
     with unchanged(model):
+        if not measuring.fields:  # a rank may have no samples
+            measuring(model, loader.example(2), 2)
+        fields = measuring.fields
+        sums = torch.zeros(sum(field.size for field in fields), dtype=torch.float64, device=device)
         for micro in (micro for batch in loader.load(0, work) for micro in batch.micro_batches):
             with autocast:
                 measures = measuring(model, micro.batch, len(micro.samples))
@@ -54,6 +56,6 @@ def scores_of(task: Task, fields: tuple[Field, ...], numbers: Tensor, count: int
     scores = Scores(figures, count, totals)
     if task.summary is not None:
         scores = dataclasses.replace(scores, figures={**figures, **task.summary(scores)})
-    if task.best not in scores:
+    if task.best and task.best not in scores:
         raise UsageError(f"the task's best is {task.best!r}, but its evaluation has {first_few(list(scores))}")
     return dataclasses.replace(scores, per_class=task.per_class(scores) if task.per_class is not None else {})

@@ -36,12 +36,7 @@ def train(arguments: list[str]) -> int:
     from hvd_train import run
 
     gc.enable()
-    result = run.train(settings)
-    if not result.saved:
-        return os.EX_IOERR
-    if result.finished:
-        return 0
-    return 128 + result.stopped_by if result.stopped_by else os.EX_TEMPFAIL
+    return run.train(settings).exit_code
 
 
 def config(arguments: list[str]) -> int:

@@ -148,9 +148,9 @@ def _from_result(name: str, result: Any, *, any_items: bool) -> DataSet:
             raise UsageError(f"--data {name}: it must return (training set, validation set or None)")
         if any_items:
             train, val = result
-            _check_map_style(titles[0], train)
+            check_map_style(titles[0], train)
             if val is not None:
-                _check_map_style(titles[1], val)
+                check_map_style(titles[1], val)
             classes = tuple(map(str, getattr(train, "classes", ())))
             return DataSet(train, val, classes, images=False)
         train, val = map(_in_memory, titles, result)
@@ -185,7 +185,8 @@ class _CheckedItems:
         )
 
 
-def _check_map_style(title: str, part: Any) -> None:
+def check_map_style(title: str, part: Any) -> None:
+    """Raise UsageError that begins with `title` for data without length or items."""
     if isinstance(part, IterableDataset) or not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
         raise UsageError(f"{title} is {_described(part)}; return a map-style data set, with __len__ and __getitem__")
 
@@ -193,7 +194,7 @@ def _check_map_style(title: str, part: Any) -> None:
 def _in_memory(title: str, part: Any) -> Any:
     if part is None or isinstance(part, Arrays):
         return part
-    _check_map_style(title, part)
+    check_map_style(title, part)
     is_plain = type(part).__getitem__ is TensorDataset.__getitem__ and len(part.tensors) == 2
     return Arrays(part.tensors[0], part.tensors[1], len(part)) if is_plain else part
 

@@ -27,18 +27,13 @@ class RankReport:
     member: Member
     has_trained: bool = False  # in a world of this training; a newcomer has not
     survives: bool = False  # whether the rank has a state of this run in memory
-    epoch: int = 0
     step: int = 0  # steps done since the run began
     digest: str = ""  # of the state; empty if the rank has none
     previous_members: tuple[Member, ...] = ()  # of the rank's last world
     reason: str = ""  # why the rank left its last world, for the user
     waited_s: float = 0.0  # since it left
     run_dir: Path | None = None  # if the rank knows it
-
-    @property
-    def progress(self) -> tuple[int, int]:
-        """Step and epoch, for comparison: the end of an epoch comes after its last step."""
-        return self.step, self.epoch
+    waits: tuple[int, ...] = ()  # where its program is: the label of a collective (`points.Label`), for comparison
 
 
 @dataclass(frozen=True)
@@ -75,18 +70,16 @@ class Change:
 
 def most_advanced(reports: Sequence[RankReport]) -> int:
     """Return the survivor with the most steps, the lowest rank if several have them."""
-    return max(range(len(reports)), key=lambda rank: (reports[rank].survives, reports[rank].progress, -rank))
+    return max(range(len(reports)), key=lambda rank: (reports[rank].survives, reports[rank].waits, -rank))
 
 
 def survivors_differ(reports: Sequence[RankReport]) -> bool:
-    """Return whether survivors with the same progress have different weights; then all drop their states.
+    """Return whether survivors at the same place have different weights.
 
-    Horovod may report a broken reduction as complete (patch C6 in docs/building.md). A rank that has trained and does
-    not survive has dropped its state at an earlier rendezvous, perhaps alone.
+    Horovod may report a broken reduction as complete (patch C6 in docs/building.md).
     """
-    dropped = any(report.has_trained and not report.survives for report in reports)
-    states = {(report.progress, report.digest) for report in reports if report.survives}
-    return dropped or len(states) > len({progress for progress, _ in states})
+    states = {(report.waits, report.digest) for report in reports if report.survives}
+    return len(states) > len({waits for waits, _ in states})
 
 
 def change_between(reports: Sequence[RankReport], step: int) -> Change | None:
@@ -94,6 +87,6 @@ def change_between(reports: Sequence[RankReport], step: int) -> Change | None:
     trained = [report for report in reports if report.has_trained]
     if not trained:
         return None
-    leader = max(trained, key=lambda report: report.progress)
+    leader = max(trained, key=lambda report: report.waits)
     after, waited_s = tuple(report.member for report in reports), max(report.waited_s for report in trained)
     return Change(leader.previous_members, after, leader.reason, waited_s, step, steps_lost=leader.step - step)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hvd_train.errors import RankLost
 from hvd_train.world.world import World
 
 _SHARED_NAME = "batch_norm"
@@ -30,18 +32,29 @@ class SumOverRanks:
     """Sums tensors over the ranks of a world. A deep copy of a layer shares it."""
 
     padded: int | None = None  # the length of all sums in a pass in which some ranks have no micro-batch
+    lost: RankLost | None = None  # a fault in this step; from then on each sum is this rank's own
+    alone = False  # whether this rank runs a pass that counts for nothing
 
     def __init__(self, world: World, name: str) -> None:
         self._world, self._name = world, name
 
     def __call__(self, tensor: Tensor, name: str) -> Tensor:
-        """Return the sum of `tensor` over all ranks. Raises RankLost."""
-        if self.padded is None:
-            return self._world.sum(tensor, f"{self._name}.{name}")
-        row = tensor.new_zeros(self.padded)
-        row[: len(tensor)] = tensor
-        row[-1] = 1  # more sums follow
-        return self._world.sum(row, _SHARED_NAME)[: len(tensor)]
+        """Return the sum of `tensor` over all ranks.
+
+        After a fault it is this rank's own: an error would end the loop of the user's own, and the step is done again.
+        """
+        if self.alone or self.lost is not None:
+            return tensor
+        try:
+            if self.padded is None:
+                return self._world.sum(tensor, f"{self._name}.{name}")
+            row = tensor.new_zeros(self.padded)
+            row[: len(tensor)] = tensor
+            row[-1] = 1  # more sums follow
+            return self._world.sum(row, _SHARED_NAME)[: len(tensor)]
+        except RankLost as error:
+            self.lost = error
+            return tensor
 
     def __deepcopy__(self, memo: object) -> SumOverRanks:
         return self
@@ -65,11 +78,27 @@ class SumsInPasses:
         self._some_lack_one = bool(self._sums) and left > 0
         self._lacks_one = self._some_lack_one and num_mine == full_passes
         self._pad(None)
+        for each in self._sums:
+            each.lost = None
+
+    @property
+    def lost(self) -> RankLost | None:
+        """A fault in a sum of this step, if there was one."""
+        return next((each.lost for each in self._sums if each.lost is not None), None)
 
     def begin_last_micro_batch(self) -> None:
         """Begin the last micro-batch of this rank."""
         if self._some_lack_one and not self._lacks_one:
             self._pad(self._length)
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Run passes that count for nothing inside this block, without other ranks."""
+        for each in self._sums:
+            each.alone = True
+        yield
+        for each in self._sums:
+            each.alone = False
 
     def end_step(self) -> None:
         """End the last micro-batch: release the ranks without one, or be one of them. Raises RankLost."""
@@ -105,7 +134,7 @@ class SyncBatchNorm(_BatchNorm):
         """Accept any number of dimensions."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's name
-        """Return the normalised `input` [n, features, ...]; in training n may differ by rank. Raises RankLost."""
+        """Return the normalised `input` [n, features, ...]; in training n may differ by rank."""
         if not self.training:
             plain: Tensor = super().forward(input)
             return plain

@@ -90,7 +90,7 @@ class _LineDisplay:
 
     def begin(self, epochs: int, samples_per_epoch: int, sample: str, best: str) -> None:
         self._epochs, self._samples = epochs, samples_per_epoch
-        self._sample, self._shown = sample, list(dict.fromkeys(["loss", best]))
+        self._sample, self._shown = sample, list(dict.fromkeys(["loss", best])) if best else []
 
     def progress(self, moment: Moment) -> None:
         if time.monotonic() - self._last_line >= _LINE_SECONDS:
@@ -112,7 +112,8 @@ class _LineDisplay:
         return f"{line}  {record.samples_per_second:8,.0f} {self._sample}s/s"
 
     def _figures(self, values: Mapping[str, float], prefix: str = "") -> str:
-        return "  ".join(prefix + labelled(name, values[name], 7) for name in self._shown if name in values)
+        shown = self._shown or list(values)[:3]
+        return "  ".join(prefix + labelled(name, values[name], 7) for name in shown if name in values)
 
     def say(self, message: str) -> None:
         self._last_line = time.monotonic()

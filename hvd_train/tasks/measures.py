@@ -55,10 +55,17 @@ class Field:
 
 
 class Measuring:
-    """A function of a task, whose measures have the same fields for each micro-batch."""
+    """A function of a task, whose measures have the same fields for each micro-batch.
 
-    def __init__(self, function: Function, fields: Sequence[Field]) -> None:
-        self.function, self.fields, self._checked = function, tuple(fields), list[object]()
+    Without `fields`, the first measures decide; they need a loss if `trains`.
+    """
+
+    def __init__(self, function: Function, fields: Sequence[Field] = (), *, trains: bool = True) -> None:
+        self.function, self._trains, self._checked = function, trains, list[object]()
+        self._set(fields)
+
+    def _set(self, fields: Sequence[Field]) -> None:
+        self.fields = tuple(fields)
         self.means = tuple(field for field in fields if field.kind != "total")  # what training sums
         self.num_sums = sum(field.size for field in self.means)
 
@@ -71,16 +78,19 @@ class Measuring:
         items = measures.items() if isinstance(measures, Mapping) else ()
         form = [num_samples, *((name, type(measure), getattr(measure, "shape", None)) for name, measure in items)]
         if form != self._checked:  # a full check takes as long as a small layer
-            if odd := {*fields_of(measures, num_samples)} ^ {*self.fields}:
+            found = fields_of(measures, num_samples, trains=self._trains)
+            if not self.fields:
+                self._set(found)
+            if odd := {*found} ^ {*self.fields}:
                 names = first_few(sorted({field.name for field in odd}), 3)
-                raise UsageError(f"the task returned other measures for one micro-batch than for another: {names}")
+                raise UsageError(f"there are other measures for one micro-batch than for another: {names}")
             self._checked = form
         return measures
 
 
-def fields_of(measures: Measures, num_samples: int) -> tuple[Field, ...]:
+def fields_of(measures: Measures, num_samples: int, *, trains: bool = True) -> tuple[Field, ...]:
     """Return the fields of the measures of `num_samples` samples: the loss first, totals last. Raises UsageError."""
-    if not isinstance(measures, Mapping) or LOSS not in measures:
+    if not isinstance(measures, Mapping) or not measures or (trains and LOSS not in measures):
         raise UsageError(f"the task returned {_described(measures)}: return a dict of measures with a {LOSS!r}")
     fields = [_field(name, measure, num_samples) for name, measure in measures.items()]
     return tuple(sorted(fields, key=lambda field: (field.name != LOSS, field.kind == "total")))
@@ -88,7 +98,7 @@ def fields_of(measures: Measures, num_samples: int) -> tuple[Field, ...]:
 
 def _field(name: str, measure: Measure, num_samples: int) -> Field:
     if not isinstance(name, str) or not name.isidentifier() or name in FACTS or name.startswith("val_"):
-        raise UsageError(f"the task returned a measure named {name!r}: take another name, of letters, digits and _")
+        raise UsageError(f"there is a measure named {name!r}: take another name, of letters, digits and _")
     if isinstance(measure, Total):
         if name == LOSS:
             raise UsageError("the task's loss is a Total: return one number for each sample, or Mean(total, count)")
@@ -97,11 +107,11 @@ def _field(name: str, measure: Measure, num_samples: int) -> Field:
         tensors = [value for value in (measure.total, measure.count) if isinstance(value, Tensor)]
         if isinstance(measure.total, Tensor) and all(tensor.numel() == 1 for tensor in tensors):
             return Field(name, "samples" if measure.count is None else "count")
-        raise UsageError(f"the task's {name!r} is a Mean of {_described(measure.total)}: its total must be one number")
+        raise UsageError(f"the measure {name!r} is a Mean of {_described(measure.total)}: its total must be one number")
     if isinstance(measure, Tensor) and measure.shape == (num_samples,):
         return Field(name, "samples")
     raise UsageError(
-        f"the task's {name!r} is {_described(measure)} for {num_samples} samples: return a tensor with one number for "
+        f"the measure {name!r} is {_described(measure)} for {num_samples} samples: it needs one number for "
         "each sample (for a loss of torch: reduction='none'), or Mean(total, count)"
     )
 

@@ -12,7 +12,18 @@ import pytest
 
 from hvd_train import checkpoint
 from tests.support import on_demand
-from tests.support.hosts import ALL, ON_HOSTS, STEPS_PER_EPOCH, Hosts, Job, arguments, hosts_fixture, job, undisturbed
+from tests.support.hosts import (
+    ALL,
+    ON_HOSTS,
+    OWN_LOOP,
+    STEPS_PER_EPOCH,
+    Hosts,
+    Job,
+    arguments,
+    hosts_fixture,
+    job,
+    undisturbed,
+)
 from tests.support.launching import wait_for
 from tests.support.runs import Weights
 
@@ -72,6 +83,20 @@ def test_a_fault(name: str, hosts: Hosts, tmp_path: Path, expected: Weights) -> 
         running.completes(expected)
     assert running.changes or name in ("out and in", "unreachable")
     assert ("RuntimeError: an error in the user's model" in running.output) == (name == "an error in the model")
+
+
+def test_a_script_with_its_own_loop(hosts: Hosts, tmp_path: Path) -> None:
+    """Two workers die, one of them rank 0; scheduler, counter and evaluations are those of an undisturbed script."""
+    script = [OWN_LOOP, "--output-dir", "run", "--ledger", "--device", "cpu"]
+    (tmp_path / "alone").mkdir()
+    expected = undisturbed(tmp_path / "alone", training=script)
+    on_demand.pace(tmp_path, 0.2)
+    with job(hosts, tmp_path, training=script) as running:
+        running.after(20)
+        running.worker("h2").kill()
+        running.reaches(3)
+        running.worker("h1").kill()
+        running.completes(expected)
 
 
 def newest_commit(run: Path) -> int:

@@ -152,7 +152,7 @@ def test_the_readme_example_trains_as_printed(tmp_path: Path) -> None:
 
 def test_the_readme_task_trains_as_printed(tmp_path: Path) -> None:
     readme = (PROJECT / "README.md").read_text()
-    _, code = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    _, code, _ = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     (tmp_path / "regression.py").write_text(code)
     assert sum(bool(line) for line in code.splitlines()) <= 15
     command = re.search(r"`horovodrun -np 2 hvd-train (.*:task)`", readme)
@@ -162,6 +162,21 @@ def test_the_readme_task_trains_as_printed(tmp_path: Path) -> None:
     assert "1,000 samples" in output
     assert json.loads((tmp_path / "run/summary.json").read_text())["best_error"] < 0.3
     assert "error 0." in output_of([HVD_TRAIN, "evaluate", "run", "--trust"], tmp_path)
+
+
+def test_the_readme_loop_trains_as_printed(tmp_path: Path) -> None:
+    """Alone, on two ranks, and through the script for one machine; a wrong flag is one line."""
+    _, _, code = re.findall(r"```python\n(.*?)```", (PROJECT / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "mine.py").write_text(code)
+    assert sum(bool(line) for line in code.splitlines()) <= 20
+    scripts = str(PROJECT / "horovodrun_scripts/train_local.sh")
+    for number, line in enumerate([[sys.executable, "mine.py"], [scripts, "-n", "2", "--", "mine.py"]]):
+        output_of([*line, "--output-dir", f"run{number}"], tmp_path)
+    best = [json.loads((tmp_path / run / "summary.json").read_text())["best_loss"] for run in ("run0", "run1")]
+    assert best[0] == pytest.approx(best[1], abs=1e-5)
+    assert best[0] < 10
+    wrong = output_of([sys.executable, "mine.py", "--learning-rate", "1"], tmp_path, code=2)
+    assert wrong == "hvd-train: learning_rate=1.0 has no effect in a loop of your own: leave it out\n"
 
 
 @slow

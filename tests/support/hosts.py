@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ OWN = ["env", f"PATH={PATH}", "OMP_NUM_THREADS=1", f"PYTHONPATH={ROOT}"]
 STEPS_PER_EPOCH = 24
 TOLERANCE = 1e-5
 OBEDIENT = "tests.support.on_demand:obedient"
+OWN_LOOP = str(PROJECT / "tests/support/own_loop.py")
 # A requeued job waits until its credentials have expired (cred_expire): two minutes by default.
 CONF = """
 ClusterName=test
@@ -138,7 +140,7 @@ class Hosts:
         return [
             process
             for process, words in self.processes(name)
-            if len(words) > 2 and Path(words[1]).name == "hvd-train" and words[2] == "train"
+            if len(words) > 2 and ((Path(words[1]).name == "hvd-train" and words[2] == "train") or words[1] == OWN_LOOP)
         ]
 
     def signal_all(self, name: str, number: int) -> None:
@@ -275,7 +277,9 @@ def arguments(epochs: int = 8, model: str = OBEDIENT, more: str = "--output-dir 
 def undisturbed(folder: Path, epochs: int = 8, training: Sequence[str] | None = None, limit_s: float = 280) -> Weights:
     """Return the weights of the same training in one undisturbed process."""
     variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    output_of([HVD_TRAIN, "train", *(training or arguments(epochs))], folder, limit_s, variables)
+    training = training or arguments(epochs)
+    program = [sys.executable] if training[0] == OWN_LOOP else [HVD_TRAIN, "train"]
+    output_of([*program, *training], folder, limit_s, variables)
     return torch.load(run_below(folder) / "model-final.pt", weights_only=True)
 
 

@@ -18,8 +18,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("progress", "launch", "elastic", "world", "doctor", "data", "network", "tasks", "run_files"), ()),
     "the story": (
-        *("state", "checkpoint", "updater", "validate", "profiling", "parts", "output", "job"),
-        *("loop", "membership", "training", "run", "export"),
+        *("points", "state", "checkpoint", "updater", "validate", "profiling", "parts", "output", "result"),
+        *("membership", "training", "accounts", "registered", "loops", "loop", "run", "session", "export"),
     ),
     **dict.fromkeys(("report", "bench", "commands"), ()),
     "the front door": ("cli",),

@@ -19,12 +19,12 @@ from hvd_train.data import sources
 from hvd_train.data.dataset import Arrays, DataSet
 from hvd_train.data.loader import Batch, Prepare
 from hvd_train.progress.metrics import Totals
+from hvd_train.result import Result
 from hvd_train.run import train
 from hvd_train.state import to_host
 from hvd_train.tasks.classification import classification
 from hvd_train.tasks.measures import Field, Mean, Measure, Measuring, Total
 from hvd_train.tasks.task import Scores, Task
-from hvd_train.training import Result
 from hvd_train.world.world import World
 from tests.support.worlds import own_generator
 

@@ -2,8 +2,8 @@
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from hvd_train import cli, config_file, recipes
 from hvd_train.commands.train import parse_train
 from hvd_train.errors import UsageError
 from hvd_train.launch.launcher import SPENT
+from tests.unit.story.test_result import DONE
 
 
 def test_flags_of_other_trainers_are_accepted() -> None:
@@ -83,7 +84,8 @@ def test_the_exit_code_says_how_a_training_ended(
     finished: bool, stopped_by: int | None, saved: bool, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stop without a commit on disk is 74: the same command could not resume from there."""
-    monkeypatch.setattr("hvd_train.run.train", lambda _: Mock(finished=finished, stopped_by=stopped_by, saved=saved))
+    result = replace(DONE, finished=finished, stopped_by=stopped_by, saved=saved)
+    monkeypatch.setattr("hvd_train.run.train", lambda _: result)
     assert cli.run(["train"]) == code
 
 

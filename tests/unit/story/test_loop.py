@@ -16,10 +16,10 @@ from hvd_train import checkpoint
 from hvd_train.checkpoint import DiskStore
 from hvd_train.config import Config
 from hvd_train.errors import Diverged, UsageError
-from hvd_train.job import Clocks
 from hvd_train.progress.clock import Stopwatch, Timer
 from hvd_train.state import TrainState
 from hvd_train.tasks.task import goal_of
+from hvd_train.training import Clocks
 from hvd_train.world.world import LocalWorld
 from tests.support import runs
 from tests.support.runs import NUM_SAMPLES, equal, small_config, trained

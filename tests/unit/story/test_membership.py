@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from hvd_train.errors import RankLost, ReplicasDiffer
 from hvd_train.membership import synchronize
-from hvd_train.state import Evaluation
+from hvd_train.points import STEPS, Evaluation
 from hvd_train.world.world import LocalWorld
 from tests.support.worlds import Killed, ThreadWorld, run_ranks
 from tests.unit.story.test_state import state_after, step
@@ -26,15 +26,15 @@ def test_all_ranks_load_the_state_of_one(root: int) -> None:
         rank = world.place.rank
         state = state_after(4 if rank == root else rank % 2, seed=rank)
         state.best = Evaluation(rank, {"loss": 0.5})
+        state.come_to(0, STEPS, {})
         synchronize(state, world, root)
-        taken = state.digest(), state.progress.step
+        taken = state.digest(), state.best.epoch
         step(state, 9)
         return *taken, state.digest()
 
-    ((digest, steps, after),) = set(run_ranks(3, body, kind=SmallPieces))
+    ((digest, best, after),) = set(run_ranks(3, body, kind=SmallPieces))
     expected = state_after(4, seed=root)
-    expected.best = Evaluation(root, {"loss": 0.5})
-    assert (digest, steps) == (expected.digest(), 4)
+    assert (digest, best) == (expected.digest(), root)
     step(expected, 9)
     assert after == expected.digest()
     synchronize(expected, LocalWorld(), 0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hvd_train import recipes
-from hvd_train.training import Result, ending, summary
+from hvd_train.result import Result, ending, summary
 from tests.support.runs import CLASSIFY
 
 CONFIG = recipes.get("digits")

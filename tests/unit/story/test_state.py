@@ -11,8 +11,10 @@ from torch import nn
 from hvd_train.config import OptimizerConfig
 from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.network import optim
+from hvd_train.points import HEAD, STEPS, TAIL, Answer, Evaluation
 from hvd_train.progress.order import BatchLayout
-from hvd_train.state import Evaluation, TrainState, confirm_equal
+from hvd_train.state import TrainState, confirm_equal
+from hvd_train.tasks.task import Scores
 from tests.support import runs
 from tests.support.worlds import ThreadWorld, own_generator, run_ranks
 
@@ -50,6 +52,8 @@ def complete() -> TrainState:
     optimizer.step()
     state.count_step(runs.totals(), skipped=False)
     state.best = state.last = Evaluation(1, {"loss": 0.5, "top1": 0.75})
+    state.come_to(0, TAIL, {"level": 3})
+    state.answers[0, TAIL, 0, 0] = Answer(Scores({"loss": 0.5}, 60, {"pairs": torch.ones(2, 2)}))
     return state
 
 
@@ -70,8 +74,6 @@ CHANGES: dict[str, Callable[[TrainState], object]] = {
     "skipped steps": lambda state: setattr(state, "progress", replace(state.progress, skipped_in_row=1)),
     "the sums of the epoch": lambda state: setattr(state, "totals", runs.totals(top1=0.0)),
     "the layout": lambda state: setattr(state, "layout", BatchLayout(20, 5)),
-    "the best evaluation": lambda state: setattr(state, "best", Evaluation(1, {"loss": 0.5, "top1": 0.5})),
-    "the last evaluation": lambda state: setattr(state, "last", None),
 }
 
 
@@ -95,7 +97,27 @@ def test_later_steps_change_nothing_of_a_snapshot() -> None:
     assert same.digest() == complete().digest()
     state.load(snapshot)  # over a state that differs in everything
     assert state.digest() == same.digest()
-    assert (state.layout, state.best, state.scaler.get_scale()) == (same.layout, same.best, 64.0)
+    assert (state.layout, state.point, state.scaler.get_scale()) == (same.layout, same.point, 64.0)
+    (answer,) = state.answers.values()
+    assert torch.equal(answer.scores.total("pairs"), torch.ones(2, 2))
+
+
+def test_a_rank_that_is_behind_keeps_what_its_code_has_set() -> None:
+    """It gets weights, progress and what the last collective gave; a newcomer also gets the point."""
+    ahead, behind, newcomer = complete(), complete(), complete()
+    behind.best = Evaluation(2, {"loss": 0.25})
+    behind.answers.clear()
+    ahead.best = None
+    ahead.come_to(1, HEAD, {"level": 4})
+    behind.load(ahead.snapshot(), behind=True)
+    newcomer.load(ahead.snapshot())
+    assert (behind.digest(), behind.best, behind.point.own) == (
+        ahead.digest(),
+        Evaluation(2, {"loss": 0.25}),
+        {"level": 3},
+    )
+    assert (newcomer.best, newcomer.point) == (None, ahead.point)
+    assert [*behind.answers] == [*newcomer.answers] == [(0, TAIL, 0, 0)]
 
 
 def test_a_snapshot_with_measures_as_fields_is_read() -> None:
@@ -103,9 +125,12 @@ def test_a_snapshot_with_measures_as_fields_is_read() -> None:
     state, other = complete(), complete()
     scores = {"epoch": 1, "loss": 0.5, "top1": 0.75, "top5": 1.0}
     old = {"totals": {"loss": 1.0, "top1": 2.0, "top5": 3.0, "count": 20}, "best": scores, "last": scores}
-    other.load({**state.snapshot(), **old, "last_step": {"loss": 1.0}})
+    snapshot = {**state.snapshot(), **old, "last_step": {"loss": 1.0}}
+    del snapshot["point"]
+    other.load(snapshot)
     assert other.totals.means() == {"loss": 0.05, "top1": 0.1, "top5": 0.15}
     assert other.best == other.last == Evaluation(1, {"loss": 0.5, "top1": 0.75, "top5": 1.0})
+    assert (other.point.part, other.point.step, other.point.cursor) == (STEPS, 1, 20)
 
 
 def test_ranks_that_deviate_are_named() -> None:

@@ -141,7 +141,7 @@ def test_a_lost_rank_ends_a_static_job(victim: int, disk: str, line: str, monkey
 def test_a_survivor_of_rank_0_commits_if_the_driver_is_lost_too(monkeypatch: pytest.MonkeyPatch) -> None:
     meet = ThreadWorld.meet
 
-    def meets_without_driver(world: ThreadWorld, sync: Callable[[], None], after: RankLost | None) -> None:
+    def meets_without_driver(world: ThreadWorld, sync: Callable[[], None], after: RankLost | None = None) -> None:
         try:
             meet(world, sync, after)
         except RankLost as error:

@@ -1,0 +1,92 @@
+"""What is counted, shown and written of a step and of an epoch."""
+
+import math
+
+from hvd_train.errors import Diverged
+from hvd_train.progress.metrics import Totals
+from hvd_train.run_files.journal import EpochRecord, Moment, StepRecord
+from hvd_train.run_files.ledger import Entry
+from hvd_train.tasks.measures import LOSS
+from hvd_train.tasks.task import Scores
+from hvd_train.training import Training
+from hvd_train.updater import StepResult
+from hvd_train.world.world import result_of_rank_0
+
+
+def count_step(training: Training, result: StepResult) -> None:
+    """Count a step that all ranks have done, show it, and write it down."""
+    state, stopwatch = training.state, training.clocks.stopwatch
+    state.count_step(result.totals, skipped=result.skipped)
+    stopwatch.step(result.totals.count)
+    if result.fingerprint is not None:
+        _account_for(training, result.totals.count, result.fingerprint)
+    journal, progress, speed = training.output.journal, state.progress, stopwatch.samples_per_second
+    journal.progress(Moment(progress.epoch, progress.cursor, progress.step, state.totals.means(), speed))
+    if training.arrival is not None and progress.step == training.arrival.change.step + 1:
+        journal.world(training.arrival.change, progress.step, training.arrival.seconds())
+    if result.skipped and not math.isfinite(result.totals.sums[LOSS]):
+        journal.event("skipped", f"step {progress.step} is skipped: its loss is not finite", step=progress.step)
+    if progress.step % training.config.run.log_steps == 0:
+        _log_step(training, result)
+
+
+def _account_for(training: Training, count: int, fingerprint: int) -> None:
+    """Write the last `count` positions of the epoch and the step's fingerprint into the ledger.
+
+    The fingerprint is summed with the gradients, so every rank that has finished a step has its entry.
+    """
+    state, num_samples = training.state, training.parts.train_loader.num_samples
+    progress = state.progress
+    positions = progress.cursor - count, progress.cursor
+    step = Entry(progress.epoch, (progress.step, progress.step), training.world.place.size, positions, fingerprint)
+    training.output.journal.took(state.took(step, num_samples))
+
+
+def _log_step(training: Training, result: StepResult) -> None:
+    state, clocks = training.state, training.clocks
+    progress = state.progress
+    state.last_step = StepRecord(
+        epoch=progress.epoch + 1,
+        step=progress.step,
+        samples=progress.epoch * training.parts.train_loader.num_samples + progress.cursor,
+        measures=result.totals.means(),
+        learning_rate=state.optimizer.param_groups[0]["lr"],
+        gradient_norm=result.gradient_norm,
+        loss_scale=state.scaler.get_scale() if state.scaler.is_enabled() else None,
+        skipped_steps=progress.skipped,
+        samples_per_second=clocks.stopwatch.samples_per_second,
+        split=clocks.split.take(),
+    )
+    training.output.journal.step(state.last_step)
+
+
+def give_up_if_diverged(training: Training, result: StepResult) -> None:
+    """If too many steps in a row were skipped, commit the weights, which they have not changed, and raise Diverged."""
+    state = training.state
+    progress = state.progress
+    if progress.skipped_in_row < training.config.precision.max_skipped_steps:
+        return
+    saved = result_of_rank_0(training.world, training.output.store.commit_last(state))
+    finite = math.isfinite(result.totals.sums[LOSS])
+    cause = "the loss is finite, but not its gradient" if finite else "the loss is not finite"
+    kept = "committed" if saved else "NOT committed (see above)"
+    raise Diverged(
+        f"{progress.skipped_in_row} steps in a row were skipped; in the last one, step {progress.step}, {cause}; "
+        f"the weights are those before them, and {kept}; try a smaller --learning-rate or --clip-norm"
+    )
+
+
+def end_epoch(training: Training, number: int, scores: Scores | None) -> None:
+    """Log epoch `number` (from 0) and begin the next one, unless this rank got a state that is in the next one."""
+    state = training.state
+    if state.progress.epoch != number:
+        return
+    state.last_epoch = EpochRecord(
+        epoch=number + 1,
+        step=state.progress.step,
+        measures=state.totals.means(),
+        scores=scores.figures if scores else None,
+        samples_per_second=training.clocks.stopwatch.samples_per_second,
+    )
+    training.output.journal.epoch(state.last_epoch)
+    state.progress, state.totals = state.progress.next_epoch(), Totals()

@@ -1,0 +1,308 @@
+"""The loops of a training: epochs, steps and micro-batches, which go on through faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from typing_extensions import Self
+
+from hvd_train import checkpoint
+from hvd_train.accounts import count_step, end_epoch, give_up_if_diverged
+from hvd_train.data.loader import Loader
+from hvd_train.errors import RankLost, UsageError
+from hvd_train.points import HEAD, START, STEPS, TAIL, Answer, Evaluation, Label, Point
+from hvd_train.progress.order import Indices
+from hvd_train.registered import Registered
+from hvd_train.result import Result, Stopped
+from hvd_train.run_files.journal import labelled
+from hvd_train.state import TrainState
+from hvd_train.tasks.measures import LOSS, Measure, Measures, Measuring
+from hvd_train.tasks.task import Goal, Scores, Task
+from hvd_train.training import Training
+
+
+class Loops:
+    """The loops of a training. Its `with` block ends with the final files.
+
+    Two kinds of places alternate. At a point, which the iterators come to, the state is whole for any rank: there ranks
+    commit, stop, and let others in. In between runs the code of the program, with updates and evaluations of all ranks.
+    After a fault there, each rank goes on where it is; `_collective` says how.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self.training, self._own = training, Registered()
+        self._at = Point()  # where the program of this rank is
+        self._count = 0  # updates and evaluations since then
+        self._resumed: Point | None = None  # where the others or a checkpoint are, until the program is there
+        self._scores: Scores | None = None  # of the epoch
+        self._ends = ""  # why the loops end early
+        self._in_step = False  # whether the program runs passes of a step
+        self._result: Result | None = None
+
+    def _begins(self, label: Label) -> None:
+        """Begin an update or evaluation of all ranks. Raises as `Training.confirm` does."""
+        self.training.waits = label
+        self.training.look_for_writes()
+        self.training.confirm(label, self._own.copy)
+
+    def _record(self, label: Label, answer: Answer) -> None:
+        """Note what an update or evaluation has given."""
+        self.training.state.answers[label] = answer
+        self.training.note_writes()
+
+    @property
+    def result(self) -> Result:
+        """How the training ended, after the block."""
+        assert self._result is not None
+        return self._result
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        training, ended = self.training, error
+        if error is None:
+            try:
+                training.join()
+                self._result = self._finish()
+            except BaseException as raised:  # noqa: BLE001  # raised again below, after the last commit
+                ended = raised
+        if ended is None or isinstance(ended, Stopped):
+            training.world.leave(failed=False)
+            return
+        told = training.end_with(ended)
+        if told is not error:
+            raise told from (ended if told is not ended else ended.__cause__)
+
+    def epochs(self) -> Iterator[Epoch]:
+        """Yield the epochs that are left; the first one goes on where the run stopped.
+
+        They end after the last epoch, after `stop`, or if `--patience` or `--target` say so. Raises: Stopped: after a
+        commit, if the training was asked to stop; RankLost: if no other world can form; Diverged: if many steps in a
+        row have a loss or a gradient that is not finite.
+        """
+        training, state = self._joined()
+        if state.point.part != START:
+            self._resumed = state.point
+        while not self._ends:
+            if self._resumed is None:
+                self._come_to(state.progress.epoch, HEAD)
+            else:
+                self._at, self._count = Point(self._resumed.epoch, HEAD), 0
+                self._own.load(self._resumed.own_at_epoch)
+            if state.point.part == HEAD and training.why():
+                return
+            number = self._at.epoch
+            yield Epoch(self, number)
+            if self._at.part == TAIL or not self._ends:
+                end_epoch(training, number, self._scores)
+            self._scores = None
+
+    def _steps(self, epoch: int) -> Iterator[Step]:
+        training, state = self._joined()
+        num_samples, resumed, self._resumed = training.parts.train_loader.num_samples, self._resumed, None
+        if resumed is not None and resumed.part == HEAD:
+            resumed = None
+        if resumed is not None:
+            self._at, self._count = resumed, 0
+            self._own.load(resumed.own)
+        training.begin_epoch()
+        while not self._ends:
+            if resumed is None and state.progress.epoch == epoch and state.progress.cursor < num_samples:
+                self._come_to(epoch, STEPS)
+            elif resumed is None or resumed.part != STEPS or resumed.cursor >= num_samples:
+                break
+            resumed = None
+            step = Step(self, self._at)
+            yield step
+            if not step.done:
+                raise UsageError(f"step {step.number}: its loop over micro-batches did not run to its end")
+        if not self._ends and (resumed is None or resumed.part != TAIL):
+            self._come_to(epoch, TAIL)
+
+    def _evaluate(self, task: Task, measuring: Measuring, loader: Loader, name: str) -> Scores:
+        """Return the scores of a set, the same on every rank."""
+        training = self.training
+        of_epoch = name == "val" and self._at.part == TAIL
+
+        def act() -> Answer:
+            with training.clocks.stopwatch.paused():
+                scores = training.evaluate(task, measuring, loader, training.state.result)
+            training.clocks.split.restart()
+            if not of_epoch:  # the record of an epoch has the others
+                figures = {f"{name}_{figure}": value for figure, value in scores.items()}
+                text = "  ".join(f"{name} {labelled(figure, value)}" for figure, value in scores.items())
+                training.output.journal.event("evaluation", text, step=training.state.progress.step, **figures)
+            return Answer(scores)
+
+        scores = self._collective(act).scores
+        if of_epoch:
+            self._scores, training.state.last = scores, Evaluation(self._at.epoch + 1, scores.figures)
+        return scores
+
+    def _keep_best(self, figures: Mapping[str, float], goal: Goal) -> bool:
+        """Keep the weights as the best ones if the goal's figure is better than before; return whether it is."""
+        training, state = self.training, self.training.state
+        better = state.best is None or goal.better(figures[goal.name], state.best.figures[goal.name])
+        if better:
+            state.best = Evaluation(self._at.epoch + 1, figures)
+            training.output.store.save_weights(checkpoint.BEST, state)
+        return better
+
+    # What all ranks do together
+
+    def _joined(self) -> tuple[Training, TrainState]:
+        self.training.join()
+        return self.training, self.training.state
+
+    def _collective(self, act: Callable[[], Answer]) -> Answer:
+        """Do something with all ranks, again after each fault, or return what others have recorded of it."""
+        training, state = self._joined()
+        if self._in_step:
+            raise UsageError("an evaluation within a step: call it after the loop over micro-batches")
+        label = self._at.label(self._count)
+        while label not in state.answers:
+            try:
+                self._begins(label)
+                self._record(label, act())
+            except RankLost as error:
+                training.meet(error)
+        self._count += 1
+        return state.answers[label]
+
+    def _come_to(self, epoch: int, part: int) -> None:
+        """Come to a point: the state is whole for any rank. Do what the ranks have agreed on."""
+        training, state = self._joined()
+        state.come_to(epoch, part, self._own.copy())
+        self._at, self._count, training.waits = state.point, 0, state.point.label(-1)
+        training.resize()
+        training.note_writes()
+        training.changed_by_hand = False
+        result, training.last_result = training.last_result, None
+        if result is None:  # no step since the last point
+            return
+        try:
+            give_up_if_diverged(training, result)
+            if result.agreed.stop:
+                self._result = training.finish(finished=False)
+                raise Stopped(self._result.exit_code)
+            if result.agreed.commit and training.output.store.commit(state):
+                training.clocks.commit_timer.reset()
+            if not result.agreed.change:
+                training.clocks.split.mark("other")
+                training.profile.step_done(state.progress.step)
+        except RankLost as error:
+            training.meet(error)
+            return
+        if result.agreed.change:
+            training.meet()
+
+    def _finish(self) -> Result:
+        training = self.training
+        while True:
+            training.waits = self._at.label(self._count)
+            try:
+                return training.finish(finished=True, why=self._ends or "the loop has ended")
+            except RankLost as error:
+                training.meet(error)
+
+
+class TaskLoops(Loops):
+    """The loops of a training that evaluates the task of its config."""
+
+    def evaluate(self) -> Scores:
+        """Return the scores on the validation set."""
+        parts = self.training.parts
+        assert parts.val_loader is not None
+        return self._evaluate(parts.task, parts.evaluation, parts.val_loader, "val")
+
+    def keep_best(self, scores: Scores) -> bool:
+        """Keep the weights as the best ones if these scores are better than before; return whether they are."""
+        return self._keep_best(scores.figures, self.training.parts.goal)
+
+
+class Epoch:
+    """The steps of an epoch; `number` counts from 1."""
+
+    def __init__(self, session: Loops, number: int) -> None:
+        self._session, self._index, self.number = session, number, number + 1
+
+    def __iter__(self) -> Iterator[Step]:
+        return self._session._steps(self._index)
+
+
+class Step:
+    """One optimizer step, which is done when its loop over micro-batches has ended."""
+
+    def __init__(self, session: Loops, at: Point) -> None:
+        training = session.training
+        layout, num_samples = training.state.layout, training.parts.train_loader.num_samples
+        self._session, self._epoch = session, at.epoch
+        self.size = len(layout.batches(range(at.cursor, num_samples))[0])  # samples of all ranks
+        self.number, self.epoch = at.step + 1, at.epoch + 1  # both count from 1
+        self.position = at.epoch + (at.cursor + self.size / 2) / num_samples  # epochs done in the middle of the step
+        self.done = False
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        """Yield this rank's micro-batches. If a rank is lost, those of the same step come again, in another world."""
+        if self.done:
+            raise UsageError(f"step {self.number}: its micro-batches come once; there is one update in a step")
+        session, training = self._session, self._session.training
+        state, label = training.state, session._at.label(session._count)
+        while label not in state.answers:
+            updater = training.updater
+            try:
+                session._begins(label)
+                session._in_step = True
+                updater.begin(state, training.next_batch(self._epoch), training.votes())
+                measuring = training.parts.training
+                if not (measuring.fields or updater.batch.micro_batches):
+                    # A rank without a micro-batch must know which measures the others sum.
+                    example, two = training.parts.train_loader.example(2), np.arange(2)
+                    with updater.rehearsal():
+                        yield MicroBatch(partial(measuring.checked, num_samples=2), 0, example, two)
+                for micro in updater.batch.micro_batches:
+                    updater.start(micro)
+                    yield (mine := MicroBatch(updater.backward, micro.number, micro.batch, micro.samples))
+                    if training.updater.lost is not None:
+                        raise training.updater.lost
+                    if not mine.done:
+                        raise UsageError(f"step {self.number}: micro.backward was not called")
+                result = updater.finish(training.prepare_next_batch)
+                training.last_result = result
+                count_step(training, result)
+                scores = Scores(result.totals.means(), result.totals.count)
+                session._record(label, Answer(scores, result.skipped, result.gradient_norm))
+            except RankLost as error:
+                updater.put_back()
+                training.meet(error)
+        session._count, session._in_step = session._count + 1, False
+        answer = state.answers[label]
+        self.scores, self.skipped, self.gradient_norm = answer.scores, answer.skipped, answer.gradient_norm
+        self.done = True
+
+
+class MicroBatch:
+    """A micro-batch of a step: `batch` is on the device, `samples` has the numbers of its samples in the set."""
+
+    __slots__ = ("_take", "batch", "done", "number", "samples")
+
+    def __init__(self, take: Callable[[Measures], object], number: int, batch: Any, samples: Indices) -> None:
+        self._take, self.number, self.batch, self.samples, self.done = take, number, batch, samples, False
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def backward(self, loss: Measure, **measures: Measure) -> None:
+        """Run the backward pass; call it once for each micro-batch. It never raises what befalls other ranks.
+
+        `loss` has one number for each sample, or is a `Mean`; so have other measures, which are summed over all ranks
+        and written down. Raises UsageError for other shapes or names than in the first micro-batch.
+        """
+        if self.done:
+            raise UsageError("micro.backward was called twice for one micro-batch: add the losses")
+        self.done = True
+        self._take({LOSS: loss, **measures})

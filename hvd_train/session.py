@@ -1,0 +1,185 @@
+"""A training whose loop is the user's own."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import default_collate
+from typing_extensions import override
+
+from hvd_train.config import Config
+from hvd_train.data.loader import Collate, Loader, open_loader
+from hvd_train.data.sources import check_map_style
+from hvd_train.errors import HvdTrainError, UsageError
+from hvd_train.flags import parse_flags
+from hvd_train.launch.exit_report import report_once
+from hvd_train.loops import Loops
+from hvd_train.parts import loader_processes, of_a_loop
+from hvd_train.points import START
+from hvd_train.registered import Registered
+from hvd_train.run import OWN, opened
+from hvd_train.tasks.measures import Function, Measuring
+from hvd_train.tasks.task import Goal, Scores, Task
+from hvd_train.world.world import World
+
+_ACT = {"seed", "epochs", "patience", "workers", "workers_per_host", "sync_batch_norm", "average_buffers"}
+_ACT |= {"batch_size", "global_batch_size", "accumulation_steps", "eval_batch_size", "on_resize"}
+_ACT |= {"gradient_predivide_factor", "fusion_groups", "clip_norm", "ema_decay", "recipe"}
+_ACT |= {"precision", "compression", "channels_last", "deterministic", "max_skipped_steps"}
+_ACT |= {"device", "gpu_ids", "output_dir", "resume", "data_changed", "commit_steps", "commit_seconds"}
+_ACT |= {"keep_checkpoints", "log_steps", "log_dir", "progress", "max_time", "ledger", "profile"}
+
+
+class Session(Loops):
+    """A training with a loop of your own: iterate over epochs, steps and micro-batches.
+
+    >>> with hvd_train.Session(model, optimizer, data, epochs=10, batch_size=32) as session:
+    ...     for epoch in session.epochs():
+    ...         for step in epoch:
+    ...             for micro in step:
+    ...                 images, labels = micro.batch
+    ...                 micro.backward(F.cross_entropy(model(images), labels, reduction="none"))
+
+    When the loop over a step's micro-batches has ended, the weights are new on all ranks. If a rank is lost, the
+    micro-batches of that step come again; all other code runs once. The end of the block writes the final files.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        data: Any,
+        *,
+        collate: Collate = default_collate,
+        config: Config | None = None,
+        world: World | None = None,
+        **settings: Any,
+    ) -> None:
+        """Move the model to this rank's device; model and optimizer stay yours, without a wrapper.
+
+        `data` has a length and an item by number; `collate` makes a batch of a list of items. `settings` are those of
+        a run that act in a loop of one's own, in addition to `config`; `world` is for tests. Raises UsageError for
+        other settings, for a parameter that requires a gradient and is in no optimizer, and for data without length or
+        items.
+        """
+        config = (config or Config()).replace(**settings)
+        default, values = Config().settings(), config.settings()
+        if idle := [name for name in values if name not in _ACT and values[name] != default[name]]:
+            raise UsageError(f"{idle[0]}={values[idle[0]]!r} has no effect in a loop of your own: leave it out")
+        config = config.replace(model=OWN, data=OWN, task=OWN)
+        self._collate, self._loaders = collate, dict[int, tuple[Any, Loader]]()
+        with ExitStack() as stack:
+            build = lambda world: of_a_loop(config, world, model, optimizer, data, collate)  # noqa: E731
+            super().__init__(stack.enter_context(opened(config, world, build)))
+            self._open = stack.pop_all()
+        self.training.watched = [*model.parameters()]
+        for name in ("step", "zero_grad"):
+            setattr(optimizer, name, _refuse)
+            self._open.callback(delattr, optimizer, name)
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # else schedulers warn of a missing step
+
+    @override
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            super().__exit__(kind, error, trace)
+        finally:
+            self._open.__exit__(*sys.exc_info())
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank, on which the batches are."""
+        return self.training.parts.device
+
+    @property
+    def rank(self) -> int:
+        """The number of this process among the ranks; for display only, since it may change."""
+        return self.training.world.place.rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks; for display only, since it may change."""
+        return self.training.world.place.size
+
+    @property
+    def global_batch(self) -> int:
+        """The samples of a step on all ranks; the last step of an epoch may have fewer."""
+        return self._joined()[1].layout.global_batch
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The run folder; None on ranks that do not write."""
+        return self.training.output.path
+
+    def register(self, **state: Any) -> Registered:
+        """Let state of yours survive: what has a state_dict (schedulers, modules) and plain values; return it by name.
+
+        A plain value is changed by setting an attribute of what this returns. Raises UsageError for anything else, and
+        after the first epoch has begun.
+        """
+        if self._at.part != START:
+            raise UsageError("register state before the loop over epochs")
+        self._own.add(state)
+        return self._own
+
+    def evaluate(self, data: Any, measure: Function, *, name: str = "val") -> Scores:
+        """Return the scores of `measure(model, batch)` over a set: each sample counts once, for any number of ranks.
+
+        The model (its moving average, if one is kept) is in evaluation mode meanwhile. Scores are written down as
+        NAME_FIGURE. Raises UsageError for data without length or items, and for measures that are no measures.
+        """
+        return self._evaluate(Task(measure, best=""), Measuring(measure, trains=False), self._loader(data), name)
+
+    def keep_best(self, value: float, *, higher: bool = True) -> bool:
+        """Keep the weights as the best ones, if `value` is better than before; return whether it is."""
+        return self._keep_best({**(self._scores or {}), "best": value}, Goal("best", higher))
+
+    def stop(self, why: str) -> None:
+        """End the loops after this step or epoch. All ranks call it alike."""
+        self._ends = why
+
+    def _loader(self, data: Any) -> Loader:
+        if id(data) not in self._loaders:
+            check_map_style("the set to evaluate", data)
+            training = self.training
+            config, parts = training.config, training.parts
+            workers = loader_processes(config.data, training.world.place)
+            loader = open_loader(data, None, parts.device, config.seed, workers, self._collate)
+            self._loaders[id(data)] = data, loader
+            self._open.callback(loader.close)
+        return self._loaders[id(data)][1]
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise UsageError("leave out optimizer.step() and zero_grad(): the end of the loop over micro-batches does both")
+
+
+_refuse._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # as above
+
+
+def parse_args(parser: ArgumentParser | None = None, **defaults: Any) -> tuple[Namespace, Config]:
+    """Return the arguments of a script: its own, which `parser` knows, and the config of a run from all others.
+
+    `defaults` are settings of the run. Seeds torch by `--seed`, for the initial weights. A wrong argument ends the
+    script with one line and exit code 2.
+    """
+    own, rest = parser.parse_known_args() if parser is not None else (Namespace(), sys.argv[1:])
+    sys.excepthook = _in_one_line
+    config = parse_flags(Config, rest, f"python {sys.argv[0]}", default=Config().replace(**defaults))
+    torch.manual_seed(config.seed)
+    return own, config
+
+
+def _in_one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an uncaught error of a script; those of this package in one line, with their exit code."""
+    if isinstance(error, HvdTrainError):
+        report_once(error)
+        raise SystemExit(error.exit_code)
+    sys.__excepthook__(kind, error, trace)

@@ -1,0 +1,287 @@
+"""A loop of the user's own: what it may do, and that faults do not change its result."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DataParallel
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from hvd_train.errors import UsageError
+from hvd_train.registered import Registered
+from hvd_train.run_files.ledger import audit
+from hvd_train.session import Session
+from hvd_train.state import to_host
+from hvd_train.tasks.measures import Measure
+from hvd_train.world.world import LocalWorld, World
+from tests.support import runs
+from tests.support.elastic import (
+    ONE,
+    THREE,
+    TOLERANCE,
+    TWO,
+    Event,
+    Hosts,
+    Kill,
+    KillMeeting,
+    Unheard,
+    UnheardSum,
+    run_elastic,
+)
+from tests.support.runs import NUM_SAMPLES, NUM_VAL, Weights, largest_difference, small_config
+from tests.support.worlds import own_generator, run_ranks
+
+NUMBERS = itertools.count()
+Outcome = tuple[Weights, dict[str, Any]]
+Program = Callable[[Session, nn.Module, torch.optim.Optimizer, TensorDataset], None]
+
+
+def digits(count: int, part: str) -> TensorDataset:
+    source = getattr(runs._few(), part)
+    return TensorDataset(source.images[:count].float() / 255, source.labels[:count])
+
+
+def network() -> nn.Module:
+    return own_generator(nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 10)))
+
+
+def measure(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Measure]:
+    images, labels = batch
+    logits = model(images)
+    return {"loss": F.cross_entropy(logits, labels, reduction="none"), "right": logits.argmax(1) == labels}
+
+
+def played(world: World, program: Program, make: Callable[[], nn.Module] = network, **changes: Any) -> Outcome:
+    """Return the weights and the registered values after a program on one rank."""
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    config = small_config(learning_rate=0.1, warmup_epochs=0.0, **changes)
+    with Session(model, optimizer, digits(NUM_SAMPLES, "train"), config=config, world=world) as session:
+        program(session, model, optimizer, digits(NUM_VAL, "val"))
+    return to_host(model.state_dict()), session._own.copy()
+
+
+def plain(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
+    for epoch in session.epochs():
+        for step in epoch:
+            for micro in step:
+                micro.backward(**measure(model, micro.batch))
+        session.keep_best(session.evaluate(val, measure)["right"])
+
+
+def nasty(
+    session: Session,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    val: TensorDataset,
+    at: Callable[[str, int], None] = lambda *_: None,
+) -> None:
+    """Count everywhere, change rates and weights by hand, and evaluate where counters say so."""
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
+    own = session.register(level=1, ticks=0, scheduler=scheduler)
+    own.level += 3
+    own.level += session.evaluate(val, measure, name="first").count
+    for epoch in session.epochs():
+        own.level += 1
+        at("head", 10 * epoch.number)
+        if own.level % 2:
+            own.level += session.evaluate(val, measure, name="head").count % 7
+        for step in epoch:
+            own.ticks += 1
+            at("before", step.number)
+            for micro in step:
+                at("within", step.number)
+                micro.backward(**measure(model, micro.batch))
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(0.999)
+            scheduler.step()
+            at("after", step.number)
+            own.level = (own.level * 7 + step.scores.count) % 1009
+            if own.level % 3 == 0:
+                own.ticks += session.evaluate(val, measure, name="mid").count
+        session.keep_best(session.evaluate(val, measure)["right"])
+        own.level += epoch.number
+        at("epoch", 10 * epoch.number)
+        own.ticks += session.evaluate(val, measure, name="tail").count
+    own.level += session.evaluate(val, measure, name="end").count
+
+
+def disturbed(program: Program, events: list[Event], *hosts: tuple[str, int], **changes: Any) -> tuple[Outcome, Path]:
+    folder = Path(f"session-{next(NUMBERS)}")
+    changes = {"epochs": 2, "ledger": True, "output_dir": folder, **changes}
+    job = run_elastic(lambda world: played(world, program, **changes), dict(hosts), events, first=len(hosts))
+    assert all(values == job.results[0][1] for _, values in job.results)
+    return job.results[0], folder
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Return what the nasty program gives without faults, on one rank."""
+    return played(LocalWorld(), nasty, epochs=2, output_dir=tmp_path_factory.mktemp("runs") / "undisturbed")
+
+
+def check(found: Outcome, expected: Outcome, folder: Path, allowed: float = TOLERANCE) -> None:
+    assert found[1] == expected[1]
+    assert largest_difference(found[0], expected[0]) <= allowed
+    report = audit(folder)
+    assert (report.faults, report.epochs, report.steps) == ((), 2, 20), report
+
+
+EVENTS = st.one_of(
+    st.builds(Kill, st.integers(1, 20), rank=st.integers(0, 2)),
+    st.builds(Unheard, st.integers(1, 20), rank=st.integers(0, 2)),
+    st.builds(UnheardSum, st.just("evaluation"), st.integers(0, 2), st.integers(1, 12)),
+    st.builds(KillMeeting, st.integers(1, 4), st.integers(0, 2), st.integers(1, 30)),
+    st.builds(
+        Hosts, st.integers(1, 20), st.lists(st.sampled_from([ONE, TWO, THREE]), min_size=1, unique=True).map(tuple)
+    ),
+)
+
+
+@pytest.mark.parametrize("plays", [10, pytest.param(150, marks=pytest.mark.slow)])
+def test_no_fault_changes_what_a_program_computes(plays: int, expected: Outcome) -> None:
+    """Ranks die in updates, evaluations and meetings, miss a result that others have, come and go."""
+
+    @settings(max_examples=plays, deadline=None)
+    @given(events=st.lists(EVENTS, max_size=4))
+    def any_history(events: list[Event]) -> None:
+        found, folder = disturbed(nasty, events, ONE, TWO, THREE, commit_steps=1)
+        check(found, expected, folder)
+
+    any_history()
+
+
+class Interrupted(UsageError):
+    """Raised once by a program; the job then commits what is whole."""
+
+
+@pytest.mark.parametrize("step", [1, 7, 10, 13])
+@pytest.mark.parametrize("where", ["before", "within", "after", "epoch", "head"])
+def test_a_program_that_was_interrupted_resumes_to_the_bit(where: str, step: int, expected: Outcome) -> None:
+    """Wherever its code was: a commit is made at a point, or only if the program has not changed weights since."""
+    raised: list[str] = []
+
+    def interrupt(at: str, number: int) -> None:
+        if at == where and number >= step and not raised:
+            raised.append(at)
+            raise Interrupted
+
+    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
+        nasty(session, model, optimizer, val, interrupt)
+
+    folder = Path("interrupted")
+    with pytest.raises(Interrupted):
+        played(LocalWorld(), program, epochs=2, ledger=True, output_dir=folder, commit_steps=4)
+    check(played(LocalWorld(), program, epochs=2, ledger=True, output_dir=folder), expected, folder, allowed=0)
+
+
+def test_all_ranks_know_the_measures_if_some_have_no_micro_batch() -> None:
+    """Also if layers sum over the ranks in each pass."""
+
+    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
+        for step in next(session.epochs()):
+            for micro in step:
+                images, labels = micro.batch
+                losses = F.cross_entropy(model(images), labels, reduction="none")
+                micro.backward(losses, squared=losses.detach().square())
+            assert set(step.scores) == {"loss", "squared"}
+            session.stop("enough")
+            break
+
+    settings = {"batch_size": 10, "sync_batch_norm": True}
+    results = run_ranks(
+        3, lambda world: played(world, program, make=lambda: own_generator(runs.batch_norm(10)), **settings)
+    )
+    assert all(largest_difference(weights, results[0][0]) == 0 for weights, _ in results)
+
+
+def loss_of(model: nn.Module, micro: Any) -> Tensor:
+    return measure(model, micro.batch)["loss"]
+
+
+def in_each_micro_batch(act: Callable[..., object]) -> Program:
+    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
+        for epoch in session.epochs():
+            for step in epoch:
+                for micro in step:
+                    if (way := act(session, model, optimizer, micro)) == "leave":
+                        break
+                if way == "twice":
+                    next(iter(step))
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("act", "says"),
+    [
+        (lambda s, m, o, micro: micro.backward(loss_of(m, micro).mean()), r"'loss' .*shape \[\] .*reduction='none'"),
+        (lambda s, m, o, micro: [micro.backward(loss_of(m, micro)) for _ in "12"], "called twice"),
+        (lambda s, m, o, micro: [micro.backward(loss_of(m, micro)), "twice"][1], "step 1: its micro-batches come once"),
+        (lambda s, m, o, micro: None, "step 1: micro.backward was not called"),
+        (lambda s, m, o, micro: micro.backward(loss_of(m, micro)) or "leave", "did not run to its end"),
+        (lambda s, m, o, micro: micro.backward(loss_of(m, micro)) or o.step(), r"leave out optimizer.step\(\)"),
+        (lambda s, m, o, micro: o.zero_grad(), r"leave out optimizer.step\(\) and zero_grad\(\)"),
+        (lambda s, m, o, micro: s.register(late=1), "register state before the loop"),
+        (lambda s, m, o, micro: micro.backward(loss_of(m, micro), val_x=loss_of(m, micro)), "named 'val_x'"),
+        (lambda s, m, o, micro: micro.backward(loss_of(m, micro), **{f"m{micro.number}": loss_of(m, micro)}), "m0, m1"),
+        (lambda s, m, o, micro: s.evaluate([], measure), "an evaluation within a step"),
+    ],
+)  # fmt: skip
+def test_wrong_use_is_one_line(act: Callable[..., object], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        played(LocalWorld(), in_each_micro_batch(act))
+
+
+class Stream(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(())
+
+
+LINEAR, DATA = nn.Linear(4, 2), TensorDataset(torch.zeros(8, 4), torch.zeros(8))
+TWO_LAYERS, PARALLEL = nn.Sequential(LINEAR, nn.Linear(2, 1)), DataParallel.__new__(DataParallel)
+ITS_PARAMETERS, MORE = [*LINEAR.parameters()], nn.Parameter(torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters", "data", "settings", "says"),
+    [
+        (TWO_LAYERS, ITS_PARAMETERS, DATA, {}, r"the optimizer has no 1\.weight, 1\.bias: give it these"),
+        (LINEAR, [*ITS_PARAMETERS, MORE], DATA, {}, "the optimizer has 1 parameter that the model does not have"),
+        (PARALLEL, ITS_PARAMETERS, DATA, {}, "without DistributedDataParallel"),
+        (LINEAR, ITS_PARAMETERS, DataLoader(DATA), {}, "not a DataLoader"),
+        (LINEAR, ITS_PARAMETERS, Stream(), {}, "map-style data set"),
+        (LINEAR, ITS_PARAMETERS, DATA, {"learning_rate": 0.3}, "learning_rate=0.3 has no effect in a loop of your own"),
+        (LINEAR, ITS_PARAMETERS, DATA, {"epoch": 3}, "unknown setting 'epoch'"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line(
+    model: nn.Module, parameters: Any, data: Any, settings: Any, says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        Session(model, torch.optim.SGD(parameters), data, **settings)
+    assert not Path("runs").exists()
+
+
+def test_registered_values_are_plain_or_have_a_state() -> None:
+    own = Registered()
+    own.add({"level": 1, "names": ["a", {"b": None}], "layer": nn.Linear(1, 1)})
+    own.level += 1
+    copied = own.copy()
+    own.level, own.layer.bias.data = 5, torch.ones(1)
+    own.load(copied)
+    assert (own.level, own.names, own.layer.bias.item() == 1) == (2, ["a", {"b": None}], False)
+    for name in ("layer", "other"):
+        with pytest.raises(UsageError, match=f"'{name}' is not a registered plain value"):
+            setattr(own, name, 1)
+    with pytest.raises(UsageError, match=r"register\(file=...\): PosixPath has no state_dict and is no plain value"):
+        own.add({"file": Path()})
+    assert not hasattr(own, "other")
