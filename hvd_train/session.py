@@ -23,7 +23,7 @@ from hvd_train.flags import parse_flags
 from hvd_train.launch.exit_report import report_once
 from hvd_train.loops import Loops
 from hvd_train.parts import loader_processes, of_a_loop
-from hvd_train.points import START
+from hvd_train.points import HEAD, START
 from hvd_train.registered import Registered
 from hvd_train.run import OWN, opened
 from hvd_train.tasks.measures import Function, Measuring
@@ -92,6 +92,12 @@ class Session(Loops):
             super().__exit__(kind, error, trace)
         finally:
             self._open.__exit__(*sys.exc_info())
+
+    @override
+    def _come_to(self, epoch: int, part: int) -> None:
+        super()._come_to(epoch, part)
+        if part == HEAD:  # once an epoch: code may have done something else on another rank
+            self.training.compares = True
 
     @property
     def device(self) -> torch.device:
@@ -170,6 +176,8 @@ def parse_args(parser: ArgumentParser | None = None, **defaults: Any) -> tuple[N
     `defaults` are settings of the run. Seeds torch by `--seed`, for the initial weights. A wrong argument ends the
     script with one line and exit code 2.
     """
+    if parser is not None and parser.epilog is None:
+        parser.epilog = "Other flags are those of a run: `hvd-train train --help` lists them."
     own, rest = parser.parse_known_args() if parser is not None else (Namespace(), sys.argv[1:])
     sys.excepthook = _in_one_line
     config = parse_flags(Config, rest, f"python {sys.argv[0]}", default=Config().replace(**defaults))

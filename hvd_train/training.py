@@ -81,6 +81,7 @@ class Training:
         self._batches: Ahead | None = None
         self._trained = [parameter.requires_grad for parameter in parts.model.parameters()]
         self._root: int | None = None  # the most advanced rank, if ranks may have to catch up with it
+        self.compares = False  # whether ranks compare all that they hold before the next collective
 
     @property
     def state(self) -> TrainState:
@@ -136,7 +137,7 @@ class Training:
             synchronize(state, world, root, behind=self._joined)
             membership.survives = not from_disk  # a state from disk is loaded again until rank 0 has opened the folder
             confirm_equal(state, world)
-        self._root = root if in_between else None
+        self._root, self.compares = root if in_between else None, False
 
         self._resizes = config.batch.on_resize == "per-worker"
         if not in_between:
@@ -201,13 +202,13 @@ class Training:
                 journal.event("note", note)
 
     def confirm(self, label: Label, own_values: Callable[[], Mapping[str, Any]]) -> None:
-        """Before a collective: let ranks that had to catch up compare themselves with the others.
+        """Before a collective: let ranks compare themselves, if they had to catch up or if `compares`.
 
         A rank that was behind has run its own code on the weights of another. Code that changes weights has changed
         them twice, so they are sent again. Raises: UsageError: if the ranks' programs are at different places;
-        ReplicasDiffer: if the registered values differ; RankLost.
+        ReplicasDiffer: if what they hold differs; RankLost.
         """
-        if self._root is None:
+        if self._root is None and not self.compares:
             return
         own = {**own_values(), " settings": self.state.settings()}
         mine = label, self.state.digest(), digest_of(repr(own), tensors_in(own))
@@ -215,11 +216,14 @@ class Training:
         if len(set(labels)) > 1:
             raise UsageError(f"the programs of the ranks are at different places ({labels}): register what decides")
         if len(set(of_own)) > 1:
-            raise ReplicasDiffer("registered values differ between ranks: they must follow from what all ranks know")
+            what = "registered values or settings of the optimizer differ between ranks"
+            raise ReplicasDiffer(f"{what}: code that sets them must do the same on all ranks")
         if len(set(digests)) > 1:
+            if self._root is None:
+                raise ReplicasDiffer("ranks hold different weights: the loop must do the same on all ranks")
             synchronize(self.state, self.world, self._root, behind=True)
             confirm_equal(self.state, self.world)
-        self._root = None
+        self._root, self.compares = None, False
 
     # Work
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 from typing_extensions import override
 
+from hvd_train.data.by_value import ByValue, without_script
 from hvd_train.data.dataset import Arrays, Augment, DataSet, MapDataset, Mark, Source, Staged, unmarked
 from hvd_train.data.trees import map_tensors
 from hvd_train.errors import UsageError
@@ -242,10 +243,11 @@ class MapLoader(Loader):
         # Forked processes crash after MPI or CUDA has started (Horovod issues #1215, #2898).
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])  # so that torch is imported once, not in each loader process
+        here = num_workers == 0
         self._loader: DataLoader[Any] = DataLoader(
-            self._reader,  # type: ignore[arg-type]  # a data set whose keys are samples
+            self._reader if here else ByValue(self._reader),  # type: ignore[arg-type]  # a data set with samples as keys
             batch_sampler=self._sampler,
-            collate_fn=self._collate,
+            collate_fn=self._collate if here else ByValue(self._collate),  # type: ignore[arg-type]  # becomes one
             num_workers=num_workers,
             pin_memory=device.type == "cuda",
             persistent_workers=num_workers > 0,
@@ -272,7 +274,7 @@ class MapLoader(Loader):
         # Terminals send these to all processes of a job. The training needs its loader processes until its commit.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         try:
-            with warnings.catch_warnings():
+            with without_script(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Got pickle error")  # the error below says it
                 batches = iter(self._loader)
         except Exception as error:  # noqa: BLE001  # a data set may raise anything when it is pickled

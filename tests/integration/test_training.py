@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 
+from tests.support import jpegs
 from tests.support.launching import HVD_TRAIN, PROJECT, json_lines, launch_line, output_of, ranks_of, started, wait_for
 from tests.support.on_demand import pace
 from tests.support.runs import Weights, equal
@@ -177,6 +178,23 @@ def test_the_readme_loop_trains_as_printed(tmp_path: Path) -> None:
     assert best[0] < 10
     wrong = output_of([sys.executable, "mine.py", "--learning-rate", "1"], tmp_path, code=2)
     assert wrong == "hvd-train: learning_rate=1.0 has no effect in a loop of your own: leave it out\n"
+
+
+def test_the_imagenet_example_trains_alone_and_on_two_ranks(tmp_path: Path) -> None:
+    """On a few JPEG files, which count once. Batch norm over three multiplies roundings after the first step."""
+    jpegs.digits(tmp_path / "data", classes=range(2), most=6)
+    line = "--train-dir data/train --val-dir data/val --arch resnet18 --epochs 1 --global-batch-size 6 --batch-size 3 "
+    line += "--log-steps 1"
+    script = [sys.executable, str(PROJECT / "examples/imagenet.py"), *line.split(), "--workers", "1", "--ledger"]
+    losses = []
+    for name, command in (("alone", script), ("two", launch_line("gloo", 2, *script))):
+        output_of([*command, "--output-dir", name], tmp_path)
+        output_of([HVD_TRAIN, "audit", name], tmp_path)
+        losses.append(
+            [line["loss"] for line in json_lines(tmp_path / name / "metrics.jsonl") if line["kind"] == "step"]
+        )
+    assert [len(of_run) for of_run in losses] == [2, 2]
+    assert losses[0][0] == pytest.approx(losses[1][0], rel=1e-5)
 
 
 @slow

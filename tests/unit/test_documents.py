@@ -28,7 +28,7 @@ def test_links_and_files_of_a_page_exist(page: Path) -> None:
             target = (page.parent / name).resolve() if name else page
             assert target.exists(), link
             assert not anchor or anchor in anchors(target), link
-    tops = ("hvd_train", "tests", "benchmarks", "packaging")
+    tops = ("hvd_train", "tests", "benchmarks", "packaging", "examples")
     files = [f"/{path.relative_to(ROOT).as_posix()}" for top in tops for path in (ROOT / top).rglob("*.py")]
     for name in re.findall(r"`([\w/]+\.py)`", whole):
         assert any(file.endswith(f"/{name}") for file in files), name

@@ -111,8 +111,12 @@ def unpickling(tree: ast.AST) -> Iterator[str]:
 
 
 def test_no_module_reads_a_foreign_pickle() -> None:
-    """Files and messages are JSON or loaded by torch with `weights_only`, which runs no code."""
-    sources = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+    """Files and messages are JSON or loaded by torch with `weights_only`, which runs no code.
+
+    Loader processes read what the process that started them has pickled.
+    """
+    paths = {*PACKAGE.rglob("*.py")} - {PACKAGE / "data" / "by_value.py"}
+    sources = {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
     assert {path.name: found for path, tree in sources.items() if (found := list(unpickling(tree)))} == {}
 
 

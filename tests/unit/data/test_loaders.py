@@ -10,7 +10,7 @@ from hvd_train.data.augment import Augment
 from hvd_train.data.dataset import Arrays, DataSet
 from hvd_train.data.loader import ArrayLoader, Batch, MapLoader, Prepare
 from hvd_train.errors import UsageError
-from hvd_train.progress.order import BatchLayout, EpochOrder, RepeatedOrder, assignments
+from hvd_train.progress.order import BatchLayout, EpochOrder, InSequence, RepeatedOrder, assignments
 from tests.support.runs import CPU, PLAIN, PLAIN_DATA, RandomItems, flat
 
 LAYOUT = BatchLayout(8, 3)
@@ -92,9 +92,28 @@ def test_copies_of_an_item_have_random_numbers_of_their_own() -> None:
     assert not (pairs[:, 0, 1:] == pairs[:, 1, 1:]).any()
 
 
+def test_processes_get_what_a_function_defines() -> None:
+    """Classes, functions and tensors, without an import of the script."""
+
+    class Local:
+        def __init__(self) -> None:
+            self.values, self.twice = torch.arange(6.0), lambda value: 2 * value
+
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return self.twice(self.values[index])
+
+    loader = MapLoader(Local(), None, CPU, seed=0, num_workers=2, collate=lambda items: torch.stack(items) + 1)
+    (batch,) = loader.load(0, assignments(InSequence(6), 0, BatchLayout(6, 6), 0, 1))
+    assert batch.micro_batches[0].batch.tolist() == [1, 3, 5, 7, 9, 11]
+    loader.close()
+
+
 def test_a_data_set_that_cannot_be_sent_to_processes_is_an_error_of_use() -> None:
     data = RandomItems()
-    data.closure = lambda: None
+    data.closure = (number for number in range(3))
     MapLoader(data, PLAIN, CPU, seed=0, num_workers=0).start()
     with pytest.raises(UsageError, match=r"cannot be sent the data set \(.*; type --workers 0$"):
         MapLoader(data, PLAIN, CPU, seed=0, num_workers=2).start()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DataParallel
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from hvd_train.errors import UsageError
+from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.registered import Registered
 from hvd_train.run_files.ledger import audit
 from hvd_train.session import Session
@@ -201,6 +201,30 @@ def test_all_ranks_know_the_measures_if_some_have_no_micro_batch() -> None:
         3, lambda world: played(world, program, make=lambda: own_generator(runs.batch_norm(10)), **settings)
     )
     assert all(largest_difference(weights, results[0][0]) == 0 for weights, _ in results)
+
+
+@pytest.mark.parametrize("what", ["rate", "value", "weights"])
+def test_code_that_differs_between_ranks_ends_the_job_within_an_epoch(what: str) -> None:
+    def body(world: World) -> None:
+        def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
+            own = session.register(level=1)
+            for epoch in session.epochs():
+                for step in epoch:
+                    if world.place.rank == 1 and step.number == 3:
+                        if what == "rate":
+                            optimizer.param_groups[0]["lr"] = 0.25
+                        elif what == "value":
+                            own.level = 2
+                        else:
+                            nn.init.zeros_(model[1].bias)
+                    for micro in step:
+                        micro.backward(**measure(model, micro.batch))
+                assert epoch.number < 2
+
+        with pytest.raises(ReplicasDiffer, match="the same on all ranks"):
+            played(world, program)
+
+    run_ranks(2, body)
 
 
 def loss_of(model: nn.Module, micro: Any) -> Tensor:
