@@ -351,6 +351,7 @@ class Config:
         for name, value in changes.items():
             if name not in _OWNERS:
                 raise unknown_name("setting", name, _OWNERS)
+            value = Path(value) if name in _PATHS and isinstance(value, str) else value
             by_group.setdefault(_OWNERS[name], {})[name] = value
         own = by_group.pop(None, {})
         groups = {g: dataclasses.replace(getattr(self, g), **values) for g, values in by_group.items() if g}
@@ -381,6 +382,7 @@ _OWNERS: dict[str, str | None] = {
     **{f.name: group for group, cls in GROUPS.items() for f in dataclasses.fields(cls)},
 }
 """The group of each field; None stands for Config itself."""
+_PATHS = {"data_dir", "output_dir", "log_dir"}
 
 
 def _plain(value: Any) -> Any:

@@ -51,7 +51,9 @@ def train(
     another rank ends, ReplicasDiffer if the weights of the ranks differ.
     """
     own = Own(model, data, task)
-    config = config.replace(**{name: reference(value) for name, value in vars(own).items() if value is not None})
+    given = {name: value for name, value in vars(own).items() if value is not None}
+    check(config.replace(**dict.fromkeys(given, OWN)))  # their names would be imported, perhaps this very script
+    config = config.replace(**{name: reference(value) for name, value in given.items()})
     with opened(config, world, lambda here: warm_parts(config, here, own)) as training:
         session = TaskLoops(training)
         with suppress(Stopped), session:
@@ -65,7 +67,6 @@ def opened(
 ) -> Iterator[Training]:
     """Connect the ranks, or use `world`, and build a training; close it after the block. Raises UsageError."""
     console.outlive()
-    check(config)
     if config.run.log_dir is not None:
         rank_log.start(config.run.log_dir, os.environ)
     with (

@@ -25,7 +25,7 @@ from hvd_train.loops import Loops
 from hvd_train.parts import loader_processes, of_a_loop
 from hvd_train.points import HEAD, START
 from hvd_train.registered import Registered
-from hvd_train.run import OWN, opened
+from hvd_train.run import OWN, check, opened
 from hvd_train.tasks.measures import Function, Measuring
 from hvd_train.tasks.task import Goal, Scores, Task
 from hvd_train.world.world import World
@@ -75,6 +75,7 @@ class Session(Loops):
         if idle := [name for name in values if name not in _ACT and values[name] != default[name]]:
             raise UsageError(f"{idle[0]}={values[idle[0]]!r} has no effect in a loop of your own: leave it out")
         config = config.replace(model=OWN, data=OWN, task=OWN)
+        check(config)
         self._collate, self._loaders = collate, dict[int, tuple[Any, Loader]]()
         with ExitStack() as stack:
             build = lambda world: of_a_loop(config, world, model, optimizer, data, collate)  # noqa: E731

@@ -180,6 +180,22 @@ def test_the_readme_loop_trains_as_printed(tmp_path: Path) -> None:
     assert wrong == "hvd-train: learning_rate=1.0 has no effect in a loop of your own: leave it out\n"
 
 
+def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
+    """Neither a check of its names nor a loader process imports it again."""
+    code = """
+import hvd_train
+from tests.support import runs
+
+def net(num_classes): return runs.convnet(num_classes)
+def data(config): return runs.mapped_digits(config)
+
+print("once")
+hvd_train.train(runs.small_config(epochs=1, workers=1, output_dir="run"), model=net, data=data)
+"""
+    (tmp_path / "mine.py").write_text(code)
+    assert output_of([sys.executable, "mine.py"], tmp_path, variables=OF_TESTS).count("once") == 1
+
+
 def test_the_imagenet_example_trains_alone_and_on_two_ranks(tmp_path: Path) -> None:
     """On a few JPEG files, which count once. Batch norm over three multiplies roundings after the first step."""
     jpegs.digits(tmp_path / "data", classes=range(2), most=6)
