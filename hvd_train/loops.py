@@ -1,4 +1,4 @@
-"""The loops of a training: epochs, steps and micro-batches, which go on through faults."""
+"""The loops of a training: epochs, steps and micro-batches, which continue after faults."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Loops:
 
     Two kinds of places alternate. At a point, which the iterators come to, the state is whole for any rank: there ranks
     commit, stop, and let others in. In between runs the code of the program, with updates and evaluations of all ranks.
-    After a fault there, each rank goes on where it is; `_collective` says how.
+    After a fault there, each rank continues at its own place; `_collective` says how.
     """
 
     def __init__(self, training: Training) -> None:
         self.training, self._own = training, Registered()
-        self._at = Point()  # where the program of this rank is
+        self._at = Point()  # the last point of this rank's program
         self._count = 0  # updates and evaluations since then
-        self._resumed: Point | None = None  # where the others or a checkpoint are, until the program is there
+        self._resumed: Point | None = None  # of the others or a checkpoint, until the program comes there
         self._scores: Scores | None = None  # of the epoch
         self._ends = ""  # why the loops end early
         self._in_step = False  # whether the program runs passes of a step
@@ -73,12 +73,12 @@ class Loops:
         if ended is None or isinstance(ended, Stopped):
             training.world.leave(failed=False)
             return
-        told = training.end_with(ended)
-        if told is not error:
-            raise told from (ended if told is not ended else ended.__cause__)
+        final = training.end_with(ended)
+        if final is not error:
+            raise final from (ended if final is not ended else ended.__cause__)
 
     def epochs(self) -> Iterator[Epoch]:
-        """Yield the epochs that are left; the first one goes on where the run stopped.
+        """Yield the epochs that are left; the first one may have begun.
 
         They end after the last epoch, after `stop`, or if `--patience` or `--target` say so. Raises: Stopped: after a
         commit, if the training was asked to stop; RankLost: if no other world can form; Diverged: if many steps in a
@@ -247,7 +247,7 @@ class Step:
         self.done = False
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        """Yield this rank's micro-batches. If a rank is lost, those of the same step come again, in another world."""
+        """Yield this rank's micro-batches. If a rank is lost, they come again, divided among the others."""
         if self.done:
             raise UsageError(f"step {self.number}: its micro-batches come once; there is one update in a step")
         session, training = self._session, self._session.training

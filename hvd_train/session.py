@@ -65,8 +65,8 @@ class Session(Loops):
     ) -> None:
         """Move the model to this rank's device; model and optimizer stay yours, without a wrapper.
 
-        `data` has a length and an item by number; `collate` makes a batch of a list of items. `settings` are those of
-        a run that act in a loop of one's own, in addition to `config`; `world` is for tests. Raises UsageError for
+        `data` has a length and an item by number; `collate` makes a batch of a list of items. `settings` are settings
+        of a run that act in a loop of one's own, in addition to `config`; `world` is for tests. Raises UsageError for
         other settings, for a parameter that requires a gradient and is in no optimizer, and for data without length or
         items.
         """
@@ -77,6 +77,7 @@ class Session(Loops):
         config = config.replace(model=OWN, data=OWN, task=OWN)
         check(config)
         self._collate, self._loaders = collate, dict[int, tuple[Any, Loader]]()
+        self._measurings = dict[tuple[int, int], Measuring]()
         with ExitStack() as stack:
             build = lambda world: of_a_loop(config, world, model, optimizer, data, collate)  # noqa: E731
             super().__init__(stack.enter_context(opened(config, world, build)))
@@ -142,7 +143,9 @@ class Session(Loops):
         The model (its moving average, if one is kept) is in evaluation mode meanwhile. Scores are written down as
         NAME_FIGURE. Raises UsageError for data without length or items, and for measures that are no measures.
         """
-        return self._evaluate(Task(measure, best=""), Measuring(measure, trains=False), self._loader(data), name)
+        loader, measuring = self._loader(data), Measuring(measure, trains=False)
+        measuring = self._measurings.setdefault((id(data), id(measure)), measuring)  # it knows its fields next time
+        return self._evaluate(Task(measure, best=""), measuring, loader, name)
 
     def keep_best(self, value: float, *, higher: bool = True) -> bool:
         """Keep the weights as the best ones, if `value` is better than before; return whether it is."""
@@ -178,7 +181,7 @@ def parse_args(parser: ArgumentParser | None = None, **defaults: Any) -> tuple[N
     script with one line and exit code 2.
     """
     if parser is not None and parser.epilog is None:
-        parser.epilog = "Other flags are those of a run: `hvd-train train --help` lists them."
+        parser.epilog = "Other flags belong to a run: `hvd-train train --help` lists them."
     own, rest = parser.parse_known_args() if parser is not None else (Namespace(), sys.argv[1:])
     sys.excepthook = _in_one_line
     config = parse_flags(Config, rest, f"python {sys.argv[0]}", default=Config().replace(**defaults))
@@ -187,7 +190,7 @@ def parse_args(parser: ArgumentParser | None = None, **defaults: Any) -> tuple[N
 
 
 def _in_one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an uncaught error of a script; those of this package in one line, with their exit code."""
+    """Print an uncaught error of a script; an error of this package in one line, with its exit code."""
     if isinstance(error, HvdTrainError):
         report_once(error)
         raise SystemExit(error.exit_code)

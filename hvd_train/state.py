@@ -134,7 +134,7 @@ class TrainState:
     def load(self, snapshot: Snapshot, *, behind: bool = False) -> None:
         """Load a snapshot. Raises UsageError, before anything changes, if it is of another model or optimizer.
 
-        With `behind` this rank goes on in its own program, so it keeps its point and what its code has set.
+        With `behind` this rank continues its own program, so it keeps its point and what its code has set.
         """
         check_same_shapes(self.model.state_dict(), snapshot["model"])
         snapshot = _with_points(_with_names(snapshot))
@@ -208,7 +208,7 @@ def _with_names(snapshot: Snapshot) -> Snapshot:
 
 
 def _with_points(snapshot: Snapshot) -> Snapshot:
-    """Return a snapshot with the point where it was made. Until November 2026 there were none."""
+    """Return a snapshot with its point. Until November 2026 there were none."""
     if "point" in snapshot:
         return snapshot
     at = snapshot["progress"]

@@ -1,4 +1,4 @@
-"""A training on this rank: what it consists of, how it goes on in one world after another, and how it ends."""
+"""A training on this rank: its parts, its worlds one after another, and its end."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Clocks:
 class Training:
     """A training, built once. Its loop calls `join` first, and `meet` after each fault.
 
-    What changes with the world is made anew in each: `updater`, `profile`, `clocks.split`, and the batches.
+    What changes with the world is made for each: `updater`, `profile`, `clocks.split`, and the batches.
     """
 
     def __init__(self, config: Config, world: World, stop: StopSignal, parts: Parts, optimizer: Optimizer) -> None:
@@ -77,7 +77,7 @@ class Training:
         self._during: During = "building"
         self.watched = list[nn.Parameter]()  # weights that the program may change, beside the updates
         self.changed_by_hand, self._writes = False, 0  # whether it has done so since the last point
-        self._joined = False  # from then on its program goes on from where it is
+        self._joined = False  # from then on its program continues from its own place
         self._batches: Ahead | None = None
         self._trained = [parameter.requires_grad for parameter in parts.model.parameters()]
         self._root: int | None = None  # the most advanced rank, if ranks may have to catch up with it
@@ -149,7 +149,7 @@ class Training:
         self._during = "training"
 
     def resize(self) -> None:
-        """Fit the global batch to the number of ranks, if the config says so. Called where no step is half done."""
+        """Fit the global batch to the number of ranks, if the config says so. Called when no step is half done."""
         if self._resizes:
             samples = self.parts.train_loader.num_samples
             self.state.layout = resized_layout(self.config.batch, self.world.place.size, samples)

@@ -102,9 +102,9 @@ class Updater:
             self.put_back()
             raise
         except (ValueError, RuntimeError) as error:
-            if (told := of_use(error, batch)) is None:
+            if (advice := of_use(error, batch)) is None:
                 raise
-            raise told from None
+            raise advice from None
 
     def begin(self, state: TrainState, batch: Batch, votes: Votes) -> None:
         """Begin the next update of `state` with this rank's part of its samples. Raises RankLost."""
@@ -136,7 +136,7 @@ class Updater:
         """End the forward pass, which gave these measures, and run the backward pass.
 
         The last one starts the reduction of each gradient. If a rank is lost, `finish` raises it. Raises UsageError for
-        other measures than those of the task.
+        other measures than the task's.
         """
         self._forward.close()
         measures = self._measuring.checked(measures, len(self._micro.samples))

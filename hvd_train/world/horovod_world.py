@@ -301,7 +301,7 @@ class ElasticState(State):  # type: ignore[misc]  # Horovod has no types
 def meet(state: ElasticState, rejoin: Callable[[], None]) -> None:
     """Call the state's `sync` in worlds of `hvd.elastic` until one is in sync; `rejoin` forms each but the first.
 
-    The function that `hvd.elastic` runs in a world does nothing, since the caller goes on in it. Raises: RankLost: if
+    The function that `hvd.elastic` runs in a world does nothing: the caller trains in it. Raises: RankLost: if
     `rejoin` does.
     """
     # Horovod's notifications listen on a port for pickles; our driver answers heartbeats instead.

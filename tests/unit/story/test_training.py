@@ -208,7 +208,7 @@ class HalfASum(ElasticThreadWorld):
 
 
 def test_survivors_that_differ_end_the_job() -> None:
-    """The next job goes on from the last commit."""
+    """The next job continues from the last commit."""
     with pytest.raises(ReplicasDiffer, match="the same command resumes from the last commit"):
         play([Kill(9, rank=3)], ONE, TWO, THREE, ("h4", 1), kind=HalfASum, commit_steps=6)
     folder = Path(f"run-{next(NUMBERS) - 1}")
