@@ -173,8 +173,7 @@ def of_a_loop(
     if config.model.sync_batch_norm:
         model = normalization.synchronised(model, world)
     buffers.averaged(model, config.model.average_buffers)
-    workers = loader_processes(config.data, world.place)
-    loader = open_loader(source.train, None, device, config.seed, workers, collate)
+    loader = open_loader(source.train, None, device, config.seed, loader_processes(config.data, world.place), collate)
     loader.start()
     task = Task(Mapping.get, best="")  # type: ignore[arg-type]  # the user's loop measures
     measuring, goal = Measuring(task.measure), Goal("best", higher=True)
