@@ -1,15 +1,18 @@
 """What is counted, shown and written of a step and of an epoch."""
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 
 from hvd_train.errors import Diverged
+from hvd_train.points import Answer
 from hvd_train.progress.metrics import Totals
 from hvd_train.run_files.journal import EpochRecord, Moment, StepRecord
 from hvd_train.run_files.ledger import Entry
 from hvd_train.tasks.measures import LOSS
 from hvd_train.tasks.task import Scores
 from hvd_train.training import Training
-from hvd_train.updater import StepResult
+from hvd_train.updater import NO_VOTES, StepResult
 from hvd_train.world.world import result_of_rank_0
 
 
@@ -58,6 +61,22 @@ def _log_step(training: Training, result: StepResult) -> None:
         split=clocks.split.take(),
     )
     training.output.journal.step(state.last_step)
+
+
+def of_updates(answers: Sequence[tuple[str, Answer]], num_samples: int) -> StepResult:
+    """Return the result of a step of several updates, given by the optimizer's name and what all ranks know of it.
+
+    Its loss is the mean over the updates; the measures of each have the optimizer's name in front.
+    """
+    sums, divisors = Counter[str](), Counter[str]()
+    for optimizer, answer in answers:
+        assert answer.totals is not None
+        for each, of_update in ((sums, answer.totals.sums), (divisors, answer.totals.divisors)):
+            for name, value in of_update.items():
+                each[f"{optimizer}_{name}"] += value  # type: ignore[assignment]  # a Counter adds floats as well
+            each[LOSS] += of_update[LOSS]  # type: ignore[assignment]
+    skipped, norm = all(answer.skipped for _, answer in answers), math.hypot(*(a.gradient_norm for _, a in answers))
+    return StepResult(Totals(num_samples, sums, divisors), NO_VOTES, norm, skipped, answers[-1][1].fingerprint)
 
 
 def give_up_if_diverged(training: Training, result: StepResult) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from hvd_train import checkpoint
-from hvd_train.accounts import count_step, end_epoch, give_up_if_diverged
+from hvd_train.accounts import count_step, end_epoch, give_up_if_diverged, of_updates
 from hvd_train.data.loader import Loader
+from hvd_train.data.trees import map_tensors
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.points import HEAD, START, STEPS, TAIL, Answer, Evaluation, Label, Point
 from hvd_train.progress.order import Indices
@@ -118,8 +120,7 @@ class Loops:
             resumed = None
             step = Step(self, self._at)
             yield step
-            if not step.done:
-                raise UsageError(f"step {step.number}: its loop over micro-batches did not run to its end")
+            step.end()
         if not self._ends and (resumed is None or resumed.part != TAIL):
             self._come_to(epoch, TAIL)
 
@@ -180,7 +181,7 @@ class Loops:
         self._at, self._count, training.waits = state.point, 0, state.point.label(-1)
         training.resize()
         training.note_writes()
-        training.changed_by_hand = False
+        training.is_whole = True
         result, training.last_result = training.last_result, None
         if result is None:  # no step since the last point
             return
@@ -234,55 +235,104 @@ class Epoch:
         return self._session._steps(self._index)
 
 
-class Step:
-    """One optimizer step, which is done when its loop over micro-batches has ended."""
+class Update:
+    """An update of the weights by one optimizer, which is done when the loop over its micro-batches has ended."""
 
-    def __init__(self, session: Loops, at: Point) -> None:
-        training = session.training
-        layout, num_samples = training.state.layout, training.parts.train_loader.num_samples
-        self._session, self._epoch = session, at.epoch
-        self.size = len(layout.batches(range(at.cursor, num_samples))[0])  # samples of all ranks
-        self.number, self.epoch = at.step + 1, at.epoch + 1  # both count from 1
-        self.position = at.epoch + (at.cursor + self.size / 2) / num_samples  # epochs done in the middle of the step
-        self.done = False
+    scores: Scores
+    skipped: bool  # whether loss or gradient was not finite, so that nothing changed
+    gradient_norm: float  # before it was clipped
+
+    def __init__(self, session: Loops, step: Step, optimizer: str) -> None:
+        self._session, self._step, self._optimizer = session, step, optimizer
 
     def __iter__(self) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches. If a rank is lost, they come again, divided among the others."""
-        if self.done:
-            raise UsageError(f"step {self.number}: its micro-batches come once; there is one update in a step")
-        session, training = self._session, self._session.training
-        state, label = training.state, session._at.label(session._count)
+        session, training, step = self._session, self._session.training, self._step
+        if session._in_step or step.is_over or (self._optimizer == "" and step.answers):
+            raise UsageError(f"step {step.number}: its micro-batches come once, in one loop")
+        state, label, turn = training.state, session._at.label(session._count), step.turns[self._optimizer]
         while label not in state.answers:
             updater = training.updater
             try:
                 session._begins(label)
                 session._in_step = True
-                updater.begin(state, training.next_batch(self._epoch), training.votes())
-                measuring = training.parts.training
-                if not (measuring.fields or updater.batch.micro_batches):
+                batch = training.next_batch(step.epoch - 1)
+                updater.begin(state, batch, training.votes(), self._optimizer, turn)
+                measuring = training.parts.training[self._optimizer]
+                if not (measuring.fields or batch.micro_batches):
                     # A rank without a micro-batch must know which measures the others sum.
                     example, two = training.parts.train_loader.example(2), np.arange(2)
                     with updater.rehearsal():
                         yield MicroBatch(partial(measuring.checked, num_samples=2), 0, example, two)
-                for micro in updater.batch.micro_batches:
+                for micro in batch.micro_batches:
                     updater.start(micro)
-                    yield (mine := MicroBatch(updater.backward, micro.number, micro.batch, micro.samples))
+                    own = map_tensors(micro.batch, lambda tensor: tensor)  # the program may change a dict
+                    yield (mine := MicroBatch(updater.backward, micro.number, own, micro.samples))
                     if training.updater.lost is not None:
                         raise training.updater.lost
                     if not mine.done:
-                        raise UsageError(f"step {self.number}: micro.backward was not called")
-                result = updater.finish(training.prepare_next_batch)
-                training.last_result = result
-                count_step(training, result)
-                scores = Scores(result.totals.means(), result.totals.count)
-                session._record(label, Answer(scores, result.skipped, result.gradient_norm))
+                        raise UsageError(f"step {step.number}: micro.backward was not called")
+                result = training.last_result = updater.finish(training.prepare_next_batch)
+                totals, of_all = result.totals, (result.skipped, result.gradient_norm, result.fingerprint)
+                if self._optimizer == "":
+                    count_step(training, result)
+                session._record(label, Answer(Scores(totals.means(), totals.count), totals, *of_all))
+                training.is_whole = training.is_whole and self._optimizer == ""
             except RankLost as error:
                 updater.put_back()
                 training.meet(error)
         session._count, session._in_step = session._count + 1, False
         answer = state.answers[label]
+        step.add(self._optimizer, answer)
         self.scores, self.skipped, self.gradient_norm = answer.scores, answer.skipped, answer.gradient_norm
-        self.done = True
+
+
+class Step(Update):
+    """One step: a loop over its micro-batches; with several optimizers, a loop over each of its updates."""
+
+    def __init__(self, session: Loops, at: Point) -> None:
+        super().__init__(session, self, "")
+        training = session.training
+        layout, num_samples = training.state.layout, training.parts.train_loader.num_samples
+        self.size = len(layout.batches(range(at.cursor, num_samples))[0])  # samples of all ranks
+        self.number, self.epoch = at.step + 1, at.epoch + 1  # both count from 1
+        self.position = at.epoch + (at.cursor + self.size / 2) / num_samples  # epochs done in the middle of the step
+        self.turns, self.answers = Counter[str](), list[tuple[str, Answer]]()  # of the updates that are done
+        self.is_over = False
+
+    @override
+    def __iter__(self) -> Iterator[MicroBatch]:
+        self._check("")
+        return super().__iter__()
+
+    def update(self, optimizer: str) -> Update:
+        """Return the next update by one of several optimizers, over the micro-batches of this step.
+
+        Parameters of the other optimizers have no gradient meanwhile. Each optimizer may do any number of updates: all
+        of them see the same samples, and the first ones also the same random numbers.
+        """
+        self._check(optimizer)
+        return Update(self._session, self, optimizer)
+
+    def add(self, optimizer: str, answer: Answer) -> None:
+        """Note an update that all ranks have done."""
+        self.answers.append((optimizer, answer))
+        self.turns[optimizer] += 1
+
+    def end(self) -> None:
+        """End the step. With several optimizers it counts now, unless this rank got a state that has it."""
+        training, self.is_over = self._session.training, True
+        if self._session._in_step or not self.answers:
+            raise UsageError(f"step {self.number}: its loop over micro-batches did not run to its end")
+        if self._optimizer not in training.state.optimizers and training.state.progress.step < self.number:
+            count_step(training, of_updates(self.answers, self.size))
+            training.note_writes()
+
+    def _check(self, optimizer: str) -> None:
+        names = self._session.training.state.optimizers
+        if optimizer not in names:
+            known = " or ".join(f"step.update({name!r})" for name in names) if "" not in names else "the step"
+            raise UsageError(f"step {self.number}: iterate over {known}")
 
 
 class MicroBatch:

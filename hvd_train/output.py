@@ -28,7 +28,7 @@ from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.journal import Journal, RunJournal
 from hvd_train.run_files.run_folder import Busy, RunFolder
-from hvd_train.state import Progress, Snapshot, TrainState, check_same_shapes
+from hvd_train.state import Progress, Snapshot, TrainState, check_same_shapes, of_today
 from hvd_train.world.world import Place
 
 _PATIENCE_SECONDS = 45.0  # workers whose driver has died may take as long to notice it, commit and leave the folder
@@ -205,7 +205,7 @@ def _adapted(
 
     Raises UsageError for another model and for settings that cannot change, and as `first_layout()` does.
     """
-    file = config.run.resume
+    file, snapshot = config.run.resume, of_today(snapshot)
     old = config_file.from_dict(snapshot["config"], source=file)
     _check_settings(config, old, Progress(**snapshot["progress"]))
     check_same_shapes(state.model.state_dict(), snapshot["model"])
@@ -216,10 +216,12 @@ def _adapted(
     if any(mine[name] != theirs[name] for name in _OF_CUT):
         changed["layout"] = dataclasses.asdict(first_layout())
 
-    changed["optimizer"] = optim.adapted(snapshot["optimizer"], old.optimizer, state.optimizer, state.model)
-    if mine["optimizer"] != theirs["optimizer"] or changed["optimizer"] is None:
-        changed["optimizer"] = state.optimizer.state_dict()
-        notes.append(f"--optimizer {mine['optimizer']} starts with fresh state: {file} is of another optimizer")
+    if "" in snapshot["optimizers"]:  # several are a session's own
+        adapted = optim.adapted(snapshot["optimizers"][""], old.optimizer, state.optimizer, state.model)
+        if mine["optimizer"] != theirs["optimizer"] or adapted is None:
+            adapted = state.optimizer.state_dict()
+            notes.append(f"--optimizer {mine['optimizer']} starts with fresh state: {file} is of another optimizer")
+        changed["optimizers"] = {"": adapted}
 
     if state.average is not None and snapshot["average"] is None:
         weights = {f"module.{name}": value for name, value in snapshot["model"].items()}

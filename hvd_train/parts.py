@@ -1,6 +1,7 @@
 """Build the parts of a rank from the config: device, data, loaders, model and the first state."""
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +33,8 @@ from hvd_train.updater import Updater
 from hvd_train.validate import scores_of
 from hvd_train.world.world import Place, Reduction, World
 
+Optimizers = Mapping[str, Optimizer]
+"""Optimizers by name; a single one has the name ""."""
 _LOADER_PROCESSES = 4  # usually enough to keep a GPU busy
 
 
@@ -54,7 +57,7 @@ class Parts:
     device: torch.device
     data: DataSet
     task: Task
-    training: Measuring
+    training: Mapping[str, Measuring]  # of the updates of each optimizer
     evaluation: Measuring
     goal: Goal  # which evaluation is the best
     model: nn.Module
@@ -64,7 +67,7 @@ class Parts:
     notes: tuple[str, ...] = ()  # lines for the user about the start of a fresh training
 
 
-def warm_parts(config: Config, world: World, own: Own = NOTHING) -> tuple[Parts, Optimizer]:
+def warm_parts(config: Config, world: World, own: Own = NOTHING) -> tuple[Parts, Optimizers]:
     """Return the parts and the optimizer, built and started without other ranks. Raises UsageError."""
     parts = build(config, world.place, own)
     if config.model.sync_batch_norm:
@@ -80,7 +83,7 @@ def warm_parts(config: Config, world: World, own: Own = NOTHING) -> tuple[Parts,
     parts.train_loader.start()
     if launcher.elastic(os.environ):
         import hvd_train.run_files.board  # noqa: F401  # any rank may become rank 0 and write the journal
-    return parts, optimizer
+    return parts, {"": optimizer}
 
 
 def _compile(config: Config, world: World, parts: Parts) -> None:
@@ -148,22 +151,27 @@ def build(config: Config, place: Place, own: Own = NOTHING) -> Parts:
     if classifies:
         for images in {(images.shape[1:], images.dtype): images for images, _ in examples}.values():
             models.check_fits(network, name, images, len(data.classes), trains=not colour)
-    measuring = _measurings(task, network, examples[0])
-    return Parts(device, data, task, *measuring, goal, network, train_loader, val_loader, test_loader)
+    training, evaluation = _measurings(task, network, examples[0])
+    return Parts(device, data, task, {"": training}, evaluation, goal, network, train_loader, val_loader, test_loader)
 
 
 def of_a_loop(
-    config: Config, world: World, model: nn.Module, optimizer: Optimizer, data: Any, collate: Collate
-) -> tuple[Parts, Optimizer]:
+    config: Config, world: World, model: nn.Module, optimizers: Optimizers, data: Any, collate: Collate
+) -> tuple[Parts, Optimizers]:
     """Return the parts of a training whose loop is the user's. Raises UsageError for what cannot be trained."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise UsageError("give the model itself, without DistributedDataParallel")
     if hasattr(data, "batch_sampler"):
         raise UsageError("give the data set itself, not a DataLoader: batches are made for any number of ranks")
-    known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
+    known = Counter(id(parameter) for group in groups for parameter in group["params"])
+    if twice := [name for name, each in model.named_parameters() if known[id(each)] > 1]:
+        raise UsageError(f"two optimizers have {first_few(twice, 3)}: give each parameter to one")
+    if any(map(optim.wants_closure, map(type, optimizers.values()))):
+        raise UsageError("an optimizer evaluates the loss several times a step, which is not supported")
     if missing := [name for name, each in model.named_parameters() if each.requires_grad and id(each) not in known]:
         raise UsageError(f"the optimizer has no {first_few(missing, 3)}: give it these, or set requires_grad to False")
-    if foreign := len(known - {id(parameter) for parameter in model.parameters()}):
+    if foreign := len(known.keys() - {id(parameter) for parameter in model.parameters()}):
         raise UsageError(f"the optimizer has {counted(foreign, 'parameter')} that the model does not have")
     source = sources.open_data(config.data, config.seed, lambda _: (data, None), any_items=True)
     device = choose_device(config, world.place)
@@ -176,8 +184,8 @@ def of_a_loop(
     loader = open_loader(source.train, None, device, config.seed, loader_processes(config.data, world.place), collate)
     loader.start()
     task = Task(Mapping.get, best="")  # type: ignore[arg-type]  # the user's loop measures
-    measuring, goal = Measuring(task.measure), Goal("best", higher=True)
-    return Parts(device, source, task, measuring, measuring, goal, model, loader, None, None), optimizer
+    measuring, goal = {name: Measuring(task.measure) for name in optimizers}, Goal("best", higher=True)
+    return Parts(device, source, task, measuring, Measuring(task.measure), goal, model, loader, None, None), optimizers
 
 
 def _goal(schedule: ScheduleConfig, task: Task, *, validates: bool) -> Goal:
@@ -204,7 +212,7 @@ def _measurings(task: Task, network: nn.Module, batch: Any) -> tuple[Measuring, 
 
 
 def fresh_state(
-    config: Config, world: World, parts: Parts, optimizer: Optimizer, layout: order.BatchLayout = order.UNDECIDED
+    config: Config, world: World, parts: Parts, optimizers: Optimizers, layout: order.BatchLayout = order.UNDECIDED
 ) -> TrainState:
     """Return the state before the first step. Raises UsageError if these ranks do not support the reduction."""
     fp16_wire = uses_fp16_wire(config, parts.device)
@@ -218,7 +226,7 @@ def fresh_state(
     average = optim.moving_average(config.optimizer, parts.model, config.model.average_buffers)
     return TrainState(
         model=parts.model,
-        optimizer=world.wrap(optimizer, parts.model, reduction),
+        optimizers={name: world.wrap(optimizer, parts.model, reduction) for name, optimizer in optimizers.items()},
         scaler=loss_scaler(config, parts.device, fp16_wire=fp16_wire),
         layout=layout,
         average=average,

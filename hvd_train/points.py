@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hvd_train.progress.metrics import Totals
 from hvd_train.tasks.task import Scores
 
 START, HEAD, STEPS, TAIL = range(4)
@@ -27,8 +28,10 @@ class Answer:
     """What an update or an evaluation has given the program on all ranks."""
 
     scores: Scores
+    totals: Totals | None = None  # of an update
     skipped: bool = False
     gradient_norm: float = 0.0
+    fingerprint: int | None = None  # of an update's samples, if the run keeps a ledger
 
 
 @dataclass(frozen=True)

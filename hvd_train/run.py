@@ -11,7 +11,6 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
-from torch.optim import Optimizer
 
 from hvd_train import checkpoint, config_file, console, loop, plain_file, plugin, state
 from hvd_train._version import __version__, digest_of_code
@@ -25,7 +24,7 @@ from hvd_train.loops import TaskLoops
 from hvd_train.network import freeze, models, weights
 from hvd_train.network.device import autocast
 from hvd_train.network.models import Builder
-from hvd_train.parts import NOTHING, Own, Parts, build, warm_parts
+from hvd_train.parts import NOTHING, Optimizers, Own, Parts, build, warm_parts
 from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, Stopped
 from hvd_train.run_files import run_folder
@@ -63,7 +62,7 @@ def train(
 
 @contextmanager
 def opened(
-    config: Config, world: World | None, build: Callable[[World], tuple[Parts, Optimizer]]
+    config: Config, world: World | None, build: Callable[[World], tuple[Parts, Optimizers]]
 ) -> Iterator[Training]:
     """Connect the ranks, or use `world`, and build a training; close it after the block. Raises UsageError."""
     console.outlive()
@@ -74,8 +73,8 @@ def opened(
         StopSignal(hangup=not launcher.elastic(os.environ)) as stop,
         closing(world or connect(config)) as here,
     ):
-        parts, optimizer = here.prepare(lambda: build(here))
-        with closing(Training(config, here, stop, parts, optimizer)) as training:
+        parts, optimizers = here.prepare(lambda: build(here))
+        with closing(Training(config, here, stop, parts, optimizers)) as training:
             yield training
 
 

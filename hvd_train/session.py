@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from argparse import ArgumentParser, Namespace
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -18,18 +21,23 @@ from typing_extensions import override
 from hvd_train.config import Config
 from hvd_train.data.loader import Collate, Loader, open_loader
 from hvd_train.data.sources import check_map_style
-from hvd_train.errors import HvdTrainError, UsageError
+from hvd_train.errors import HvdTrainError, UsageError, first_few
 from hvd_train.flags import parse_flags
 from hvd_train.launch.exit_report import report_once
-from hvd_train.loops import Loops
+from hvd_train.loops import Loops, Step
+from hvd_train.network import buffers
+from hvd_train.network.buffers import digest_of, tensors_in
 from hvd_train.parts import loader_processes, of_a_loop
 from hvd_train.points import HEAD, START
+from hvd_train.progress.metrics import FACTS
 from hvd_train.registered import Registered
 from hvd_train.run import OWN, check, opened
 from hvd_train.tasks.measures import Function, Measuring
 from hvd_train.tasks.task import Goal, Scores, Task
 from hvd_train.world.world import World
 
+T = TypeVar("T")
+M = TypeVar("M", bound=nn.Module)
 _ACT = {"seed", "epochs", "patience", "workers", "workers_per_host", "sync_batch_norm", "average_buffers"}
 _ACT |= {"batch_size", "global_batch_size", "accumulation_steps", "eval_batch_size", "on_resize"}
 _ACT |= {"gradient_predivide_factor", "fusion_groups", "clip_norm", "ema_decay", "recipe"}
@@ -54,8 +62,8 @@ class Session(Loops):
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizer: Optimizer,
+        model: nn.Module | Mapping[str, nn.Module],
+        optimizer: Optimizer | Mapping[str, Optimizer],
         data: Any,
         *,
         collate: Collate = default_collate,
@@ -65,10 +73,13 @@ class Session(Loops):
     ) -> None:
         """Move the model to this rank's device; model and optimizer stay yours, without a wrapper.
 
+        Both may be several, by name: `evaluate` and files of weights then have an nn.ModuleDict of the models, and each
+        optimizer has updates of its own (`Step.update`).
+
         `data` has a length and an item by number; `collate` makes a batch of a list of items. `settings` are settings
         of a run that act in a loop of one's own, in addition to `config`; `world` is for tests. Raises UsageError for
-        other settings, for a parameter that requires a gradient and is in no optimizer, and for data without length or
-        items.
+        other settings, for a parameter that requires a gradient and is in no optimizer or in two, and for data without
+        length or items.
         """
         config = (config or Config()).replace(**settings)
         default, values = Config().settings(), config.settings()
@@ -76,17 +87,20 @@ class Session(Loops):
             raise UsageError(f"{idle[0]}={values[idle[0]]!r} has no effect in a loop of your own: leave it out")
         config = config.replace(model=OWN, data=OWN, task=OWN)
         check(config)
-        self._collate, self._loaders = collate, dict[int, tuple[Any, Loader]]()
+        self._collate, self._loaders, self._constants = collate, dict[int, tuple[Any, Loader]](), 0
         self._measurings = dict[tuple[int, int], Measuring]()
+        optimizers = {"": optimizer} if isinstance(optimizer, Optimizer) else _named(optimizer)
+        network = model if isinstance(model, nn.Module) else nn.ModuleDict(_named(model))
         with ExitStack() as stack:
-            build = lambda world: of_a_loop(config, world, model, optimizer, data, collate)  # noqa: E731
+            build = lambda world: of_a_loop(config, world, network, optimizers, data, collate)  # noqa: E731
             super().__init__(stack.enter_context(opened(config, world, build)))
             self._open = stack.pop_all()
-        self.training.watched = [*model.parameters()]
-        for name in ("step", "zero_grad"):
-            setattr(optimizer, name, _refuse)
-            self._open.callback(delattr, optimizer, name)
-        optimizer._opt_called = True  # type: ignore[attr-defined]  # else schedulers warn of a missing step
+        self.training.watched = [*network.parameters()]
+        for each in optimizers.values():
+            for name in ("step", "zero_grad"):
+                setattr(each, name, _refuse)
+                self._open.callback(delattr, each, name)
+            each._opt_called = True  # type: ignore[attr-defined]  # else schedulers warn of a missing step
 
     @override
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -147,6 +161,48 @@ class Session(Loops):
         measuring = self._measurings.setdefault((id(data), id(measure)), measuring)  # it knows its fields next time
         return self._evaluate(Task(measure, best=""), measuring, loader, name)
 
+    def constant(self, module: M) -> M:
+        """Move a module that is not trained, such as a teacher, to this rank's device, and return it.
+
+        It is in evaluation mode and its parameters have no gradient. Checkpoints do not have it. If it differs between
+        ranks, all raise UsageError. Raises UsageError after the first loop or evaluation has begun.
+        """
+        if self.training.has_joined:
+            raise UsageError("call session.constant before the first loop or evaluation")
+        module.to(self.device).eval().requires_grad_(requires_grad=False)
+        self._constants += 1
+        digest = digest_of("", tensors_in(module.state_dict()))
+        self.training.world.compare({f"constant module {self._constants}": digest})
+        return module
+
+    @contextmanager
+    def aside(self) -> Iterator[bool]:
+        """Inside this block, on all ranks, use the models for pictures or the like; give whether this rank writes.
+
+        There are no gradients. Afterwards modes, buffers and random numbers are as before.
+        """
+        model, device = self.training.parts.model, self.device
+        modes, numbers = [(each, each.training) for each in model.modules()], (random.getstate(), np.random.get_state())
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices), torch.no_grad(), buffers.unchanged(model):
+            yield self.run_dir is not None
+        for each, mode in modes:
+            each.training = mode
+        random.setstate(numbers[0])
+        np.random.set_state(numbers[1])
+
+    def log(self, **values: float) -> None:
+        """Write values by name, with the number of steps done, into metrics.jsonl and TensorBoard, on one rank."""
+        if wrong := FACTS & values.keys():
+            raise UsageError(f"session.log({first_few(sorted(wrong))}=...): take another name")
+        _, state = self._joined()
+        self.training.output.journal.log(values, state.progress.step)
+
+    def steps(self) -> Iterator[Step]:
+        """Yield the steps that are left, of all epochs. Raises as `epochs` does."""
+        for epoch in self.epochs():
+            yield from epoch
+
     def keep_best(self, value: float, *, higher: bool = True) -> bool:
         """Keep the weights as the best ones, if `value` is better than before; return whether it is."""
         return self._keep_best({**(self._scores or {}), "best": value}, Goal("best", higher))
@@ -165,6 +221,13 @@ class Session(Loops):
             self._loaders[id(data)] = data, loader
             self._open.callback(loader.close)
         return self._loaders[id(data)][1]
+
+
+def _named(things: Mapping[str, T]) -> dict[str, T]:
+    """Return models or optimizers by name. Raises UsageError for a name that files could not have."""
+    if wrong := [name for name in things if not name.isidentifier() or hasattr(nn.ModuleDict, name)]:
+        raise UsageError(f"{wrong[0]!r} cannot be the name of a model or an optimizer: take another one")
+    return dict(things)
 
 
 def _refuse(*_: object, **__: object) -> None:

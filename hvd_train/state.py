@@ -51,7 +51,7 @@ class Progress:
         return dataclasses.replace(self, epoch=self.epoch + 1, cursor=0)
 
 
-_TENSORS = "model", "average", "buffers", "optimizer"
+_TENSORS = "model", "average", "buffers", "optimizers"
 _FACTS = "progress", "layout", "totals", "scaler"
 _VALUES: dict[str, type[Any]] = {"layout": BatchLayout, "progress": Progress, "totals": Totals}
 _VALUES |= {"last_step": StepRecord, "last_epoch": EpochRecord}
@@ -62,7 +62,7 @@ class TrainState:
     """The state of a training. It holds no random numbers: they follow from the seed and the progress."""
 
     model: nn.Module
-    optimizer: Optimizer
+    optimizers: Mapping[str, Optimizer]  # by name; a single one has the name ""
     scaler: torch.amp.GradScaler
     layout: BatchLayout
     progress: Progress = Progress()
@@ -76,6 +76,16 @@ class TrainState:
     last_epoch: EpochRecord | None = None
     average: AveragedModel | None = None  # the moving average of the model, if one is kept
     data: Identity | None = None  # the data of the run; None on a rank that has not loaded the run's state yet
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The only optimizer, or the first one."""
+        return next(iter(self.optimizers.values()))
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of all optimizers."""
+        return [group for optimizer in self.optimizers.values() for group in optimizer.param_groups]
 
     @property
     def result(self) -> nn.Module:
@@ -99,8 +109,11 @@ class TrainState:
 
     def settings(self) -> list[dict[str, Any]]:
         """Return the settings of each parameter group, which the program may change."""
-        names = self.optimizer.defaults
-        return [{name: group[name] for name in names if name in group} for group in self.optimizer.param_groups]
+        return [
+            {name: group[name] for name in optimizer.defaults if name in group}
+            for optimizer in self.optimizers.values()
+            for group in optimizer.param_groups
+        ]
 
     def took(self, step: Entry, num_samples: int) -> Entry:
         """Add a step to the ledger entries of an epoch of `num_samples`; return its entry."""
@@ -120,7 +133,7 @@ class TrainState:
             "average": None if self.average is None else self.average.state_dict(),
             # Files of weights, which are plain state_dicts, do not have these buffers.
             "buffers": [buffers.not_in_state_dict(m) for m in (self.model, self.average) if m is not None],
-            "optimizer": self.optimizer.state_dict(),
+            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
             "scaler": self.scaler.state_dict(),
             **{name: (value := getattr(self, name)) and dataclasses.asdict(value) for name in _VALUES},
             "point": (point := dataclasses.asdict(self.point)),
@@ -137,18 +150,22 @@ class TrainState:
         With `behind` this rank continues its own program, so it keeps its point and what its code has set.
         """
         check_same_shapes(self.model.state_dict(), snapshot["model"])
-        snapshot = _with_points(_with_names(snapshot))
-        groups, settings = self.optimizer.param_groups, self.settings() if behind else snapshot["point"]["settings"]
-        try:  # before the parameters: this may change weights
-            self.optimizer.load_state_dict(copy.deepcopy(snapshot["optimizer"]))  # it keeps and changes the tensors
-        except ValueError as error:
-            raise UsageError(f"the checkpoint is of another optimizer: {error}") from None
-        for group, loaded in zip(groups, self.optimizer.param_groups, strict=True):
-            group.update(loaded)
-        for group, of_point in zip(groups, settings, strict=False):
+        snapshot = of_today(snapshot)
+        settings = self.settings() if behind else snapshot["point"]["settings"]
+        if snapshot["optimizers"].keys() != self.optimizers.keys():
+            raise UsageError(f"the checkpoint is of other optimizers: {', '.join(snapshot['optimizers'])}")
+        for name, optimizer in self.optimizers.items():  # before the parameters: this may change weights
+            groups = optimizer.param_groups
+            try:
+                optimizer.load_state_dict(copy.deepcopy(snapshot["optimizers"][name]))  # it keeps the tensors
+            except ValueError as error:
+                raise UsageError(f"the checkpoint is of another optimizer: {error}") from None
+            for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+                group.update(loaded)
+            optimizer.param_groups = groups  # the user's optimizer and schedulers share them
+            optim.match_memory_format(optimizer)
+        for group, of_point in zip(self.groups, settings, strict=False):
             group.update(of_point)
-        self.optimizer.param_groups = groups  # the user's optimizer and schedulers share them
-        optim.match_memory_format(self.optimizer)
         if snapshot["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(snapshot["scaler"])
         for name, kind in _VALUES.items():
@@ -193,8 +210,15 @@ def result_in(snapshot: Snapshot) -> dict[str, Tensor]:
     return weights
 
 
+def of_today(snapshot: Snapshot) -> Snapshot:
+    """Return a snapshot with measures and optimizers by name, and with its point: older ones have none."""
+    if "optimizer" in snapshot:
+        snapshot = {**snapshot, "optimizers": {"": snapshot["optimizer"]}}
+    return _with_points(_with_names(snapshot))
+
+
 def _with_names(snapshot: Snapshot) -> Snapshot:
-    """Return a snapshot with measures by name. Until November 2026 they were the fields loss, top1 and top5."""
+    # Until November 2026 measures were the fields loss, top1 and top5.
     totals, names = snapshot["totals"], ("loss", "top1", "top5")
     if "top1" not in totals:
         return snapshot
@@ -208,7 +232,6 @@ def _with_names(snapshot: Snapshot) -> Snapshot:
 
 
 def _with_points(snapshot: Snapshot) -> Snapshot:
-    """Return a snapshot with its point. Until November 2026 there were none."""
     if "point" in snapshot:
         return snapshot
     at = snapshot["progress"]
@@ -217,8 +240,8 @@ def _with_points(snapshot: Snapshot) -> Snapshot:
     return {**snapshot, "point": point, "answers": []}
 
 
-def _answer(scores: Mapping[str, Any], **values: Any) -> Answer:
-    return Answer(Scores(**scores), **values)
+def _answer(scores: Mapping[str, Any], totals: Mapping[str, Any] | None = None, **values: Any) -> Answer:
+    return Answer(Scores(**scores), Totals(**totals) if totals else None, **values)
 
 
 def digest_of_snapshot(snapshot: Snapshot) -> str:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
 from hvd_train import checkpoint
 from hvd_train.config import Config
@@ -26,7 +25,7 @@ from hvd_train.network import device, weights
 from hvd_train.network.buffers import digest_of, tensors_in
 from hvd_train.network.device import check_own_gpus, gpu_name, split_on
 from hvd_train.output import Claim, Output
-from hvd_train.parts import Parts, build_updater, fresh_state
+from hvd_train.parts import Optimizers, Parts, build_updater, fresh_state
 from hvd_train.points import Label, Point
 from hvd_train.profiling import Profile
 from hvd_train.progress.clock import Split, Stopwatch, Timer
@@ -64,8 +63,8 @@ class Training:
     What changes with the world is made for each: `updater`, `profile`, `clocks.split`, and the batches.
     """
 
-    def __init__(self, config: Config, world: World, stop: StopSignal, parts: Parts, optimizer: Optimizer) -> None:
-        self.config, self.world, self.parts, self.stop, self._optimizer = config, world, parts, stop, optimizer
+    def __init__(self, config: Config, world: World, stop: StopSignal, parts: Parts, optimizers: Optimizers) -> None:
+        self.config, self.world, self.parts, self.stop, self._optimizers = config, world, parts, stop, optimizers
         self.clocks = Clocks.of(config)
         check_own_gpus(world, parts.device)
         world.compare(identity.facts(parts.data))
@@ -76,9 +75,10 @@ class Training:
         self._state: TrainState | None = None
         self._during: During = "building"
         self.watched = list[nn.Parameter]()  # weights that the program may change, beside the updates
-        self.changed_by_hand, self._writes = False, 0  # whether it has done so since the last point
-        self._joined = False  # from then on its program continues from its own place
+        self.is_whole, self._writes = True, 0  # False: it has done so since the last point, or a step is half done
+        self.has_joined = False  # from then on its program continues from its own place
         self._batches: Ahead | None = None
+        self._batch: tuple[int, Batch] | None = None  # the current one, and the steps before it
         self._trained = [parameter.requires_grad for parameter in parts.model.parameters()]
         self._root: int | None = None  # the most advanced rank, if ranks may have to catch up with it
         self.compares = False  # whether ranks compare all that they hold before the next collective
@@ -91,9 +91,9 @@ class Training:
 
     def join(self) -> None:
         """Meet the other ranks for the first time. Raises as `meet` does."""
-        if not self._joined:
+        if not self.has_joined:
             self.world.meet(self._synchronize)
-            self._joined = True
+            self.has_joined = True
             if self.arrival is None:
                 self._announce()
 
@@ -117,7 +117,7 @@ class Training:
         """
         config, world, membership, self._during = self.config, self.world, self.membership, "rendezvous"
         # Built once: an optimizer that is wrapped twice sums gradients twice.
-        state = self._state = self._state or fresh_state(config, world, self.parts, self._optimizer)
+        state = self._state = self._state or fresh_state(config, world, self.parts, self._optimizers)
 
         # Each rank reports its progress.
         reports = world.gather(membership.report(state, self.waits))
@@ -134,7 +134,7 @@ class Training:
         root, in_between = 0 if from_disk else most_advanced(reports), False
         if from_disk or len({(report.digest, report.waits) for report in reports}) > 1:
             in_between = not from_disk and any(report.survives and report.waits[-1] >= 0 for report in reports)
-            synchronize(state, world, root, behind=self._joined)
+            synchronize(state, world, root, behind=self.has_joined)
             membership.survives = not from_disk  # a state from disk is loaded again until rank 0 has opened the folder
             confirm_equal(state, world)
         self._root, self.compares = root if in_between else None, False
@@ -234,16 +234,22 @@ class Training:
     def look_for_writes(self) -> None:
         """Note whether the program has written to the watched weights: torch counts the writes to a tensor."""
         written = self._writes != sum(parameter._version for parameter in self.watched)
-        self.changed_by_hand = self.changed_by_hand or written
+        self.is_whole = self.is_whole and not written
 
     def next_batch(self, epoch: int) -> Batch:
-        """Return this rank's part of the next step of an epoch. Raises UsageError if a sample cannot be used."""
+        """Return this rank's part of the step after the last one that is counted, which is of this epoch.
+
+        Raises UsageError if a sample cannot be used.
+        """
+        state = self.state
         if self._batches is None:
-            state, place, loader = self.state, self.world.place, self.parts.train_loader
+            place, loader, self._batch = self.world.place, self.parts.train_loader, None
             order = order_of(self.config.seed, epoch, loader.num_samples, self.config.data.repeated_augmentation)
             work = assignments(order, state.progress.cursor, state.layout, place.rank, place.size)
             self._batches = Ahead(loader.load(epoch, work), self.clocks.split.mark)
-        return next(self._batches)
+        if self._batch is None or self._batch[0] != state.progress.step:
+            self._batch = state.progress.step, next(self._batches)
+        return self._batch[1]
 
     def prepare_next_batch(self) -> None:
         """Make the next batch ready while gradients are reduced."""
@@ -253,7 +259,8 @@ class Training:
     def begin_epoch(self) -> None:
         """Begin the steps of an epoch, in which other parameters may be trained than in the one before."""
         if self._trained != (trained := [parameter.requires_grad for parameter in self.parts.model.parameters()]):
-            self.world.regroup(self.state.optimizer)
+            for optimizer in self.state.optimizers.values():
+                self.world.regroup(optimizer)
         self._trained, self._batches = trained, None
         self.clocks.stopwatch.restart()
         self.clocks.split.restart()
@@ -358,7 +365,7 @@ class Training:
         """Commit what this rank has, if it is whole; return whether it is on disk."""
         if self._state is None or not self.membership.survives:
             return False
-        if self.changed_by_hand:
+        if not self.is_whole:
             say("the loop has changed weights since the last step, so a commit now could not be resumed exactly")
             return False
         return self.output.commit_last(self._state)

@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, reduce
@@ -25,6 +25,7 @@ from hvd_train.state import TrainState
 from hvd_train.tasks.measures import LOSS, Measures, Measuring, numbers_of, sum_of, totals_of
 from hvd_train.world.world import Gradients, World
 
+_WATCHED_UPDATES = 3
 _PIECE = 1 << 18  # elements
 MICRO_BATCH = 3  # separates the random numbers of a micro-batch (dropout) from other uses of the seed
 
@@ -66,11 +67,14 @@ class Updater:
         world: World,
         model: nn.Module,
         device: torch.device,
-        measuring: Measuring,
+        measuring: Mapping[str, Measuring],
         split: Split | None = None,
     ) -> None:
-        """`split` measures the time. Raises UsageError if the config names buffers that the model does not have."""
-        self._mark, self._measuring = (split or Split()).mark, measuring
+        """`measuring` is what the updates of each optimizer measure; `split` measures the time.
+
+        Raises UsageError if the config names buffers that the model does not have.
+        """
+        self._mark, self._measurings = (split or Split()).mark, measuring
         self._world, self._device, self._seed = world, device, config.seed
         self._ledger, self._clip_norm = config.run.ledger, config.optimizer.clip_norm
         self._adasum, self._autocast = config.optimizer.reduction == "adasum", autocast(config, device)
@@ -78,7 +82,9 @@ class Updater:
         self._sums_in_passes = sums_in_passes(model, world, device)
         self._forward = ExitStack()  # what a forward pass runs in
         self.lost: RankLost | None = None  # noticed in a pass of this update
-        if self._adasum and measuring.means and measuring.means[0].kind == "count":
+        self._held_fixed: list[nn.Parameter] = []  # of other optimizers, in this update
+        self._watched_updates = _WATCHED_UPDATES
+        if self._adasum and any(each.means and each.means[0].kind == "count" for each in measuring.values()):
             raise UsageError("--reduction adasum needs one loss for each sample, not a Mean with a count")
 
     def take(
@@ -106,9 +112,13 @@ class Updater:
                 raise
             raise advice from None
 
-    def begin(self, state: TrainState, batch: Batch, votes: Votes) -> None:
-        """Begin the next update of `state` with this rank's part of its samples. Raises RankLost."""
+    def begin(self, state: TrainState, batch: Batch, votes: Votes, optimizer: str = "", turn: int = 0) -> None:
+        """Begin the next update of `state` with this rank's part of its samples. Raises RankLost.
+
+        `optimizer` has done `turn` updates in this step. Parameters of the others get no gradient meanwhile.
+        """
         self._state, self.batch, self._votes = state, batch, votes
+        self._optimizer, self._measuring, self._turn = state.optimizers[optimizer], self._measurings[optimizer], turn
         self.lost = None
         self._sums_of_passes: list[Tensor] = []
         # The ranks' gradients are added; Adasum wants each rank's own mean.
@@ -116,12 +126,19 @@ class Updater:
         self._share = _constant(1 / (max(1, mine) if self._adasum else batch.size), self._device)
 
         # Not zero_grad: Horovod's takes no arguments (issue #3405), and the model's walks through all its modules.
-        for group in state.optimizer.param_groups:
+        for group in self._optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
-        self._world.expect_passes(state.optimizer, len(batch.micro_batches))
+        others = [other for other in state.optimizers.values() if other is not self._optimizer]
+        groups = [group for other in others for group in other.param_groups]
+        self._held_fixed = [each for group in groups for each in group["params"] if each.requires_grad]
+        for parameter in self._held_fixed:
+            parameter.requires_grad_(False)
+        self._world.expect_passes(self._optimizer, len(batch.micro_batches))
         self._sums_in_passes.begin_step(len(batch.micro_batches), batch.num_micro_batches)
         self._buffers.begin()
+        self._watched_updates -= 1
+        self._note_gradients()
 
     def start(self, micro: MicroBatch) -> None:
         """Begin the forward pass of a micro-batch: from the same buffers and random numbers on any rank."""
@@ -129,7 +146,8 @@ class Updater:
         if micro is self.batch.micro_batches[-1]:
             self._sums_in_passes.begin_last_micro_batch()
         self._buffers.put_back()
-        seed(self._device, order.key(self._seed, MICRO_BATCH, self._state.progress.step, micro.number))
+        again = (self._turn,) if self._turn else ()
+        seed(self._device, order.key(self._seed, MICRO_BATCH, self._state.progress.step, micro.number, *again))
         self._forward.enter_context(self._autocast)
 
     def backward(self, measures: Measures) -> None:
@@ -139,6 +157,7 @@ class Updater:
         other measures than the task's.
         """
         self._forward.close()
+        self._check_gradients()
         measures = self._measuring.checked(measures, len(self._micro.samples))
         self._sums_of_passes.append(numbers_of(measures, self._measuring.means, torch.float32))
         self._buffers.end_micro_batch(self._micro.number)
@@ -150,7 +169,24 @@ class Updater:
         except RankLost as error:
             self.lost = error
         self.lost = self.lost or self._sums_in_passes.lost
+        self._note_gradients()
         self._mark("backward")
+
+    def _note_gradients(self) -> None:
+        if self._watched_updates >= 0:
+            gradients = [p.grad for group in self._optimizer.param_groups for p in group["params"]]
+            self._gradients = [(gradient, gradient._version) for gradient in gradients if gradient is not None]
+
+    def _check_gradients(self) -> None:
+        """Raise UsageError in the first updates if other code has changed a gradient since the last pass."""
+        if self._watched_updates >= 0:
+            before = [(id(gradient), version) for gradient, version in self._gradients]
+            self._note_gradients()
+            if before != [(id(gradient), version) for gradient, version in self._gradients]:
+                raise UsageError(
+                    "gradients have changed between micro-batches: leave out loss.backward(), zero_grad() and clipping "
+                    "(--clip-norm does it); micro.backward(loss) runs the backward pass"
+                )
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
@@ -163,6 +199,12 @@ class Updater:
         """Undo the changes of buffers by an update that does not end."""
         self._forward.close()
         self._buffers.put_back()
+        self._release()
+
+    def _release(self) -> None:
+        for parameter in self._held_fixed:
+            parameter.requires_grad_()
+        self._held_fixed = []
 
     def _send_message(self) -> None:
         """Start the sum that travels with the gradients: measures, votes, fingerprint and changes of buffers."""
@@ -182,12 +224,13 @@ class Updater:
         """Reduce, unscale, clip, step. `meanwhile` is called while gradients are reduced. Raises RankLost."""
         if self.lost is not None:
             raise self.lost
+        self._check_gradients()
         if not self.batch.micro_batches:
             self._send_message()
         self._sums_in_passes.end_step()
         meanwhile()
 
-        optimizer, scaler, batch = self._state.optimizer, self._state.scaler, self.batch
+        optimizer, scaler, batch = self._optimizer, self._state.scaler, self.batch
         with self._world.reduced(optimizer) as gradients:
             summed = self._pending()
             if self._buffers.others and summed[self._measuring.num_sums + _BUFFERS_CHANGED] > 0:
@@ -212,6 +255,7 @@ class Updater:
             totals = totals_of(self._measuring.means, sums_and_flags, batch.size)
             stop, commit, change, _, *taken = sums_and_flags[self._measuring.num_sums :]
             skipped = not (math.isfinite(sums_and_flags[0]) and math.isfinite(norm_before))
+        self._release()
         self._mark("optimizer")
         votes = Votes(stop > 0, commit > 0, change > 0)
         return StepResult(totals, votes, norm_before, skipped, from_bytes(taken) if taken else None)

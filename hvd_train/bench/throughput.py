@@ -91,9 +91,9 @@ class Stepper:
 
     def __init__(self, config: Config, world: World) -> None:
         """Raises UsageError if the model or the data cannot be loaded."""
-        parts, optimizer = world.prepare(lambda: warm_parts(config, world))
+        parts, optimizers = world.prepare(lambda: warm_parts(config, world))
         layout = together(world, lambda: choose_layout(config.batch, world.place.size, parts.train_loader.num_samples))
-        self.state = together(world, lambda: fresh_state(config, world, parts, optimizer, layout))
+        self.state = together(world, lambda: fresh_state(config, world, parts, optimizers, layout))
         if freeze.apply(config.model, self.state.model, 0):
             world.regroup(self.state.optimizer)
         self.device, self.split, self.close = parts.device, split_on(parts.device), parts.train_loader.close

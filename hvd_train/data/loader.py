@@ -359,7 +359,9 @@ class Ahead:
         self._next: Batch | Exception | None = None
 
     def prepare(self) -> None:
-        """Make the next batch ready; keep an error until that batch is requested."""
+        """Make the next batch ready, once; keep an error until that batch is requested."""
+        if self._next is not None:
+            return
         try:
             self._next = next(self._batches)
         except Exception as error:  # noqa: BLE001  # a data set may raise anything; StopIteration ends the batches
@@ -370,8 +372,7 @@ class Ahead:
         return self
 
     def __next__(self) -> Batch:
-        if self._next is None:
-            self.prepare()
+        self.prepare()
         batch, self._next = self._next, None
         if isinstance(batch, Exception):
             raise batch

@@ -71,10 +71,15 @@ def _own(name: str, groups: list[dict[str, Any]], common: dict[str, Any]) -> Opt
         common.pop("weight_decay")
         groups = [{"params": group["params"]} for group in groups]
     built = (_never_compiled(cls) if cls.__module__.startswith("torch.optim.") else cls)(groups, **common)
-    closure = inspect.signature(cls.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
+    if wants_closure(cls):
         raise UsageError(f"--optimizer {name} evaluates the loss several times a step, which is not supported")
     return built
+
+
+def wants_closure(cls: type[Optimizer]) -> bool:
+    """Return whether the step of an optimizer cannot be called without a function that computes the loss."""
+    closure = inspect.signature(cls.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def match_memory_format(optimizer: Optimizer) -> None:

@@ -199,6 +199,9 @@ class Journal:
     def event(self, name: str, message: str, **facts: Any) -> None:
         """Show a message to the user, and write it with facts; `name` is its kind."""
 
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Write values of the user's own after `step` steps."""
+
     def close(self) -> None:
         """Complete the ledger and close the files."""
 
@@ -275,6 +278,11 @@ class RunJournal(Journal):
     def event(self, name: str, message: str, **facts: Any) -> None:
         self._display.say(message)
         self._write("event", {"name": name, "message": message, **facts})
+
+    @override
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self._write("event", {"name": "log", "step": step, **values})
+        self._plot(values, step)
 
     @override
     def close(self) -> None:

@@ -161,12 +161,18 @@ class HorovodWorld(World):
     def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
         if reduction.adasum:
             self._check_adasum()
-        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        its = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter in its]
+        frozen = [parameter for parameter in its if not parameter.requires_grad]
         compression = hvd.Compression.fp16 if reduction.fp16_wire else hvd.Compression.none
+        for parameter in frozen:  # it may thaw later, but Horovod makes its hooks now
+            parameter.requires_grad_()
         with as_rank_lost():  # a sum: each rank's loss is already divided by the whole global batch
             wrapped: Any = hvd.DistributedOptimizer(
                 optimizer, named_parameters=named, compression=compression, op=hvd.Sum
             )
+        for parameter in frozen:
+            parameter.requires_grad_(False)
         wrapped.state.update(optimizer.state)  # Horovod copies the parameter groups only
         names = {parameter: name for name, parameter in named}
         self._optimizers[wrapped] = BucketedOptimizer(

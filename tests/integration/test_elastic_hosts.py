@@ -15,6 +15,7 @@ from tests.support import on_demand
 from tests.support.hosts import (
     ALL,
     ON_HOSTS,
+    OWN_GAN,
     OWN_LOOP,
     STEPS_PER_EPOCH,
     Hosts,
@@ -97,6 +98,21 @@ def test_a_script_with_its_own_loop(hosts: Hosts, tmp_path: Path) -> None:
         running.reaches(3)
         running.worker("h1").kill()
         running.completes(expected)
+
+
+def test_a_script_with_two_optimizers(hosts: Hosts, tmp_path: Path) -> None:
+    """A worker dies in an update by the first one, and rank 0 in an update by the second one."""
+    script = [OWN_GAN, "--output-dir", "run", "--ledger", "--device", "cpu"]
+    (tmp_path / "alone").mkdir()
+    expected = undisturbed(tmp_path / "alone", training=script)
+    on_demand.pace(tmp_path, 0.1)
+    with job(hosts, tmp_path, training=script) as running:
+        running.after(20)
+        on_demand.die(tmp_path, "critic", "h2")
+        running.reaches(3)
+        on_demand.die(tmp_path, "maker", "h1")
+        running.completes(expected)
+    assert len(running.changes) >= 3
 
 
 def newest_commit(run: Path) -> int:

@@ -70,11 +70,11 @@ def test_an_overflow_on_the_wire_skips_the_step_on_every_rank(world: World) -> N
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
     scaler.scale(torch.ones(()))
     optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction(fp16_wire=True))
-    state = TrainState(model, optimizer, scaler, BatchLayout(4, 4))
+    state = TrainState(model, {"": optimizer}, scaler, BatchLayout(4, 4))
     # Only the last rank has a micro-batch: no other rank's own gradient could overflow.
     micro = MicroBatch(0, (torch.ones(4, 1, 8, 8), torch.arange(4)), np.arange(4))
     batch = Batch(4, 1, (micro,) if rank == size - 1 else ())
-    step = Updater(Config(), world, model, torch.device("cpu"), runs.TRAINING)
+    step = Updater(Config(), world, model, torch.device("cpu"), {"": runs.TRAINING})
     step.take(state, batch, Votes())
     if size > 1:  # one rank sends nothing
         assert equal(before, dict(model.state_dict()))

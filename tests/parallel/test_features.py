@@ -91,8 +91,8 @@ def test_a_skipped_step_leaves_nothing_in_the_buckets(world: World) -> None:
     """The step after a gradient of NaN is taken, with clipping too."""
     model = own_generator(runs.convnet(10))
     optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction())
-    state = TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False), BatchLayout(4, 4))
-    step = Updater(small_config(clip_norm=0.1), world, model, torch.device("cpu"), runs.TRAINING)
+    state = TrainState(model, {"": optimizer}, torch.amp.GradScaler("cpu", enabled=False), BatchLayout(4, 4))
+    step = Updater(small_config(clip_norm=0.1), world, model, torch.device("cpu"), {"": runs.TRAINING})
     rank, size = world.place.rank, world.place.size
     skipped = []
     for pixel in (math.nan, 1.0):

@@ -37,7 +37,7 @@ def state_at(step: int) -> TrainState:
         model.bias.fill_(float(step))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     return TrainState(
-        model, optimizer, torch.amp.GradScaler("cpu", enabled=False), BatchLayout(4, 2), Progress(1, 8, step)
+        model, {"": optimizer}, torch.amp.GradScaler("cpu", enabled=False), BatchLayout(4, 2), Progress(1, 8, step)
     )
 
 

@@ -45,7 +45,7 @@ def test_each_parameter_keeps_its_state_in_other_groups(optimizer: str) -> None:
 
 def test_another_optimizer_starts_with_fresh_state() -> None:
     snapshot, notes = resumed(file_of(), optimizer="adamw", learning_rate=0.01)
-    assert {float(values["step"]) for values in snapshot["optimizer"]["state"].values()} == {1.0}
+    assert {float(values["step"]) for values in snapshot["optimizers"][""]["state"].values()} == {1.0}
     assert "adamw starts with fresh state" in notes
 
 

@@ -61,7 +61,7 @@ def test_a_step_that_is_not_finite_changes_nothing(optimizer: str, monkeypatch: 
     states = []
     for step in (3, 4, 5):
         snapshot = checkpoint.read(checkpoint.path_of(Path("run"), step))
-        tensors = tree_leaves((snapshot["model"], snapshot["average"], snapshot["optimizer"]["state"]))
+        tensors = tree_leaves((snapshot["model"], snapshot["average"], snapshot["optimizers"][""]["state"]))
         states.append([torch.as_tensor(tensor) for tensor in tensors])
     assert all(map(torch.equal, states[0], states[1]))
     assert not all(map(torch.equal, states[1], states[2]))

@@ -1,6 +1,8 @@
 """A loop of the user's own: what it may do, and that faults do not change its result."""
 
 import itertools
+import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DataParallel
+from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from hvd_train.errors import ReplicasDiffer, UsageError
+from hvd_train.loops import MicroBatch
 from hvd_train.registered import Registered
 from hvd_train.run_files.ledger import audit
 from hvd_train.session import Session
@@ -58,14 +62,18 @@ def measure(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Measure
     return {"loss": F.cross_entropy(logits, labels, reduction="none"), "right": logits.argmax(1) == labels}
 
 
-def played(world: World, program: Program, make: Callable[[], nn.Module] = network, **changes: Any) -> Outcome:
+def played(world: World, program: Program, make: Callable[[], Any] = network, **changes: Any) -> Outcome:
     """Return the weights and the registered values after a program on one rank."""
     model = make()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer: Any = of(model) if isinstance(model, nn.Module) else {name: of(each) for name, each in model.items()}
     config = small_config(learning_rate=0.1, warmup_epochs=0.0, **changes)
     with Session(model, optimizer, digits(NUM_SAMPLES, "train"), config=config, world=world) as session:
         program(session, model, optimizer, digits(NUM_VAL, "val"))
-    return to_host(model.state_dict()), session._own.copy()
+    return to_host(session.training.parts.model.state_dict()), session._own.copy()
+
+
+def of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
 def plain(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
@@ -114,18 +122,73 @@ def nasty(
     own.level += session.evaluate(val, measure, name="end").count
 
 
-def disturbed(program: Program, events: list[Event], *hosts: tuple[str, int], **changes: Any) -> tuple[Outcome, Path]:
+def two_networks() -> dict[str, nn.Module]:
+    layers = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 64), nn.Sigmoid())
+    critic = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 1))
+    return {"maker": own_generator(layers), "critic": own_generator(critic)}
+
+
+def adversarial(
+    session: Session, models: Any, optimizers: Any, val: TensorDataset, at: Callable[[str, int], None] = lambda *_: None
+) -> None:
+    """Train two networks against each other; a registered counter decides how often the critic is updated."""
+    maker, critic = models["maker"], models["critic"]
+    own = session.register(ticks=0)
+
+    def fakes(micro: MicroBatch) -> Tensor:  # threads share torch's random numbers
+        made: Tensor = maker(torch.randn(len(micro), 8, generator=torch.Generator().manual_seed(micro.number)))
+        return made
+
+    def losses(images: Tensor, real: float) -> Tensor:
+        logits = critic(images).squeeze(1)
+        return F.binary_cross_entropy_with_logits(logits, torch.full_like(logits, real), reduction="none")
+
+    def distance(networks: nn.Module, batch: Any) -> dict[str, Measure]:
+        return {"distance": (networks["maker"](torch.ones(len(batch[0]), 8)) - batch[0].flatten(1)).square().mean(1)}
+
+    for epoch in session.epochs():
+        for step in epoch:
+            at("before", step.number)
+            for _ in range(1 + own.ticks % 2):
+                for micro in (update := step.update("critic")):
+                    at("within", step.number)
+                    images = micro.batch[0]
+                    right = losses(images, 1.0)
+                    micro.backward(right + losses(fakes(micro).detach(), 0.0), real=right)
+            own.ticks += update.scores.count + 1
+            at("between", step.number)
+            for micro in step.update("maker"):
+                micro.backward(losses(fakes(micro), 1.0))
+            own.ticks += 1
+            at("after", step.number)
+        session.keep_best(session.evaluate(val, distance)["distance"], higher=False)
+
+
+def disturbed(
+    program: Program, events: list[Event], *hosts: tuple[str, int], make: Callable[[], Any] = network, **changes: Any
+) -> tuple[Outcome, Path]:
     folder = Path(f"session-{next(NUMBERS)}")
-    changes = {"epochs": 2, "ledger": True, "output_dir": folder, **changes}
+    changes = {"epochs": 2, "ledger": True, "output_dir": folder, "make": make, **changes}
     job = run_elastic(lambda world: played(world, program, **changes), dict(hosts), events, first=len(hosts))
     assert all(values == job.results[0][1] for _, values in job.results)
     return job.results[0], folder
 
 
+PROGRAMS: dict[str, tuple[Any, Callable[[], Any]]] = {
+    "one network": (nasty, network),
+    "two networks": (adversarial, two_networks),
+}
+
+
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """Return what the nasty program gives without faults, on one rank."""
-    return played(LocalWorld(), nasty, epochs=2, output_dir=tmp_path_factory.mktemp("runs") / "undisturbed")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """Return what each program gives without faults, on one rank."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "sched_getaffinity", lambda pid: {0})  # as in each test: threads split sums
+        return {
+            name: played(LocalWorld(), program, make, epochs=2, output_dir=tmp_path_factory.mktemp("runs") / "run")
+            for name, (program, make) in PROGRAMS.items()
+        }
 
 
 def check(found: Outcome, expected: Outcome, folder: Path, allowed: float = TOLERANCE) -> None:
@@ -147,14 +210,16 @@ EVENTS = st.one_of(
 
 
 @pytest.mark.parametrize("plays", [10, pytest.param(150, marks=pytest.mark.slow)])
-def test_no_fault_changes_what_a_program_computes(plays: int, expected: Outcome) -> None:
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_no_fault_changes_what_a_program_computes(name: str, plays: int, expected: dict[str, Outcome]) -> None:
     """Ranks die in updates, evaluations and meetings, miss a result that others have, come and go."""
+    program, make = PROGRAMS[name]
 
     @settings(max_examples=plays, deadline=None)
     @given(events=st.lists(EVENTS, max_size=4))
     def any_history(events: list[Event]) -> None:
-        found, folder = disturbed(nasty, events, ONE, TWO, THREE, commit_steps=1)
-        check(found, expected, folder)
+        found, folder = disturbed(program, events, ONE, TWO, THREE, make=make, commit_steps=1)
+        check(found, expected[name], folder)
 
     any_history()
 
@@ -164,10 +229,18 @@ class Interrupted(UsageError):
 
 
 @pytest.mark.parametrize("step", [1, 7, 10, 13])
-@pytest.mark.parametrize("where", ["before", "within", "after", "epoch", "head"])
-def test_a_program_that_was_interrupted_resumes_to_the_bit(where: str, step: int, expected: Outcome) -> None:
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        *(("one network", place) for place in ("before", "within", "after", "epoch", "head")),
+        *(("two networks", place) for place in ("before", "within", "between", "after")),
+    ],
+)
+def test_a_program_that_was_interrupted_resumes_to_the_bit(
+    name: str, where: str, step: int, expected: dict[str, Outcome]
+) -> None:
     """Wherever its code was: a commit is made at a point, or only if the program has not changed weights since."""
-    raised: list[str] = []
+    (its_program, make), raised = PROGRAMS[name], list[str]()
 
     def interrupt(at: str, number: int) -> None:
         if at == where and number >= step and not raised:
@@ -175,12 +248,13 @@ def test_a_program_that_was_interrupted_resumes_to_the_bit(where: str, step: int
             raise Interrupted
 
     def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
-        nasty(session, model, optimizer, val, interrupt)
+        its_program(session, model, optimizer, val, interrupt)
 
     folder = Path("interrupted")
     with pytest.raises(Interrupted):
-        played(LocalWorld(), program, epochs=2, ledger=True, output_dir=folder, commit_steps=4)
-    check(played(LocalWorld(), program, epochs=2, ledger=True, output_dir=folder), expected, folder, allowed=0)
+        played(LocalWorld(), program, make, epochs=2, ledger=True, output_dir=folder, commit_steps=4)
+    found = played(LocalWorld(), program, make, epochs=2, ledger=True, output_dir=folder)
+    check(found, expected[name], folder, allowed=0)
 
 
 def test_all_ranks_know_the_measures_if_some_have_no_micro_batch() -> None:
@@ -231,6 +305,9 @@ def loss_of(model: nn.Module, micro: Any) -> Tensor:
     return measure(model, micro.batch)["loss"]
 
 
+BY_HAND = r"gradients have changed between micro-batches: leave out loss.backward\(\)"
+
+
 def in_each_micro_batch(act: Callable[..., object]) -> Program:
     def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
         for epoch in session.epochs():
@@ -258,11 +335,87 @@ def in_each_micro_batch(act: Callable[..., object]) -> Program:
         (lambda s, m, o, micro: micro.backward(loss_of(m, micro), val_x=loss_of(m, micro)), "named 'val_x'"),
         (lambda s, m, o, micro: micro.backward(loss_of(m, micro), **{f"m{micro.number}": loss_of(m, micro)}), "m0, m1"),
         (lambda s, m, o, micro: s.evaluate([], measure), "an evaluation within a step"),
+        (lambda s, m, o, micro: loss_of(m, micro).mean().backward() or micro.backward(loss_of(m, micro)), BY_HAND),
+        (lambda s, m, o, micro: micro.backward(loss_of(m, micro)) or m.zero_grad(), BY_HAND),
+        (lambda s, m, o, micro: micro.backward(loss_of(m, micro)) or clip_grad_norm_(m.parameters(), 1), BY_HAND),
+        (lambda s, m, o, micro: s.constant(m), "constant before the first loop"),
+        (lambda s, m, o, micro: s.log(step=1), r"log\(step=...\): take another name"),
     ],
 )  # fmt: skip
 def test_wrong_use_is_one_line(act: Callable[..., object], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         played(LocalWorld(), in_each_micro_batch(act))
+
+
+@pytest.mark.parametrize(
+    ("act", "says"),
+    [
+        (lambda step: next(iter(step)), r"step 1: iterate over step.update\('maker'\) or step.update\('critic'\)"),
+        (lambda step: step.update("painter"), r"step 1: iterate over step.update\('maker'\) or"),
+        (lambda step: next(iter(step.update("maker"))), "step 1: its loop over micro-batches did not run to its end"),
+        (lambda step: None, "step 1: its loop over micro-batches did not run to its end"),
+        (lambda step: [next(iter(step.update(name))) for name in step.turns or ["maker", "critic"]], "in one loop"),
+    ],
+)
+def test_wrong_use_of_several_optimizers_is_one_line(act: Callable[[Any], object], says: str) -> None:
+    def program(session: Session, *_: Any) -> None:
+        for step in session.steps():
+            act(step)
+
+    with pytest.raises(UsageError, match=says):
+        played(LocalWorld(), program, two_networks)
+
+
+def test_code_aside_leaves_no_trace() -> None:
+    """Pictures by a network in training mode, with dropout and batch norm, change no number of the training."""
+
+    def program(looks: bool) -> Program:
+        def run(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
+            for epoch in session.epochs():
+                for step in epoch:
+                    for micro in step:
+                        micro.backward(**measure(model, micro.batch))
+                    if looks:
+                        with session.aside() as writes:
+                            model.eval()
+                            model.train()
+                            assert writes
+                            assert not model(val[:9][0]).requires_grad
+                            model.eval()
+                    torch.rand(1)
+                    assert model.training
+                session.log(noise=torch.rand(()).item())
+
+        return run
+
+    def make() -> nn.Module:
+        return own_generator(nn.Sequential(runs.batch_norm(10), nn.Dropout(0.1)))
+
+    with_it, without = (played(LocalWorld(), program(looks), make, output_dir=Path(f"{looks}")) for looks in (1, 0))
+    assert largest_difference(with_it[0], without[0]) == 0
+    lines = [json.loads(line) for line in Path("1/metrics.jsonl").read_text().splitlines()]
+    assert [line["noise"] for line in lines if line.get("name") == "log"]
+
+
+def test_a_teacher_is_a_constant() -> None:
+    def body(world: World) -> None:
+        def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
+            teacher = session.constant(network())
+            assert not teacher.training
+            for step in session.steps():
+                for micro in step:
+                    images, _ = micro.batch
+                    wanted = teacher(images)
+                    assert not wanted.requires_grad
+                    micro.backward(F.cross_entropy(model(images), wanted.softmax(1), reduction="none"))
+            with pytest.raises(UsageError, match="differ"):
+                session.training.has_joined = False
+                session.constant(nn.Linear(1, 1 + world.place.rank))
+            session.training.has_joined = True
+
+        played(world, program)
+
+    run_ranks(2, body)
 
 
 class Stream(IterableDataset[Tensor]):
@@ -285,6 +438,7 @@ ITS_PARAMETERS, MORE = [*LINEAR.parameters()], nn.Parameter(torch.ones(1))
         (LINEAR, ITS_PARAMETERS, Stream(), {}, "map-style data set"),
         (LINEAR, ITS_PARAMETERS, DATA, {"learning_rate": 0.3}, "learning_rate=0.3 has no effect in a loop of your own"),
         (LINEAR, ITS_PARAMETERS, DATA, {"epoch": 3}, "unknown setting 'epoch'"),
+        ({"keys": LINEAR}, ITS_PARAMETERS, DATA, {}, "'keys' cannot be the name of a model"),
     ],
 )
 def test_what_cannot_be_trained_is_one_line(
@@ -293,6 +447,22 @@ def test_what_cannot_be_trained_is_one_line(
     with pytest.raises(UsageError, match=says):
         Session(model, torch.optim.SGD(parameters), data, **settings)
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "says"),
+    [
+        (
+            {"a": torch.optim.SGD(ITS_PARAMETERS), "b": torch.optim.SGD(ITS_PARAMETERS[:1])},
+            "two optimizers have weight",
+        ),
+        (torch.optim.LBFGS(ITS_PARAMETERS), "evaluates the loss several times a step"),
+        ({"not one word": torch.optim.SGD(ITS_PARAMETERS)}, "'not one word' cannot be the name"),
+    ],
+)
+def test_optimizers_that_cannot_be_used_are_one_line(optimizers: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        Session(LINEAR, optimizers, DATA)
 
 
 def test_registered_values_are_plain_or_have_a_state() -> None:

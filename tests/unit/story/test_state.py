@@ -21,7 +21,7 @@ from tests.support.worlds import ThreadWorld, own_generator, run_ranks
 
 def state_after(steps: int, *, seed: int = 0) -> TrainState:
     model = own_generator(runs.batch_norm(10), seed)
-    state = TrainState(model, torch.optim.AdamW(model.parameters(), lr=0.01), scaler(), BatchLayout(20, 4))
+    state = TrainState(model, {"": torch.optim.AdamW(model.parameters(), lr=0.01)}, scaler(), BatchLayout(20, 4))
     for number in range(steps):
         step(state, number)
     return state
@@ -47,7 +47,7 @@ def complete() -> TrainState:
     scaler.scale(torch.ones(()))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     average = optim.moving_average(OptimizerConfig(ema_decay=0.5), model, ())
-    state = TrainState(model, optimizer, scaler, BatchLayout(20, 4), average=average)
+    state = TrainState(model, {"": optimizer}, scaler, BatchLayout(20, 4), average=average)
     model(torch.ones(4, 1, 8, 8)).square().mean().backward()
     optimizer.step()
     state.count_step(runs.totals(), skipped=False)
@@ -146,7 +146,7 @@ def test_ranks_that_deviate_are_named() -> None:
 
 def test_a_snapshot_of_another_model_is_refused() -> None:
     other = own_generator(runs.convnet(10))
-    snapshot = TrainState(other, torch.optim.AdamW(other.parameters()), scaler(), BatchLayout(1, 1)).snapshot()
+    snapshot = TrainState(other, {"": torch.optim.AdamW(other.parameters())}, scaler(), BatchLayout(1, 1)).snapshot()
     state = state_after(1)
     before = state.digest()
     with pytest.raises(UsageError, match=r"of another model: 0\.bias \(8,\) for absent.* and \d+ more; start it"):
@@ -159,7 +159,8 @@ def test_a_snapshot_fits_another_memory_format() -> None:
 
     def fresh(memory_format: torch.memory_format) -> TrainState:
         model = own_generator(torch.nn.Conv2d(3, 4, 3)).to(memory_format=memory_format)
-        return TrainState(model, optim.build(OptimizerConfig(optimizer="adamw"), model), scaler(), BatchLayout(20, 4))
+        optimizer = optim.build(OptimizerConfig(optimizer="adamw"), model)
+        return TrainState(model, {"": optimizer}, scaler(), BatchLayout(20, 4))
 
     def stepped(state: TrainState) -> torch.Tensor:
         images = torch.cos(torch.arange(2 * 75.0).view(2, 3, 5, 5) * (state.progress.step + 1))

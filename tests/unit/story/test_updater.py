@@ -52,11 +52,11 @@ def state_of(model: nn.Module, scale: float | None = None, world: World | None =
     scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
     scaler.scale(torch.ones(()))
     optimizer = (world or LocalWorld()).wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction())
-    return TrainState(model, optimizer, scaler, BatchLayout(8, 4))
+    return TrainState(model, {"": optimizer}, scaler, BatchLayout(8, 4))
 
 
 def take(config: Config, state: TrainState, part: Batch) -> StepResult:
-    return Updater(config, LocalWorld(), state.model, CPU, runs.TRAINING).take(state, part, Votes())
+    return Updater(config, LocalWorld(), state.model, CPU, {"": runs.TRAINING}).take(state, part, Votes())
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_votes_and_samples_of_all_ranks_come_with_the_gradients(vote: Votes) -> 
     def body(world: ThreadWorld, *, ledger: bool) -> tuple[Votes, int | None]:
         model = own_generator(runs.batch_norm(10))
         mine = vote if world.place.rank == 1 else Votes()
-        step = Updater(Config().replace(ledger=ledger), world, model, CPU, runs.TRAINING)
+        step = Updater(Config().replace(ledger=ledger), world, model, CPU, {"": runs.TRAINING})
         part = batch(4, world.place.rank, 3)
         result = step.take(state_of(model, world=world), part, mine)
         return result.agreed, result.fingerprint
