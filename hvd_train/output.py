@@ -34,6 +34,7 @@ from hvd_train.world.world import Place
 _PATIENCE_SECONDS = 45.0  # workers whose driver has died may take as long to notice it, commit and leave the folder
 # They decide which samples are left in the epoch, how images are normalised, and which parameters are trained.
 _FIXED = ("seed", "data", "repeated_augmentation", "weights", "freeze", "unfreeze")
+_OF_GROUPS = ("optimizer", "optimizer_args", "learning_rate", "momentum", "nesterov", "weight_decay", "decay_of")
 _OF_CUT = ("batch_size", "global_batch_size", "accumulation_steps", "on_resize")
 
 
@@ -215,6 +216,8 @@ def _adapted(
         notes.append(f"other settings than in {file} hold from here on: {'; '.join(differences)}")
     if any(mine[name] != theirs[name] for name in _OF_CUT):
         changed["layout"] = dataclasses.asdict(first_layout())
+    if any(mine[name] != theirs[name] for name in _OF_GROUPS):
+        changed["point"] = {**snapshot["point"], "settings": []}  # else they are set last, over the new ones
 
     if "" in snapshot["optimizers"]:  # several are a session's own
         adapted = optim.adapted(snapshot["optimizers"][""], old.optimizer, state.optimizer, state.model)

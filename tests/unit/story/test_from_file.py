@@ -49,6 +49,13 @@ def test_another_optimizer_starts_with_fresh_state() -> None:
     assert "adamw starts with fresh state" in notes
 
 
+def test_settings_of_the_optimizer_hold() -> None:
+    snapshot, notes = resumed(file_of(), weight_decay=0.25, momentum=0.5)
+    (group,) = snapshot["optimizers"][""]["param_groups"]
+    assert (group["weight_decay"], group["momentum"]) == (0.25, 0.5)
+    assert "weight_decay" in notes
+
+
 def test_another_batch_size_holds_and_no_sample_comes_twice() -> None:
     snapshot, _ = resumed(file_of(ledger=True), steps=None, ledger=True, epochs=2, global_batch_size=14, batch_size=7)
     assert BatchLayout(**snapshot["layout"]) == BatchLayout(14, 7)
