@@ -196,12 +196,21 @@ hvd_train.train(runs.small_config(epochs=1, workers=1, output_dir="run"), model=
     assert output_of([sys.executable, "mine.py"], tmp_path, variables=OF_TESTS).count("once") == 1
 
 
-def test_the_imagenet_example_trains_alone_and_on_two_ranks(tmp_path: Path) -> None:
-    """On a few JPEG files, which count once. Batch norm over three multiplies roundings after the first step."""
+EXAMPLES = {
+    "imagenet": "--train-dir data/train --val-dir data/val --arch resnet18",
+    "pytorch_imagenet": "data --arch resnet18",
+    "dcgan": "--data-dir data/train --width 4",
+    "gpt": "text --width 32 --layers 1 --block 8",
+}
+
+
+@pytest.mark.parametrize("name", ["imagenet", "dcgan", "gpt", pytest.param("pytorch_imagenet", marks=pytest.mark.slow)])
+def test_an_example_trains_alone_and_on_two_ranks(name: str, tmp_path: Path) -> None:
+    """On a few JPEG files or bytes, which count once. Batch norm multiplies roundings after the first step."""
     jpegs.digits(tmp_path / "data", classes=range(2), most=6)
-    line = "--train-dir data/train --val-dir data/val --arch resnet18 --epochs 1 --global-batch-size 6 --batch-size 3 "
-    line += "--log-steps 1"
-    script = [sys.executable, str(PROJECT / "examples/imagenet.py"), *line.split(), "--workers", "1", "--ledger"]
+    (tmp_path / "text").write_bytes(bytes(range(110)))
+    line = f"{EXAMPLES[name]} --epochs 1 --global-batch-size 6 --batch-size 3 --log-steps 1 --workers 1 --ledger"
+    script = [sys.executable, str(PROJECT / f"examples/{name}.py"), *line.split()]
     losses = []
     for name, command in (("alone", script), ("two", launch_line("gloo", 2, *script))):
         output_of([*command, "--output-dir", name], tmp_path)
