@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.support import jpegs
+from tests.support.hosts import OWN_LOOP
 from tests.support.launching import HVD_TRAIN, PROJECT, json_lines, launch_line, output_of, ranks_of, started, wait_for
 from tests.support.on_demand import pace
 from tests.support.runs import Weights, equal
@@ -249,3 +250,16 @@ def test_the_doctor_adds_over_two_ranks_by_every_launcher() -> None:
     if "MPI" in findings["built in"]["what"] and "none" not in findings["MPI"]["what"]:
         for name in ("horovodrun --mpi", "mpirun"):
             assert "the sum is right" in findings[name]["what"], findings[name]
+
+
+@slow
+@pytest.mark.parametrize("registers", [True, False])
+def test_prove_finds_what_is_not_registered(registers: bool, tmp_path: Path) -> None:
+    """A scheduler that counts steps begins again in a run that resumes."""
+    code = Path(OWN_LOOP).read_text().replace("ExponentialLR(optimizer, 0.995)", "StepLR(optimizer, 15, 0.3)")
+    (tmp_path / "mine.py").write_text(code if registers else code.replace("scheduler=scheduler, ", ""))
+    line = [HVD_TRAIN, "prove", "python", "mine.py", "--device", "cpu", "--epochs", "2"]
+    found = output_of(line, tmp_path, code=0 if registers else 1, variables=OF_TESTS).splitlines()
+    verdicts = [verdict[21:] for verdict in found[1:4]]
+    assert verdicts[1:] == ["the same within 1e-05"] * 2
+    assert verdicts[0] == "the same to the bit" if registers else "in learning_rate" in verdicts[0]

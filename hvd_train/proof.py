@@ -1,0 +1,124 @@
+"""Runs of a script, and what differs between two of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hvd_train import checkpoint, plain_file
+from hvd_train.console import say
+from hvd_train.errors import UsageError
+from hvd_train.launch import launcher
+from hvd_train.network.buffers import tensors_in
+from hvd_train.run_files import ledger, run_folder
+from hvd_train.state import Snapshot
+
+Act = Callable[[subprocess.Popen[bytes]], None]
+_TENSORS = "model", "average", "buffers", "optimizers"
+_MAY_DIFFER = {"kind", "time", "samples_per_second", "split"}
+
+
+class Run:
+    """A run of the script."""
+
+    def __init__(self, folder: Path, command: Sequence[str]) -> None:
+        self.folder, self._log = folder, folder.with_suffix(".log")
+        self._command = [*command, "--output-dir", str(folder), "--log-steps", "1", "--ledger"]
+
+    def complete(self, disturb_after: int = 0, disturb: Act | None = None) -> str | None:
+        """Run the script to its end, again if it stops; return why it failed, or None.
+
+        `disturb` acts once on its process, after so many steps.
+        """
+        while True:
+            with self._log.open("ab") as log:
+                process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            try:
+                while process.poll() is None:
+                    if disturb is not None and len(self.steps) >= disturb_after:
+                        act, disturb = disturb, None
+                        act(process)
+                    time.sleep(0.05)
+            except BaseException:  # Ctrl-C, too
+                process.terminate()
+                process.wait()
+                raise
+            if process.returncode == 0:
+                if disturb is not None:
+                    say(f"{self.folder.name}: the script ended before it could be disturbed: let it take more steps")
+                return None
+            if process.returncode not in (-signal.SIGTERM, 128 + signal.SIGTERM):
+                text = self._log.read_text(errors="replace")
+                lines = re.findall(r"(?:hvd-train: |\b(?=[\w.]*(?:Error|Exception): ))(.*)", text) or text.splitlines()
+                reason = lines[0] if lines else "it printed nothing"
+                return f"the script ended with exit code {process.returncode}: {reason} (see {self._log})"
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """The records of its steps so far."""
+        path = self.folder / run_folder.METRICS
+        whole = plain_file.read_text(path).rpartition("\n")[0] if path.exists() else ""
+        return [record for record in map(json.loads, whole.splitlines()) if record["kind"] == "step"]
+
+    def result(self) -> Snapshot:
+        """Return the state after its last step. Raises UsageError if there is none."""
+        if (snapshot := checkpoint.newest_good(self.folder, say)) is None:
+            raise UsageError(f"{self.folder} has no checkpoint")
+        return snapshot
+
+
+def kill_a_worker(driver: subprocess.Popen[bytes]) -> None:
+    """Kill the worker with number 1 of an elastic job."""
+    for worker in launcher.started_with({launcher.WORKER: "1"}):
+        if any(parent.pid == driver.pid for parent in worker.parents()):
+            worker.kill()
+
+
+def differences(alone: Run, other: Run, tolerance: float) -> list[str]:
+    """Return what differs between two runs: samples, the first step, registered values, the first tensor."""
+    found = [f"NOT exact: {fault}" for fault in ledger.audit(other.folder).faults[:1]]
+    for one, two in zip(alone.steps, other.steps, strict=False):
+        names = [name for name in one if name not in _MAY_DIFFER and _differ(one[name], two.get(name), tolerance)]
+        if names:
+            values = f"{two.get(names[0])} for {one[names[0]]}"
+            found.append(f"step {one['step']} is the first that differs, in {names[0]}: {values}")
+            break
+    mine, its = alone.result(), other.result()
+    own, own_of_other = (snapshot["point"]["own"] for snapshot in (mine, its))
+    found += [f"registered {name!r} differs" for name in own if _differ(own[name], own_of_other.get(name), tolerance)]
+    tensors = dict(tensors_in({name: its[name] for name in _TENSORS}))
+    for name, tensor in tensors_in({name: mine[name] for name in _TENSORS}):
+        if _differ(tensor, tensors.get(name), tolerance):
+            found.append(f"the first tensor that differs is {name.strip('/')}{_distance(tensor, tensors.get(name))}")
+            break
+    return found
+
+
+def _differ(one: Any, two: Any, tolerance: float) -> bool:
+    """Return whether two values differ: numbers and tensors by more than the tolerance."""
+    if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor):
+        one, two = one.double(), two.double()
+        finite = one[one.isfinite()]  # a mask may have infinities
+        largest = max(1.0, float(finite.abs().max())) if len(finite) else 1.0
+        return one.shape != two.shape or not torch.allclose(two, one, 0.0, tolerance * largest, equal_nan=True)
+    if isinstance(one, Mapping) and isinstance(two, Mapping):
+        return one.keys() != two.keys() or any(_differ(one[name], two[name], tolerance) for name in one)
+    if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
+        return len(one) != len(two) or any(_differ(x, y, tolerance) for x, y in zip(one, two, strict=True))
+    if isinstance(one, float) and isinstance(two, float):
+        return abs(one - two) > tolerance * max(1.0, abs(one))
+    return bool(one != two)
+
+
+def _distance(one: torch.Tensor, two: torch.Tensor | None) -> str:
+    if two is None or one.shape != two.shape:
+        return ", which has another shape"
+    return f", by {float((one.double() - two.double()).abs().max()):.2g}"
