@@ -10,6 +10,8 @@ from hvd_train.errors import UsageError, unknown_name
 
 NAMES_CODE = ("model", "data", "task", "optimizer", "schedule")
 """The settings that may name the user's own code."""
+SAMPLES = "hvd_train.tasks.samples"
+"""The module of data and networks of our own recipes."""
 TIMM = "timm:"
 """Prefix of the names of timm's models."""
 
@@ -23,10 +25,15 @@ def is_reference(name: str) -> bool:
     return ":" in name and not name.startswith(TIMM)
 
 
+def needs_trust(name: str) -> bool:
+    """Return whether a name means code that is not this package's."""
+    return is_reference(name) and not name.startswith(f"{SAMPLES}:")
+
+
 def check_trusted(source: str, names: Mapping[str, str]) -> None:
     """Raise Untrusted if a file, which another user may have written, names code; `names` are values by setting."""
     for setting, name in names.items():
-        if is_reference(name):
+        if needs_trust(name):
             raise Untrusted(
                 f"{source} names code ({setting}: {name}), which only `train` imports unasked; "
                 "if you trust who wrote it, add --trust"

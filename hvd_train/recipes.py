@@ -5,6 +5,7 @@ from pathlib import Path
 
 from hvd_train.config import Config
 from hvd_train.errors import unknown_name
+from hvd_train.plugin import SAMPLES
 
 
 def digits() -> Config:
@@ -91,8 +92,48 @@ def imagenet_resnet50_modern() -> Config:
     )  # fmt: skip
 
 
+def diabetes_regression() -> Config:
+    """A small network on measurements of 442 patients, which scikit-learn has.
+
+    `horovodrun -np 2 hvd-train train diabetes-regression`: a few seconds on two CPU cores, mean error below 0.46.
+    """
+    return Config().replace(
+        recipe="diabetes-regression",
+        data=f"{SAMPLES}:diabetes", model=f"{SAMPLES}:perceptron", task="regression",
+        batch_size=None, global_batch_size=32, workers=0, optimizer="adam", learning_rate=0.003, weight_decay=0.0,
+        epochs=30, schedule="cosine", warmup_epochs=0,
+    )  # fmt: skip
+
+
+def digits_segmentation() -> Config:
+    """A small convnet that finds the pixels of a scanned digit, and which digit it is.
+
+    `horovodrun -np 2 hvd-train train digits-segmentation`: under a minute on two CPU cores, a mean IoU above 0.9.
+    """
+    return Config().replace(
+        recipe="digits-segmentation",
+        data=f"{SAMPLES}:digit_masks", model=f"{SAMPLES}:pixel_network", task="segmentation",
+        batch_size=None, global_batch_size=64, workers=0, optimizer="adam", learning_rate=0.01, weight_decay=0.0,
+        epochs=20, schedule="cosine", warmup_epochs=1,
+    )  # fmt: skip
+
+
+def python_language_model() -> Config:
+    """A GRU that predicts the next byte of Python's own help.
+
+    `horovodrun -np 2 hvd-train train python-language-model`: under a minute on two CPU cores, a perplexity below 6.
+    """
+    return Config().replace(
+        recipe="python-language-model",
+        data=f"{SAMPLES}:python_topics", model=f"{SAMPLES}:ByteModel", task="language-model",
+        batch_size=None, global_batch_size=128, workers=0, optimizer="adam", learning_rate=0.01, weight_decay=0.0,
+        clip_norm=1.0, epochs=5, schedule="cosine", warmup_epochs=0.2,
+    )  # fmt: skip
+
+
+_SMALL = (diabetes_regression, digits_segmentation, python_language_model)
 _CIFAR, _IMAGENET = (cifar10_resnet18_transfer, cifar10_resnet50), (imagenet_resnet50, imagenet_resnet50_modern)
-_ALL = (digits, *_CIFAR, imagenet20_vgg19, *_IMAGENET)
+_ALL = (digits, *_SMALL, *_CIFAR, imagenet20_vgg19, *_IMAGENET)
 RECIPES: dict[str, Callable[[], Config]] = {make.__name__.replace("_", "-"): make for make in _ALL}
 DEFAULT = "digits"
 

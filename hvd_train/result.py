@@ -18,7 +18,7 @@ from hvd_train.config import Config
 from hvd_train.errors import counted
 from hvd_train.network.models import micro_batch_sizes
 from hvd_train.parts import Parts
-from hvd_train.plugin import is_reference
+from hvd_train.plugin import needs_trust
 from hvd_train.run_files.journal import figure, labelled
 from hvd_train.state import TrainState
 from hvd_train.tasks.measures import LOSS
@@ -118,7 +118,7 @@ def ending(result: Result, config: Config, task: Task) -> str:
         score += f"test {labelled(tested, result.test[tested])}, "
     code = config.model.model, config.model.task, config.data.data
     command = "report" if "custom" in code else "evaluate"  # only its script can evaluate it
-    trust = " --trust" if command == "evaluate" and any(map(is_reference, code)) else ""
+    trust = " --trust" if command == "evaluate" and any(map(needs_trust, code)) else ""
     lost = "" if result.saved else "\nNOT all files could be written (see above)"
     return (
         f"{result.why}: {score}{result.samples_per_second:,.0f} {task.sample}s/s "

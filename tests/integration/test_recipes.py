@@ -18,6 +18,22 @@ MODERN = "--image-size 32 -b 4 --epochs 2 --repeated-augmentation 2 --val-crop-s
 
 
 @pytest.mark.parametrize(
+    ("recipe", "figure", "least", "most"),
+    [
+        ("diabetes-regression", "error", 0.0, 0.46),
+        ("digits-segmentation", "mean_iou", 0.9, 1.0),
+        ("python-language-model", "perplexity", 1.0, 6.0),
+    ],
+)
+def test_a_recipe_of_another_task_reaches_its_figure(
+    recipe: str, figure: str, least: float, most: float, tmp_path: Path
+) -> None:
+    """Its run can be evaluated without --trust."""
+    output_of(launch_line("gloo", 2, HVD_TRAIN, "train", recipe, "--device", "cpu", "--output-dir", "run"), tmp_path)
+    assert least <= json.loads(output_of([HVD_TRAIN, "evaluate", "run", "--json"], tmp_path))[figure] <= most
+
+
+@pytest.mark.parametrize(
     ("recipe", "settings", "weights_of"),
     [
         ("cifar10-resnet18-transfer", "-b 8 --accumulation_steps 4 --image-size 32 --epochs 2", "resnet18"),

@@ -1,0 +1,78 @@
+"""Small data and networks for tasks other than classification, of what each machine has: for three recipes."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from hvd_train.config import DataConfig
+
+Parts = tuple[TensorDataset, TensorDataset]  # for training and validation
+_VALIDATION = 5  # one item of so many
+
+
+def diabetes(config: DataConfig) -> Parts:
+    """Return 442 patients: ten measurements, and how their disease goes on in a year (Efron et al., 2004)."""
+    package = importlib.util.find_spec("sklearn")
+    assert package is not None
+    folder = Path(str(package.origin)).parent / "datasets" / "data"
+    inputs, targets = (np.loadtxt(folder / f"diabetes_{name}.csv.gz") for name in ("data_raw", "target"))
+    patients = torch.from_numpy((inputs - inputs.mean(0)) / inputs.std(0)).float()
+    return _divided(patients, torch.from_numpy(targets / 100).float())
+
+
+def perceptron() -> nn.Module:
+    """Return a network of ten measurements: [n, 10] to [n, 1]."""
+    return nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 1))
+
+
+def digit_masks(config: DataConfig) -> Parts:
+    """Return scanned digits whose bright pixels have the class of the digit, the others the class "paper"."""
+    from hvd_train.data.sources import open_data
+
+    digits: Any = open_data(DataConfig(), 0).train
+    images, labels = digits.images.float() / 255, digits.labels
+    masks = torch.where(images[:, 0] > 0.4, labels[:, None, None] + 1, 0)
+    return _divided(images, masks, ("paper", *map(str, range(10))))
+
+
+def pixel_network(num_classes: int) -> nn.Module:
+    """Return a network of each pixel's class: images [n, 1, 8, 8] to logits [n, num_classes, 8, 8]."""
+    layers: list[nn.Module] = []
+    for before, dilation in ((1, 1), (32, 2), (32, 4), (32, 1)):
+        layers += [nn.Conv2d(before, 32, 3, padding=dilation, dilation=dilation), nn.BatchNorm2d(32), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Conv2d(32, num_classes, 1))
+
+
+def python_topics(config: DataConfig) -> Parts:
+    """Return the help of Python in sequences of 64 bytes, and for each byte the one that follows."""
+    from pydoc_data import topics
+
+    text = "\n".join(topics.topics.values()).encode()
+    rows = torch.frombuffer(bytearray(text[: len(text) // 64 * 64]), dtype=torch.uint8).long().view(-1, 64)
+    return _divided(rows[:, :-1], rows[:, 1:])
+
+
+class ByteModel(nn.Module):
+    """Predicts the next byte: [n, length] to logits [n, length, 256]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes, self.memory = nn.Embedding(256, 64), nn.GRU(64, 128, batch_first=True)
+        self.following = nn.Linear(128, 256)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Return the logits of each byte's successor."""
+        logits: Tensor = self.following(self.memory(self.bytes(text))[0])
+        return logits
+
+
+def _divided(inputs: Tensor, targets: Tensor, classes: tuple[str, ...] = ()) -> Parts:
+    is_val = torch.arange(len(inputs)) % _VALIDATION == 0
+    train, val = (TensorDataset(inputs[part], targets[part]) for part in (~is_val, is_val))
+    train.classes = classes  # type: ignore[attr-defined]  # as torchvision's data sets have them
+    return train, val
