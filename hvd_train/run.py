@@ -150,7 +150,7 @@ def same_everywhere(config: Config | None) -> dict[str, str]:
     """Return the versions and flags that must be equal on all ranks."""
     found = {
         "Python": ".".join(platform.python_version_tuple()[:2]),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # not a TorchVersion, which ranks do not send to each other
         "Horovod": metadata.version("horovod"),
         "hvd_train": f"{__version__} ({digest_of_code()})",
     }

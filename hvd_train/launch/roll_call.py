@@ -3,7 +3,7 @@
 Over Gloo it uses the launcher's key-value store. Each rank writes that its process has started, and later that it is
 here, with facts. Rank 0 waits for all ranks, compares and writes a verdict, for which the others wait. Rank 1 reports
 if rank 0 is missing. They wait at the store (patch C14), so the number of requests is linear in the number of ranks.
-MPI itself waits for ranks, but busily and silently.
+MPI itself waits for ranks, busily and silently; `HorovodWorld` compares them once they have connected.
 """
 
 import io
@@ -207,23 +207,6 @@ def difference_from_job(job: Mapping[str, str], worker: Mapping[str, str]) -> st
 
 def _cure(name: str) -> str:
     return "start all of them with the same arguments" if name.startswith("--") else "set up the same on all"
-
-
-def uses_mpi(environ: Mapping[str, str]) -> bool:
-    """Return whether the ranks of this job rendezvous over MPI."""
-    started_by_mpi = any(name in environ for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"))
-    return started_by_mpi and environ.get("HOROVOD_CONTROLLER", "mpi") == "mpi"
-
-
-def call_over_mpi(communicator: Any, facts: Mapping[str, str]) -> None:
-    """Wait for all ranks of an mpi4py communicator. Raises UsageError on all if `facts` differ; rank 0 prints it."""
-    come_together(communicator)
-    texts = gathered(communicator, json.dumps({"host": socket.gethostname(), **facts}))
-    if problem := disagreement([json.loads(text) for text in texts]):
-        if communicator.rank == 0:
-            print_line(problem)
-        communicator.barrier()  # the job ends with the first rank that ends
-        raise error_for(problem, by_rank_0=True)
 
 
 def gathered(communicator: Any, text: str) -> list[str]:

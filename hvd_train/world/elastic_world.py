@@ -172,8 +172,10 @@ class ElasticWorld(horovod_world.HorovodWorld):
         super().__init__(facts=facts)
 
     @override
-    def _connect(self) -> Place:
-        return Place(local_rank=launcher.slot(os.environ), local_size=int(os.environ.get("HOROVOD_LOCAL_SIZE", "1")))
+    def _connect(self) -> None:
+        self.place = Place(
+            local_rank=launcher.slot(os.environ), local_size=int(os.environ.get("HOROVOD_LOCAL_SIZE", "1"))
+        )
 
     @override
     def prepare(self, build: Callable[[], T]) -> T:

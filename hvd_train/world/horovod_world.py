@@ -3,7 +3,6 @@
 import ctypes
 import os
 import platform
-import re
 import struct
 import threading
 from collections import deque
@@ -60,7 +59,6 @@ class HorovodWorld(World):
     def __init__(self, group: RankGroup | None = None, facts: Mapping[str, str] | None = None) -> None:
         self._group = group
         self._facts = facts or {}
-        self._mpi: Any = None
         # Fusion depends on timing, and the order of additions on the place in the fused buffer: runs would differ.
         os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
         # After a minute Horovod names a live rank that does not take part; this ends the job.
@@ -71,19 +69,25 @@ class HorovodWorld(World):
         self._placed: list[Tensor] = []
         self._begun: list[int] = []  # the sums of this step
         self._rendezvous = _rendezvous_of_srun() if slurm.alone(os.environ) else None
-        self.place = self._connect()
+        self._connect()
 
-    def _connect(self) -> Place:
-        if self._group is not None:
-            roll_call.call_over_mpi(self._group.communicator, self._facts)
-            place = start(self._group.communicator)
-            return replace(place, local_rank=self._group.local_rank, local_size=self._group.local_size)
-        if roll_call.uses_mpi(os.environ) and hvd.mpi_built():
-            self._mpi = _call_roll_over_mpi(self._facts)
-        elif (board := roll_call.store(os.environ)) is not None:
+    def _connect(self) -> None:
+        """Start Horovod with all ranks, which sets `place`, and compare their facts."""
+        board = roll_call.store(os.environ) if self._group is None else None
+        if board is not None:
             rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
             roll_call.call(board, rank, size, self._facts, os.environ)
-        return start()
+        if self._group is None:
+            self.place = start()
+        else:
+            place = start(self._group.communicator)
+            self.place = replace(place, local_rank=self._group.local_rank, local_size=self._group.local_size)
+        if board is None:  # MPI has waited for all ranks
+            try:
+                self.compare(self._facts)
+            except UsageError:
+                stop()
+                raise
 
     @override
     def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
@@ -245,8 +249,6 @@ class HorovodWorld(World):
     @override
     def close(self) -> None:
         stop()
-        if self._mpi is not None:
-            self._mpi.Finalize()  # Horovod did not initialize it, so it does not finalize it
         if self._rendezvous is not None:
             self._rendezvous.shutdown()
             slurm.KeyFile(os.environ).remove()
@@ -361,34 +363,6 @@ def _rendezvous_of_srun() -> Any:
     server.init([])
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server
-
-
-def _call_roll_over_mpi(facts: Mapping[str, str]) -> Any:
-    """Compare the `facts` of all ranks, if mpi4py uses the same MPI as Horovod.
-
-    Returns the module `mpi4py.MPI` if this has initialized MPI, so that the caller must finalize it, else None.
-    Raises: UsageError: on all ranks, if their facts differ.
-    """
-    try:
-        import mpi4py
-
-        mpi4py.rc.initialize = mpi4py.rc.finalize = False
-        from mpi4py import MPI
-    except (ImportError, RuntimeError):
-        return None
-    if MPI.Is_finalized() or len(_mpi_libraries()) != 1:
-        return None
-    initialized_before = MPI.Is_initialized()  # by the user's own script
-    if not initialized_before:
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    roll_call.call_over_mpi(MPI.COMM_WORLD, facts)  # a rank that ends without finalizing makes mpirun end all at once
-    return None if initialized_before else MPI
-
-
-def _mpi_libraries() -> set[str]:
-    """Return the MPI libraries in this process: Horovod's, and mpi4py's if it has loaded another one."""
-    words = (line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines())
-    return {word for word in words if re.search(r"/libmpi(ch)?\.so", word)}
 
 
 @contextmanager
