@@ -7,17 +7,15 @@ import os
 import socket
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from hvd_train import recipes
 from hvd_train.commands.train import parse_train
 from hvd_train.config import Config
-from hvd_train.console import PROGRAM, show
+from hvd_train.console import show
 from hvd_train.errors import UsageError, unknown_name, whole_number
-from hvd_train.flags import parse_flags, take, take_number
+from hvd_train.flags import take, take_number
 from hvd_train.launch import launcher, roll_call
 from hvd_train.run_files import run_folder
 
@@ -29,8 +27,6 @@ TOOLS = """usage: hvd-train bench TOOL ...
 
   throughput [RECIPE] [flags of train] [--steps N] [--repetitions R]
                            images/s of the real step, and where its time goes: on random images, or on --data
-  allreduce [--min-size 1KB] [--max-size 256MB] [--repetitions R] [--device cpu|cuda]
-                           bandwidth between the ranks by size, in fp32 and fp16
   input [RECIPE] [flags of train] [--seconds S] [--repetitions R]
                            images/s of the data pipeline alone, and the stage that limits it
   scaling --np 1,2,4 [--hosts FILE] [RECIPE] [flags of train] [--mode weak|strong] [--controller gloo|mpi]
@@ -40,21 +36,9 @@ All take --json FILE. On several ranks: horovodrun -np 2 hvd-train bench through
 """
 
 
-@dataclass(frozen=True)
-class AllreduceOptions:
-    """Measure algorithm and bus bandwidth of sums over two ranks or more, as nccl-tests defines them."""
-
-    min_size: str = "1KB"
-    """Smallest sum, in bytes, KB (1,024 bytes), MB or GB."""
-    max_size: str = "256MB"
-    """Largest sum; each is four times the one before."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of the tensors."""
-
-
 def bench(arguments: list[str]) -> int:
     """Run a tool; return 0, or 1 if a training of `scaling` failed. Raises UsageError before anything is measured."""
-    tools = {"throughput": _throughput, "allreduce": _allreduce, "input": _input, "scaling": _scaling}
+    tools = {"throughput": _throughput, "input": _input, "scaling": _scaling}
     if not arguments or arguments[0] in ("-h", "--help"):
         print(TOOLS, end="")
         return 0 if arguments else 2
@@ -77,21 +61,6 @@ def _throughput(arguments: list[str], path: Path | None) -> int:
     config = throughput.without_files(config, own_data=bool(flags & {"--data", "--data-dir"}))
     measure = partial(throughput.measure, config, steps=steps, repetitions=repetitions)
     return _measure("throughput", path, config, measure, throughput.table)
-
-
-def _allreduce(arguments: list[str], path: Path | None) -> int:
-    repetitions, rest = take_number(arguments, "--repetitions", 5)
-    options = parse_flags(AllreduceOptions, rest, f"{PROGRAM} bench allreduce")
-    launched = launcher.launched(os.environ)
-    if launched is None or launched.size == 1:
-        raise UsageError("there is one rank: type `horovodrun -np 2 hvd-train bench allreduce`")
-    roll_call.started(os.environ)
-    from hvd_train.bench import allreduce
-
-    sizes = allreduce.sizes(options.min_size, options.max_size)
-    config = recipes.get(recipes.DEFAULT).replace(device=options.device)
-    measure = partial(allreduce.measure, config, all_sizes=sizes, repetitions=repetitions)
-    return _measure("allreduce", path, config, measure, allreduce.table)
 
 
 def _input(arguments: list[str], path: Path | None) -> int:

@@ -90,7 +90,6 @@ def test_a_sweep_without_a_launcher_trains_sequentially(capsys: pytest.CaptureFi
         ("evaluate gone", "gone: no such run folder or checkpoint"),
         ("doctor --hosts nowhere", "cannot read the host file nowhere: No such file or directory"),
         ("sweep digits --model resnet18,resnet81", "unknown model 'resnet81'"),
-        ("bench allreduce", "horovodrun -np 2"),
         ("bench scaling --np 1_0", "--np 1_0"),
         ("bench input --json no/found.json", "--json no/found.json"),
     ],
