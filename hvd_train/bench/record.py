@@ -33,6 +33,8 @@ def estimate(values: Sequence[float]) -> tuple[float, list[float] | None]:
 def speed(samples_per_second: Sequence[float], ranks: int) -> Measurement:
     """Return the images per second of all ranks and of one, for a record."""
     mean, interval = estimate(samples_per_second)
+    if interval is not None:
+        interval[0] = max(0.0, interval[0])  # Student's t knows no sign, and few values make it wide
     return {
         "samples_per_second": round(mean, 3),
         "samples_per_second_interval": interval,

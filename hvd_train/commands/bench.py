@@ -28,7 +28,7 @@ TOOLS = """usage: hvd-train bench TOOL ...
   throughput [RECIPE] [flags of train] [--steps N] [--repetitions R]
                            images/s of the real step, and where its time goes: on random images, or on --data
   input [RECIPE] [flags of train] [--seconds S] [--repetitions R]
-                           images/s of the data pipeline alone, and the stage that limits it
+                           images/s of the data pipeline alone
   scaling --np 1,2,4 [--hosts FILE] [RECIPE] [flags of train] [--mode weak|strong] [--controller gloo|mpi]
                            a training on each number of workers, and a table of them, with charts
 

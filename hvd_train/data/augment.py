@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from hvd_train.config import DataConfig
-from hvd_train.data.dataset import Arrays, Augment, Mark, Staged
+from hvd_train.data.dataset import Arrays, Augment, MapDataset
 
 
 def crop_and_flip(padding: int) -> Augment:
@@ -65,7 +65,7 @@ def training_transform(config: DataConfig, usual: Sequence[Any], mean: tuple[flo
     return v2.Compose(steps or [v2.Identity()])
 
 
-class Items(Staged):
+class Items(MapDataset):
     """A data set in memory whose images are read and transformed one by one."""
 
     def __init__(self, arrays: Arrays, transform: Any) -> None:
@@ -76,13 +76,9 @@ class Items(Staged):
         return len(self.arrays)
 
     @override
-    def staged_item(self, index: int, mark: Mark) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int, /) -> tuple[Tensor, int]:
         row = self.arrays.rows(index)
-        image, label = self.arrays.images[row], int(self.arrays.labels[row])
-        mark("read")
-        image = self._transform(image)
-        mark("augment")
-        return image, label
+        return self._transform(self.arrays.images[row]), int(self.arrays.labels[row])
 
 
 class Mix:

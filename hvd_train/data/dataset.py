@@ -8,11 +8,6 @@ from torch import Tensor
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Numbers = TypeVar("Numbers", int, Tensor)
-Mark = Callable[[str], None]  # is called with the name of each stage that an image has passed on its way to the model
-
-
-def unmarked(stage: str) -> None:
-    """Ignore the end of a stage."""
 
 
 class MapDataset(Protocol):
@@ -20,17 +15,6 @@ class MapDataset(Protocol):
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> tuple[Tensor, int]: ...
-
-
-class Staged(MapDataset):
-    """A map-style data set that reports stages of reading, for `hvd-train bench input`."""
-
-    def __getitem__(self, index: int, /) -> tuple[Tensor, int]:
-        return self.staged_item(index, unmarked)
-
-    def staged_item(self, index: int, mark: Mark) -> tuple[Tensor, int]:
-        """Return an item, and call `mark` at the end of each stage of reading it."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing_extensions import override
 from hvd_train import plain_file
 from hvd_train.config import DataConfig
 from hvd_train.data.augment import training_transform
-from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet, Mark, Staged
+from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet, MapDataset
 from hvd_train.errors import UsageError, first_few
 
 _AT_ONCE = 1000  # files whose sizes one of 16 threads asks for: a network file system needs milliseconds for each
@@ -33,7 +33,7 @@ _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # torchvision's IMG_EX
 _ORIENTATION, _BITS_PER_SAMPLE = 0x0112, 258  # tags of Exif and TIFF
 
 
-class ImageFolder(Staged):
+class ImageFolder(MapDataset):
     """The images of one split; an item is (image [3, size, size] uint8, class number). No image is kept in memory."""
 
     def __init__(
@@ -88,22 +88,17 @@ class ImageFolder(Staged):
             yield count, names[ends[first] : ends[last]] + lengths.tobytes() + of_files[first:last].tobytes()
 
     @override
-    def staged_item(self, index: int, mark: Mark) -> tuple[Tensor, int]:
-        """Return an item; call `mark` after "read", "decode" and "augment". Raises UsageError, which names the file."""
+    def __getitem__(self, index: int, /) -> tuple[Tensor, int]:
+        """Return an item. Raises UsageError, which names the file."""
         path = self.path(index)
         try:
-            data = plain_file.read_bytes(path)
-            mark("read")
-            image = decode(data, self._max_pixels)
-            mark("decode")
+            image = decode(plain_file.read_bytes(path), self._max_pixels)
         except UNREADABLE as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UsageError(
                 f"cannot read the image {path}: {reason}; fix or delete the file, then resume with --data-changed"
             ) from None
-        image = self._transform(image)
-        mark("augment")
-        return image, int(self.labels[index])
+        return self._transform(image), int(self.labels[index])
 
 
 def open_folder(root: Path, config: DataConfig) -> DataSet:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 from typing_extensions import override
 
 from hvd_train.data.by_value import ByValue, without_script
-from hvd_train.data.dataset import Arrays, Augment, DataSet, MapDataset, Mark, Source, Staged, unmarked
+from hvd_train.data.dataset import Arrays, Augment, DataSet, MapDataset, Source
 from hvd_train.data.trees import map_tensors
 from hvd_train.errors import UsageError
 from hvd_train.progress import order
@@ -70,7 +70,7 @@ class Prepare:
         shape = () if len(data.mean) == 1 else (-1, 1, 1)
         self._mean, self._std = (torch.tensor(values, device=device).view(shape) for values in (data.mean, data.std))
 
-    def __call__(self, images: Tensor, uniforms: Tensor | None, mark: Mark = unmarked) -> Tensor:
+    def __call__(self, images: Tensor, uniforms: Tensor | None) -> Tensor:
         """Return model input [n, c, h, w] float for images [n, c, h, w], uint8 0..255 or float.
 
         `uniforms` [n, k] are the samples' random numbers for the augmentation, if any. `images` do not change.
@@ -84,9 +84,7 @@ class Prepare:
         if self._size is not None and images.shape[-2:] != (self._size, self._size):
             images = F.interpolate(images, size=(self._size, self._size), mode="bilinear", antialias=True)
         if self.augment is not None and uniforms is not None:
-            mark("prepare")
             images = self.augment.apply(images, uniforms)
-            mark("augment")
         if self._normalises:
             grey_as_colour = images.shape[1] < len(self._mean.flatten())  # three results for each value
             images = (images - self._mean if grey_as_colour else images.sub_(self._mean)).div_(self._std)
@@ -94,7 +92,6 @@ class Prepare:
             images = images.expand(-1, self._channels, -1, -1)
         if self._channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
-        mark("prepare")
         return images
 
 
@@ -112,9 +109,6 @@ class Loader(Protocol):
 
     def load(self, epoch: int, work: Iterable[Assignment]) -> Iterator[Batch]:
         """Yield the batches of these assignments of an epoch. Raises UsageError if a sample cannot be used."""
-
-    def watch(self, mark: Mark) -> None:
-        """Call `mark` at the end of each stage that images go through in this process."""
 
     def close(self) -> None:
         """End the loader processes, if there are any."""
@@ -146,7 +140,6 @@ class ArrayLoader(Loader):
         self.num_samples = len(data)
         self._data = Arrays(data.images.to(device), data.labels.to(device), len(data))
         self._prepare, self._device, self._seed = prepare, device, seed
-        self._mark: Mark = unmarked
 
     @override
     def load(self, epoch: int, work: Iterable[Assignment]) -> Iterator[Batch]:
@@ -166,23 +159,16 @@ class ArrayLoader(Loader):
         if self._prepare.augment is None:
             return rows, [None] * len(wanted)
         numbers = order.uniforms(self._seed, epoch, indices, self._prepare.augment.num_uniforms)
-        uniforms = torch.from_numpy(numbers).to(self._device).split_with_sizes(sizes)
-        self._mark("augment")
-        return rows, uniforms
+        return rows, torch.from_numpy(numbers).to(self._device).split_with_sizes(sizes)
 
     def _micro_batch(self, micro: MicroBatchSamples, rows: Tensor, uniforms: Tensor | None) -> MicroBatch:
         images, labels = self._data.images.index_select(0, rows), self._data.labels.index_select(0, rows)
-        self._mark("read")
-        return MicroBatch(micro.number, (self._prepare(images, uniforms, self._mark), labels), micro.indices)
+        return MicroBatch(micro.number, (self._prepare(images, uniforms), labels), micro.indices)
 
     @override
     def example(self, size: int) -> tuple[Tensor, Tensor]:
         rows = self._data.rows(torch.arange(size)).to(self._device)
         return self._prepare(self._data.images.index_select(0, rows), None), self._data.labels.index_select(0, rows)
-
-    @override
-    def watch(self, mark: Mark) -> None:
-        self._mark = mark
 
 
 @dataclass
@@ -191,7 +177,6 @@ class _Reader:
 
     data: MapDataset
     seed: int
-    mark: Mark = unmarked
 
     def __getitem__(self, sample: _Sample) -> tuple[Tensor, int] | UsageError:
         epoch, index, copy = sample
@@ -199,13 +184,8 @@ class _Reader:
         torch.default_generator.manual_seed(number)  # torch.manual_seed takes a hundred times as long
         random.seed(number)
         np.random.seed(number % 2**32)
-        self.mark("random numbers")
         try:
-            if isinstance(self.data, Staged):
-                return self.data.staged_item(index, self.mark)
-            item = self.data[index]
-            self.mark("items")
-            return item
+            return self.data[index]
         except UsageError as error:
             return error  # DataLoader would wrap it in a traceback
 
@@ -265,8 +245,11 @@ class MapLoader(Loader):
         ahead, work = itertools.tee(work)
         batches = self._read(epoch, (micro for assignment in ahead for micro in assignment.micro_batches))
         for assignment in work:
-            micro_batches = tuple(self._micro_batch(micro, next(batches)) for micro in assignment.micro_batches)
-            yield Batch(assignment.size, assignment.num_micro_batches, micro_batches)
+            micro_batches = (
+                MicroBatch(micro.number, self._on_device(next(batches)), micro.indices)
+                for micro in assignment.micro_batches
+            )
+            yield Batch(assignment.size, assignment.num_micro_batches, tuple(micro_batches))
 
     def _read(self, epoch: int, wanted: Iterable[MicroBatchSamples]) -> Iterator[Any]:
         """Yield images and labels of each micro-batch, or a UsageError. Raises UsageError if a loader process ended."""
@@ -298,10 +281,6 @@ class MapLoader(Loader):
                 advice = "a smaller --workers if memory or /dev/shm was full, else --workers 0 to see why"
                 raise UsageError(f"loader process {process.pid} {how}; type {advice}") from None
 
-    def _micro_batch(self, micro: MicroBatchSamples, batch: Any) -> MicroBatch:
-        self._reader.mark("collate")
-        return MicroBatch(micro.number, self._on_device(batch), micro.indices)
-
     @override
     def example(self, size: int) -> Any:
         items = [self._reader[0, number, 0] for number in range(min(2, self.num_samples))]
@@ -312,20 +291,15 @@ class MapLoader(Loader):
             raise batch
         with torch.cuda.stream(self._copies):  # on a GPU beside the backward pass that is queued
             batch = map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
-        self._reader.mark("transfer")
         if self._copies is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._copies)
         if self._prepare is not None:
             images, labels = batch
-            batch = self._prepare(images, None, self._reader.mark), labels
+            batch = self._prepare(images, None), labels
         if self._copies is not None:
             # The next copy may take the memory of images, or of a batch whose passes are queued by now.
             self._copies.wait_stream(torch.cuda.current_stream(self._device))
         return batch
-
-    @override
-    def watch(self, mark: Mark) -> None:
-        self._reader.mark = mark
 
     @override
     def close(self) -> None:
@@ -354,7 +328,7 @@ class _Collate:
 class Ahead:
     """An iterator over batches that can prepare the next one during the reduction."""
 
-    def __init__(self, batches: Iterator[Batch], mark: Mark) -> None:
+    def __init__(self, batches: Iterator[Batch], mark: Callable[[str], None]) -> None:
         self._batches, self._mark = batches, mark
         self._next: Batch | Exception | None = None
 

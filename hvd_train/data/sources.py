@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 from hvd_train import plugin
 from hvd_train.config import DataConfig
 from hvd_train.data.augment import Items, affine_jitter, crop_and_flip, training_transform
-from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet, MapDataset, Staged
+from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet, MapDataset
 from hvd_train.errors import UsageError, unknown_name
 
 OwnData = Callable[[DataConfig], Sequence[Any]]  # returns a DataSet, or a training set and a validation set or None
@@ -210,7 +210,7 @@ def _class_names(name: str, original: Any, train: Any) -> tuple[str, ...]:
 
 
 def _checked(title: str, part: Any, num_classes: int) -> Any:
-    if part is None or isinstance(part, Staged):
+    if part is None:
         return part
     if not len(part):
         raise UsageError(f"{title} is empty")
