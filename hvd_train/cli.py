@@ -87,8 +87,8 @@ def overview() -> str:
   evaluate RUN|CHECKPOINT  scores of a run's best weights, or of a checkpoint file
   config [RECIPE] [flags]  check the settings of `train` and print them in the form that --config FILE takes
   audit RUN                check that every sample counted exactly once (of a run with --ledger)
-  show-data [RECIPE] [flags] [--ranks N] [--output FILE.png]
-                           a picture of an augmented batch, and each rank's share of the classes
+  show-data [RECIPE] [flags] [--output FILE.png]
+                           a picture of an augmented batch
   sweep [RECIPE] [flags] [--workers-per-run N]
                            a training for each combination of values with commas (--lr 0.1,0.05), side by side
   bench TOOL ...           measure: throughput, input, scaling (`hvd-train bench` says more)

@@ -8,7 +8,7 @@ from hvd_train import config_file, console, plugin, recipes
 from hvd_train.config import Config
 from hvd_train.console import PROGRAM
 from hvd_train.errors import UsageError
-from hvd_train.flags import parse_flags, take, take_number, take_switch
+from hvd_train.flags import parse_flags, take, take_switch
 from hvd_train.launch import roll_call
 
 # Flags of other trainers that have another name here.
@@ -51,8 +51,7 @@ def config(arguments: list[str]) -> int:
 
 
 def show_data(arguments: list[str]) -> int:
-    """Write the picture, print each rank's classes and return 0. Raises UsageError for wrong settings or output."""
-    ranks, arguments = take_number(arguments, "--ranks", 1)
+    """Write the picture, print its path and return 0. Raises UsageError for wrong settings or output."""
     output, arguments = take(arguments, "--output", "the path of a picture")
     trust, arguments = take_switch(arguments, "--trust")
     settings = parse_train(arguments, "show-data", trust=trust)
@@ -60,7 +59,9 @@ def show_data(arguments: list[str]) -> int:
     from hvd_train.run import check
 
     check(settings)
-    console.show(show(settings, ranks, Path(output or "show-data.png")))
+    path = Path(output or "show-data.png")
+    show(settings, path)
+    console.show(f"picture: {path}")
     return 0
 
 

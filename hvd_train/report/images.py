@@ -12,10 +12,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from hvd_train.config import Config
-from hvd_train.console import printable
-from hvd_train.data.augment import Items
-from hvd_train.data.dataset import Arrays, DataSet
-from hvd_train.data.folder import ImageFolder
+from hvd_train.data.dataset import DataSet
 from hvd_train.errors import UsageError
 from hvd_train.network.device import autocast
 from hvd_train.parts import Parts, build
@@ -32,13 +29,13 @@ _SIDE, _LABEL = 96, 14  # pixels of an image in the picture, and of the line bel
 _MOST_IMAGES, _COLUMNS = 64, 8
 
 
-def show(config: Config, ranks: int, path: Path) -> str:
-    """Draw the first images in a file; return a table of each rank's classes. Raises UsageError."""
+def show(config: Config, path: Path) -> None:
+    """Draw the first images in a file. Raises UsageError."""
     parts = build(config, Place())
     if not parts.data.images:
         raise UsageError("show-data shows images with class numbers, and these data have other items")
     num_samples = parts.train_loader.num_samples
-    layout = order.choose_layout(config.batch, ranks, num_samples)
+    layout = order.choose_layout(config.batch, 1, num_samples)
     epoch = order.order_of(config.seed, 0, num_samples, config.data.repeated_augmentation)
     with closing(parts.train_loader):
         images, captions = _images(config, parts, layout, epoch)
@@ -50,17 +47,6 @@ def show(config: Config, ranks: int, path: Path) -> str:
             _grid(images, captions).save(file, picture_format)
     except (OSError, ValueError) as error:  # ValueError: Pillow reads this format only
         raise UsageError(f"--output {path}: {error}") from None
-    labels = _labels(parts.data)
-    counts: list[Counter[int]] = [Counter() for _ in range(ranks)]
-    for rank in range(ranks):
-        for assignment in order.assignments(epoch, 0, layout, rank, ranks):
-            for micro in assignment.micro_batches:
-                counts[rank].update(labels[torch.from_numpy(micro.indices % num_samples)].tolist())
-    names = list(map(printable, parts.data.classes))  # a line end in a name would forge a line
-    width = max(map(len, names))
-    head = f"{'':{width}}" + "".join(f"{f'rank {rank}':>10}" for rank in range(ranks))
-    rows = [f"{name:{width}}" + "".join(f"{count[index]:10,}" for count in counts) for index, name in enumerate(names)]
-    return "\n".join([head, *rows, f"picture: {path}"])
 
 
 def _images(config: Config, parts: Parts, layout: order.BatchLayout, epoch: order.Order) -> tuple[Tensor, list[str]]:
@@ -103,13 +89,6 @@ def _grid(images: Tensor, names: list[str]) -> Image.Image:
         picture.paste(Image.fromarray(values).resize((_SIDE - 2, _SIDE - 2), Image.Resampling.NEAREST), (left, top))
         draw.text((left + 2, top + _SIDE - 1), name[: _SIDE // 6], fill="black")
     return picture
-
-
-def _labels(data: DataSet) -> Tensor:
-    train = data.train.arrays if isinstance(data.train, Items) else data.train
-    if isinstance(train, (Arrays, ImageFolder)):
-        return train.labels[torch.arange(len(train)) % len(train.labels)]
-    return torch.tensor([int(train[number][1]) for number in range(len(train))])  # this reads all images
 
 
 _WORST, _SIDE = 12, 96  # images, and the pixels of the longer side in the page
