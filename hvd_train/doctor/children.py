@@ -1,22 +1,16 @@
-"""Child processes of the doctor, which end with it, the programs that they run, and their answers."""
+"""Child processes of the doctor, the programs that they run, and their answers."""
 
-import contextlib
 import json
 import os
 import re
-import secrets
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
-from typing import IO, Any
-
-import psutil
-
-from hvd_train.launch import launcher
+from typing import Any
 
 _GRACE_S = 10.0  # horovodrun gives its workers 5 s
 
@@ -30,60 +24,33 @@ class Outcome:
     seconds: float = 0.0
 
 
-class _Child:
-    """A running command. Its output goes to a file: an orphan could hold a pipe open for ever."""
+def run(command: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> Outcome:
+    """Run a command in a session of its own; terminate it when its time is up, or the doctor's.
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> None:
-        self.timeout_s, self.started = timeout_s, time.monotonic()
-        self.output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # it is open as long as this object
-        options: dict[str, Any] = {"env": environ, "stdin": DEVNULL, "stderr": STDOUT, "start_new_session": True}
-        self.process = Popen(["/usr/bin/env", *command], stdout=self.output, **options)  # 127: there is no such program
-
-    def outcome(self) -> Outcome:
-        """Wait until the child ends; terminate it when its time is up."""
-        code: int | None = None
-        with contextlib.suppress(TimeoutExpired):
-            code = self.process.wait(max(0.0, self.started + self.timeout_s - time.monotonic()))
-        seconds = time.monotonic() - self.started
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(TimeoutExpired):  # a broken driver can hold nvidia-smi in the kernel
-                if self.send(number):
-                    self.process.wait(_GRACE_S)
-        self.output.seek(0)
-        return Outcome(code, self.output.read().decode(errors="replace"), seconds)
-
-    def send(self, number: signal.Signals) -> bool:
-        if runs := self.process.poll() is None:
-            os.killpg(self.process.pid, number)
-        return runs
-
-
-Start = Callable[[Sequence[str], float], _Child]
-
-
-@contextmanager
-def children(environ: Mapping[str, str]) -> Iterator[Start]:
-    """Yield a function that starts a command with a time limit (s); no descendant or file outlives the block."""
-    # horovodrun starts its workers in sessions of their own, so an environment variable marks every descendant.
-    mark = {"HVD_TRAIN_DOCTOR": f"{os.getpid()}-{secrets.token_hex(4)}"}
-    started: list[_Child] = []
-
-    def start(command: Sequence[str], timeout_s: float) -> _Child:
-        started.append(_Child(command, {**environ, "TMPDIR": folder, **mark}, timeout_s))
-        return started[-1]
-
-    with tempfile.TemporaryDirectory(prefix="hvd-doctor-") as folder:  # MPI leaves files in its TMPDIR
+    Workers of a launcher have other sessions: the launcher ends them, or they end themselves after `_LIMIT_S`.
+    """
+    code, started = None, time.monotonic()
+    with tempfile.TemporaryFile() as output:  # an orphan could hold a pipe open for ever
+        process = Popen(
+            ["/usr/bin/env", *command],  # 127: there is no such program
+            env=environ,
+            stdin=DEVNULL,
+            stdout=output,
+            stderr=STDOUT,
+            start_new_session=True,
+        )
         try:
-            yield start
+            with suppress(TimeoutExpired):
+                code = process.wait(timeout_s)
         finally:
-            for child in started:
-                child.send(signal.SIGTERM)
-            kill_at = time.monotonic() + _GRACE_S
-            while (left := launcher.started_with(mark)) and time.monotonic() < kill_at + _GRACE_S:
-                for process in left if time.monotonic() > kill_at else ():
-                    with contextlib.suppress(psutil.Error):
-                        process.kill()
-                time.sleep(0.02)
+            seconds = time.monotonic() - started
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                if process.poll() is None:
+                    os.killpg(process.pid, number)
+                    with suppress(TimeoutExpired):  # a broken driver can hold nvidia-smi in the kernel
+                        process.wait(_GRACE_S)
+        output.seek(0)
+        return Outcome(code, output.read().decode(errors="replace"), seconds)
 
 
 ANSWER = "hvd-train doctor: "
@@ -166,7 +133,7 @@ def answer(outcome: Outcome) -> dict[str, Any]:
     answers: list[dict[str, Any]] = []
     for line in outcome.output.splitlines():
         _, found, text = line.partition(ANSWER)
-        with contextlib.suppress(ValueError):
+        with suppress(ValueError):
             answers += [json.loads(text)] if found else []
     facts = answers[-1] if answers else {}
     if outcome.code is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hvd_train.doctor import agent
-from hvd_train.doctor.children import ALLREDUCE, HOROVOD, TORCH, Outcome, Start, answer, children, first_error
+from hvd_train.doctor.children import ALLREDUCE, HOROVOD, TORCH, Outcome, answer, first_error, run
 
 Verdict = Literal["ok", "warning", "broken"]
 Facts = Mapping[str, Any]  # the answer of a child process or of an agent; "error" says why it is not complete
@@ -210,15 +210,15 @@ def examine(*, quick: bool) -> list[Finding]:
     mpirun = shutil.which("mpirun", path=path)
     programs = [(sys.executable, "-c", program) for program in (TORCH, HOROVOD)]
     commands = [AGENT, *programs, (mpirun, "--version") if mpirun else ("false",)]
-    with children({**os.environ, "PATH": path}) as start:
-        *asked, version = [child.outcome() for child in [start(command, _LIMIT_S) for command in commands]]
-        host, torch, horovod = map(answer, asked)
-        horovodrun, visible = shutil.which("horovodrun", path=path), os.environ.get("CUDA_VISIBLE_DEVICES")
-        machine = Machine(host, torch, horovod, horovodrun, mpirun, version, visible)
-        if error := machine.host.get("error"):
-            return [Finding("this machine", "broken", error, f"to see why, type: {shlex.join(AGENT)} < /dev/null")]
-        findings = [finding for check in MACHINE_CHECKS if (finding := check(machine))]
-        return findings + [run_trial(start, trial, _LIMIT_S) for trial in (() if quick else trials(machine))]
+    environ = {**os.environ, "PATH": path}
+    *asked, version = [run(command, environ, _LIMIT_S) for command in commands]
+    host, torch, horovod = map(answer, asked)
+    horovodrun, visible = shutil.which("horovodrun", path=path), os.environ.get("CUDA_VISIBLE_DEVICES")
+    machine = Machine(host, torch, horovod, horovodrun, mpirun, version, visible)
+    if error := machine.host.get("error"):
+        return [Finding("this machine", "broken", error, f"to see why, type: {shlex.join(AGENT)} < /dev/null")]
+    findings = [finding for check in MACHINE_CHECKS if (finding := check(machine))]
+    return findings + [run_trial(trial, environ, _LIMIT_S) for trial in (() if quick else trials(machine))]
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,7 @@ def check_trial(trial: Trial, outcome: Outcome) -> Finding:
     return Finding(name, "ok", f"{ranks} ranks, the sum is right, {speed}")
 
 
-def run_trial(start: Start, trial: Trial, limit_s: float) -> Finding:
+def run_trial(trial: Trial, environ: Mapping[str, str], limit_s: float) -> Finding:
     """Run an allreduce over real ranks and check its result."""
     command = [*trial.launch, sys.executable, "-c", ALLREDUCE, *trial.arguments]
-    return check_trial(trial, start(command, limit_s).outcome())
+    return check_trial(trial, run(command, environ, limit_s))

@@ -1,6 +1,5 @@
 """Child processes and agents of the doctor, and their answers."""
 
-import contextlib
 import os
 import signal
 import socket
@@ -15,12 +14,7 @@ from hvd_train.doctor.children import Outcome, answer
 from hvd_train.launch.hosts import Host
 from tests.support.launching import wait_for
 
-# Starts a process that ignores SIGTERM in its own session, and waits as a launcher does.
-LAUNCHER = """
-import subprocess, sys, signal
-subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[2]], start_new_session=True)
-signal.pause()
-"""
+# Becomes a process that ignores SIGTERM.
 STUBBORN = """
 import os, signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -31,8 +25,7 @@ signal.pause()
 
 
 def run(*command: str, timeout_s: float = 60.0) -> Outcome:
-    with children.children(os.environ) as start:
-        return start([*command], timeout_s).outcome()
+    return children.run(command, os.environ, timeout_s)
 
 
 def test_each_end_of_a_child_is_an_answer() -> None:
@@ -47,25 +40,23 @@ def test_each_end_of_a_child_is_an_answer() -> None:
     assert found == {"error": "ModuleNotFoundError: No module named 'no_such_package'"}
 
 
-@pytest.mark.parametrize("ends", [False, True], ids=["Ctrl-C", "a child that has ended"])
-def test_no_process_outlives_the_doctor(ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_ends_with_the_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C reaches the doctor only; SIGKILL ends a program that ignores SIGTERM."""
     monkeypatch.setattr(children, "_GRACE_S", 0.2)
-    pipe = tmp_path / "pid"
+    pipe, found, wait = tmp_path / "pid", list[psutil.Process](), children.Popen.wait
     os.mkfifo(pipe)
-    launcher = LAUNCHER.replace("signal.pause()", "") if ends else LAUNCHER
-    with contextlib.suppress(KeyboardInterrupt), children.children(os.environ) as start:
-        child = start([sys.executable, "-c", launcher, STUBBORN, str(pipe)], 60.0)
-        worker = psutil.Process(int(pipe.read_text()))  # waits until the worker is there
-        folder = Path(worker.environ()["TMPDIR"])
-        assert folder.is_dir()
-        if not ends:
+
+    def interrupted(process: "children.Popen[bytes]", timeout_s: float) -> int:
+        if not found:
+            found.append(psutil.Process(int(pipe.read_text())))  # waits until the program is there
             raise KeyboardInterrupt
-        assert child.process.wait(60) == 0
-        assert worker.is_running()
-    assert child.process.poll() is not None
+        return wait(process, timeout_s)
+
+    monkeypatch.setattr(children.Popen, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(sys.executable, "-c", STUBBORN, str(pipe))
     # It is killed by now, but the kernel may not have removed it.
-    wait_for("the end", lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
-    assert not folder.exists()
+    wait_for("the end", lambda: not found[0].is_running() or found[0].status() == psutil.STATUS_ZOMBIE)
 
 
 def test_a_cluster_of_one_host_is_examined() -> None:
