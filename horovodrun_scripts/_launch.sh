@@ -157,7 +157,7 @@ read_hosts() {
     is_here "${entry%:*}" || others+=("${entry%:*}")
   done
   ((num_ranks > 0)) || fail "$1 has no slots: one host per line, 'NAME slots=N'"
-  export HVD_TRAIN_HOSTS=${entries//$'\n'/,}
+  host_list=${entries//$'\n'/,}
 }
 
 # is_here NAME: succeed if NAME is this host.

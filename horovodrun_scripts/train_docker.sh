@@ -95,7 +95,7 @@ trap clean_up EXIT
 if [[ -z $dry_run ]]; then
   type -P ssh-keygen >/dev/null || fail "there is no ssh-keygen on the PATH: apt install openssh-client"
   ssh-keygen -q -t ed25519 -N '' -C "$job" -f "$keys/id_ed25519"
-  tr ',' '\n' <<<"$HVD_TRAIN_HOSTS" | sed 's/:/ slots=/' >"$keys/hostfile"
+  tr ',' '\n' <<<"$host_list" | sed 's/:/ slots=/' >"$keys/hostfile"
 fi
 starting=()
 for host in "${others[@]}"; do # on this host the ranks run in the launcher's container

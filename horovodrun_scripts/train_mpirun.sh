@@ -42,10 +42,10 @@ case $version in
     else
       flags+=(--prtemca plm_ssh_args "$ssh_options")
     fi
-    flags+=(--host "$HVD_TRAIN_HOSTS")
+    flags+=(--host "$host_list")
     ;;
   *HYDRA* | *MPICH* | *'Intel(R) MPI'*)
-    flags+=(-bind-to none -hosts "$HVD_TRAIN_HOSTS" -genvlist "${names// /,}")
+    flags+=(-bind-to none -hosts "$host_list" -genvlist "${names// /,}")
     ;;
   *) fail "this mpirun is neither Open MPI's nor MPICH's: $(head -n 1 <<<"$version")" ;;
 esac

@@ -25,7 +25,6 @@ from hvd_train.errors import HvdTrainError, RankLost, UsageError, first_few, who
 from hvd_train.launch import client, launcher
 
 PATIENCE = "HVD_TRAIN_START_TIMEOUT_SECONDS"
-HOSTS = "HVD_TRAIN_HOSTS"  # NAME:SLOTS,... in the order of ranks, set by our scripts
 _FIRST_NOTICE_S = 15.0  # doubles with each notice
 _REQUEST_S = 30.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05  # while MPI waits
@@ -110,8 +109,7 @@ def call(
     try:
         board.put(here := f"here.{number}", rank, json.dumps({"host": socket.gethostname(), **facts}))
         awaited, others = ((here, size), range(1, size)) if rank == 0 else ((f"verdict.{number}", 1), range(1))
-        hosts, report = environ.get(HOSTS, ""), say if rank < 2 else None
-        texts, lost = _wait(board, awaited, here, others, patience_s, hosts, report)
+        texts, lost = _wait(board, awaited, here, others, patience_s, say if rank < 2 else None)
         verdict = lost or (texts[0] if rank else disagreement([json.loads(text) for text in texts]) or _ALL_WELL)
         if rank == 0:
             if verdict != _ALL_WELL:
@@ -138,7 +136,6 @@ def _wait(
     here: str,
     others: Sequence[int],
     patience_s: float,
-    hosts: str,
     say: Callable[[str], None] | None,
 ) -> tuple[list[str], str]:
     """Return the texts of a scope when it has so many; or a verdict if it takes too long and ranks are not here."""
@@ -148,7 +145,7 @@ def _wait(
         if waited <= min(notice_after, patience_s):
             continue
         if missing := [rank for rank in others if board.get(here, rank) is None]:
-            described = _describe(missing, board, hosts)
+            described = _describe(missing, board)
             if waited > patience_s:
                 cure = f"look at what runs there, or export {PATIENCE} with more seconds"
                 return [], f"{_MISSING}{described} did not come within {waited:.0f} s: {cure}"
@@ -158,26 +155,10 @@ def _wait(
     return texts, ""
 
 
-def _describe(ranks: Sequence[int], board: LauncherStore, hosts: str) -> str:
-    shown = []
-    for rank in ranks:
-        started_on = board.get("started", rank)
-        host = started_on or _host_of(rank, hosts)
-        on_host = f" on {host}" if host else ""
-        shown.append(f"rank {rank}{on_host}{'' if started_on else ' (process not started yet)'}")
-    return first_few(shown, 6)
-
-
-def _host_of(rank: int, hosts: str) -> str | None:
-    """Return the host of a rank, or None; `hosts` is `NAME:SLOTS,...` in the order of ranks."""
-    for name, _, slots in (entry.rpartition(":") for entry in hosts.split(",")):
-        count = whole_number(slots)
-        if count is None:
-            return None
-        if rank < count:
-            return name
-        rank -= count
-    return None
+def _describe(ranks: Sequence[int], board: LauncherStore) -> str:
+    hosts = {rank: board.get("started", rank) for rank in ranks}
+    states = {rank: f"on {host}" if host else "(process not started yet)" for rank, host in hosts.items()}
+    return first_few([f"rank {rank} {state}" for rank, state in states.items()], 6)
 
 
 def disagreement(facts_of_ranks: Sequence[Mapping[str, str]]) -> str | None:

@@ -81,7 +81,7 @@ def test_new_host_keys_are_accepted_unless_the_user_has_configured_otherwise(
 
 # Environments of ranks (patch S2)
 NEEDED = (
-    *("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOROVOD_RENDEZVOUS_KEY", "HVD_TRAIN_HOSTS", "NCCL_DEBUG", "TZ"),
+    *("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOROVOD_RENDEZVOUS_KEY", "HVD_TRAIN_PORT", "NCCL_DEBUG", "TZ"),
     *("OMP_NUM_THREADS", "https_proxy", "NO_PROXY", "CUDA_HOME", "TORCH_HOME", "LC_ALL", "UCX_TLS", "OMPI_MCA_x"),
 )
 PRIVATE = (
