@@ -264,8 +264,6 @@ class RunConfig:
     """Run folder; default: the stopped run of the same command, else runs/RECIPE-TIME."""
     resume: str = free("auto")
     """auto: resume from the newest good checkpoint of the run folder; never: start again; or a checkpoint file."""
-    data_changed: bool = free(False)
-    """Resume with changed data: the current epoch ends, and the next one uses the new data."""
     commit_steps: int | None = free(None)
     """Steps from one checkpoint to the next."""
     commit_seconds: float | None = free(60.0)

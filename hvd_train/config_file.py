@@ -15,6 +15,9 @@ from hvd_train.errors import UsageError, unknown_name
 MOST_BYTES = 2**18
 """Largest config.yaml, which YAML takes seconds to read; a run writes a hundredth of it."""
 
+_RETIRED = {"data_changed": False}
+"""Settings of earlier versions, in files of their runs, with the only value that this version stands for."""
+
 
 class _Plain(yaml.SafeLoader):
     """Read YAML without aliases, by which a few bytes stand for gigabytes."""
@@ -71,6 +74,10 @@ def _typed_fields(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     hints = get_type_hints(cls)
     typed = {}
     for name, value in values.items():
+        if name in _RETIRED:
+            if value != _RETIRED[name]:
+                raise UsageError(f"{name}: {value!r} is of an earlier version: this one has no {name}; delete the line")
+            continue
         if name not in hints:
             raise unknown_name("setting", str(name), hints)
         typed[name] = _convert(name, value, hints[name])

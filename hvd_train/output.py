@@ -86,32 +86,27 @@ class Output:
             if from_disk and named is not None:
                 adapted, more = _adapted(checkpoint.read(named), state, self._config, first_layout)
                 notes.extend(more)
-                self._load(state, adapted, notes)
+                self._load(state, adapted)
             elif from_disk:
                 state.layout = first_layout()
 
         folder = self._claimed = _claim(config, start, abandoned=run_dir is not None)
         snapshot = checkpoint.newest_good(folder.path, notes.append) if from_disk and folder.earlier else None
         if snapshot is not None:
-            self._load(state, snapshot, notes)
+            self._load(state, snapshot)
         elif folder.earlier:
             start()
         by_name = from_disk and snapshot is None and named is not None
         return Claim(folder, tuple(notes), from_file=by_name)
 
-    def _load(self, state: TrainState, snapshot: Snapshot, notes: list[str]) -> None:
+    def _load(self, state: TrainState, snapshot: Snapshot) -> None:
         """Load a checkpoint, but keep the data of `state`. Raises UsageError if the checkpoint's data differ."""
         data, earlier = state.data, snapshot["data"]
-        changes = "; ".join(identity.differences(data, earlier).values())
-        fits = not (data and earlier) or len(data["classes"]) == len(earlier["classes"])
-        if changes and not (fits and self._config.run.data_changed):
-            other = ", or --data-changed to begin the next epoch with the new data" if fits else ""
-            raise UsageError(f"{changes}; type --resume never to start again{other}")
+        if changes := "; ".join(identity.differences(data, earlier).values()):
+            again = "type --resume never to start again, or start a new run from the weights: --weights FILE"
+            raise UsageError(f"{changes}; {again}")
         state.load(snapshot)
         state.data = data or earlier
-        if data and earlier and changes:
-            state.change_data(earlier, data)
-            notes.append(f"the data have changed: {changes}")
 
     def open(self, claim: Claim | None, state: TrainState, place: Place) -> None:
         """Write into the claimed folder from now on; without a claim, write nothing."""

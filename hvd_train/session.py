@@ -42,7 +42,7 @@ _ACT = {"seed", "epochs", "patience", "workers", "workers_per_host", "sync_batch
 _ACT |= {"batch_size", "global_batch_size", "accumulation_steps", "eval_batch_size", "on_resize"}
 _ACT |= {"gradient_predivide_factor", "fusion_groups", "clip_norm", "ema_decay", "recipe"}
 _ACT |= {"precision", "compression", "channels_last", "deterministic", "max_skipped_steps"}
-_ACT |= {"device", "gpu_ids", "output_dir", "resume", "data_changed", "commit_steps", "commit_seconds"}
+_ACT |= {"device", "gpu_ids", "output_dir", "resume", "commit_steps", "commit_seconds"}
 _ACT |= {"keep_checkpoints", "log_steps", "log_dir", "progress", "max_time", "ledger", "profile"}
 
 

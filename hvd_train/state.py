@@ -19,7 +19,7 @@ from hvd_train.data.trees import map_tensors
 from hvd_train.errors import ReplicasDiffer, UsageError, first_few
 from hvd_train.network import buffers, optim, weights
 from hvd_train.network.buffers import digest_of, tensors_in
-from hvd_train.points import HEAD, STEPS, TAIL, Answer, Evaluation, Label, Point, kept
+from hvd_train.points import HEAD, STEPS, Answer, Evaluation, Label, Point, kept
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files.journal import EpochRecord, StepRecord
@@ -184,19 +184,6 @@ class TrainState:
             if module is not None:
                 buffers.load(module, values)
 
-    def change_data(self, before: Identity, after: Identity) -> None:
-        """Forget scores on an earlier validation set, and end an epoch of earlier training data."""
-        progress, counts = self.progress, (before["training"][""][0], after["training"][""][0])
-        if before["validation"] != after["validation"]:
-            self.best, self.point = None, dataclasses.replace(self.point, best=None)
-        if before["training"] == after["training"] or not progress.step:
-            return
-        at, steps = (progress.cursor, progress.cursor), (progress.step + 1, progress.step)
-        self.recent = [*self.recent, Entry(progress.epoch - (not progress.cursor), steps, 0, at, 0, counts)]
-        if progress.cursor:
-            self.progress = dataclasses.replace(progress, cursor=counts[1])
-            self.point = dataclasses.replace(self.point, part=TAIL, cursor=counts[1])
-
     def digest(self) -> str:
         """Return a fingerprint of weights, buffers, optimizer state and progress."""
         return digest_of_snapshot(self.live())
@@ -214,7 +201,9 @@ def of_today(snapshot: Snapshot) -> Snapshot:
     """Return a snapshot with measures and optimizers by name, and with its point: older ones have none."""
     if "optimizer" in snapshot:
         snapshot = {**snapshot, "optimizers": {"": snapshot["optimizer"]}}
-    return _with_points(_with_names(snapshot))
+    # Until November 2026 an entry could be a change of the data.
+    recent = [{name: entry[name] for name in entry if name != "data_changed"} for entry in snapshot["recent"]]
+    return _with_points(_with_names({**snapshot, "recent": recent}))
 
 
 def _with_names(snapshot: Snapshot) -> Snapshot:

@@ -96,7 +96,7 @@ class ImageFolder(MapDataset):
         except UNREADABLE as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UsageError(
-                f"cannot read the image {path}: {reason}; fix or delete the file, then resume with --data-changed"
+                f"cannot read the image {path}: {reason}; fix the file, or delete it and start a new run"
             ) from None
         return self._transform(image), int(self.labels[index])
 

@@ -34,12 +34,10 @@ class Entry:
     world_size: int
     positions: tuple[int, int]  # in the epoch's order: the first one, and the one after the last
     fingerprint: int  # of the samples that all ranks took
-    data_changed: tuple[int, int] | None = None  # the training set's sizes around a change; then `steps` is empty
 
     def line(self) -> str:
         """Return the entry as a line of ledger.jsonl."""
-        values = {name: value for name, value in vars(self).items() if value is not None}
-        return json.dumps({**values, "fingerprint": f"{self.fingerprint:016x}"}) + "\n"
+        return json.dumps({**vars(self), "fingerprint": f"{self.fingerprint:016x}"}) + "\n"
 
 
 def extended(entries: Sequence[Entry], step: Entry, num_samples: int) -> list[Entry]:
@@ -62,13 +60,9 @@ def parse(line: str | bytes, source: str) -> Entry:
         values: dict[str, Any] = json.loads(line)
         (first, last), (start, stop) = map(int, values["steps"]), map(int, values["positions"])
         epoch, world_size, samples = int(values["epoch"]), int(values["world_size"]), int(values["fingerprint"], 16)
-        entry = Entry(epoch, (first, last), world_size, (start, stop), samples)
-        if max(epoch, first, last, world_size, start, stop) >= 2**63:
-            raise ValueError("too large")
-        if "data_changed" not in values:
-            return entry
-        before, after = (max(int(number), 1) for number in values["data_changed"])
-        return replace(entry, data_changed=(before, after))
+        if max(epoch, first, last, world_size, start, stop) >= 2**63 or last < first:
+            raise ValueError("too large, or no step")
+        return Entry(epoch, (first, last), world_size, (start, stop), samples)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise UsageError(f"{source} is not a step of a ledger") from None
 
@@ -92,21 +86,19 @@ class Audit:
 
     epochs: int  # finished ones
     steps: int
-    num_samples: int  # in the training set, after all `changes`
+    num_samples: int  # in the training set
     world_sizes: tuple[int, ...]  # in rising order
     faults: tuple[str, ...]  # a line for each
     repetitions: int = 1  # each sample comes this often in this many epochs, which are judged as one
-    changes: tuple[str, ...] = ()  # a line for each epoch that ended early because the training set changed
 
     def __str__(self) -> str:
         if self.faults:
             return "NOT exact: " + "; ".join(self.faults[:3])
         sizes, times = ", ".join(map(str, self.world_sizes)), self.repetitions
         counted = "once in each" if times == 1 else f"{times} times in {times} epochs,"
-        samples = "every sample" if self.changes else f"every one of {self.num_samples:,} samples"
         return (
-            f"exact: {samples} counted {counted} of {self.epochs} finished epochs "
-            f"({self.steps:,} steps, world sizes {sizes}){''.join(f'; {change}' for change in self.changes)}"
+            f"exact: every one of {self.num_samples:,} samples counted {counted} of {self.epochs} finished epochs "
+            f"({self.steps:,} steps, world sizes {sizes})"
         )
 
 
@@ -121,9 +113,7 @@ def audit(folder: Path) -> Audit:
         if not all(type(fact) is int and least <= fact < 2**63 for fact, least in zip(facts, (1, 1, 0), strict=True)):
             raise UsageError(f"{metrics} does not say how many samples there are, and in which order: cannot judge")
         num_samples, repetitions, seed = facts
-        if changes := [entry.data_changed for entry in read(path) if entry.data_changed]:
-            num_samples = changes[0][0]
-        if (total := max([num_samples, *(after for _, after in changes)]) * repetitions) > _MOST_SAMPLES:
+        if (total := num_samples * repetitions) > _MOST_SAMPLES:
             raise UsageError(f"{metrics} has {total:,} samples, an audit counts at most {_MOST_SAMPLES:,}")
         step = _last_event(metrics, FROM_FILE, "step").get("step")
         return audit_entries(read(path), num_samples, repetitions, seed, step if isinstance(step, int) else None)
@@ -155,9 +145,9 @@ class _Judge:
 
     def __init__(self, num_samples: int, repetitions: int, seed: int, from_step: int | None) -> None:
         self._num_samples, self._repetitions, self._seed, self._from_step = num_samples, repetitions, seed, from_step
-        self._faults, self._changes, self._world_sizes = list[str](), list[str](), set[int]()
+        self._faults, self._world_sizes = list[str](), set[int]()
         self._lines = self._steps = self._last_step = self._finished = self._round = 0
-        self._partial = set[int]()  # rounds with a part before a change of the data or in another run's ledger
+        self._partial = set[int]()  # rounds with a part in another run's ledger
         self._in_order, self._entries = True, list[Entry]()
 
     def take(self, entry: Entry) -> None:
@@ -173,9 +163,6 @@ class _Judge:
         self._last_step, self._steps = last, self._steps + last - first + 1
         while self._round < number and len(self._faults) < 100:
             self._end_round()
-        if entry.data_changed:
-            self._change_data(entry.epoch, entry.data_changed[1])
-            return
         self._world_sizes.add(entry.world_size)
         if number < self._round:
             self._faults.append(f"line {self._lines} is of epoch {entry.epoch}, after a later one")
@@ -185,23 +172,10 @@ class _Judge:
     def verdict(self) -> Audit:
         self._end_round(may_lack=True)
         sizes = tuple(sorted(self._world_sizes))
-        faults, changes = tuple(self._faults), tuple(self._changes)
-        return Audit(self._finished, self._steps, self._num_samples, sizes, faults, self._repetitions, changes)
+        return Audit(self._finished, self._steps, self._num_samples, sizes, tuple(self._faults), self._repetitions)
 
-    def _change_data(self, epoch: int, num_samples: int) -> None:
-        """End the epoch. If it is within a round, both parts of the round may lack samples."""
-        if self._entries:
-            (too_rarely, taken), total = self._end_round(may_lack=True), self._num_samples * self._repetitions
-            if too_rarely:
-                early = f"epoch {epoch + 1} ended after {taken:,} of {total:,} samples"
-                self._changes.append(f"{early} because the data changed")
-        self._num_samples = num_samples
-        self._round, rest = divmod(epoch + 1, self._repetitions)
-        if rest:
-            self._partial.add(self._round)
-
-    def _end_round(self, *, may_lack: bool = False) -> tuple[int, int]:
-        """Judge the entries, and begin the next round. Return how many samples came too rarely, and all that came."""
+    def _end_round(self, *, may_lack: bool = False) -> None:
+        """Judge the entries, and begin the next round."""
         may_lack = may_lack or self._round in self._partial
         times, epoch = self._repetitions, self._round * self._repetitions
         too_often, too_rarely, unknown, taken = self._count()
@@ -223,7 +197,6 @@ class _Judge:
         elif may_lack and times > 1:
             self._finished += taken // self._num_samples
         self._round, self._entries = self._round + 1, []
-        return too_rarely, taken
 
     def _count(self) -> tuple[int, int, int, int]:
         """Count samples: too often, too rarely, unknown, and taken in all."""
@@ -284,14 +257,11 @@ class LedgerFile:
         self._last_step = 0
         self._unwritten: Entry | None = None
         if self._path.exists():
-            self._cut(step, changes=False)
+            self._cut(step)
 
     def took(self, entry: Entry) -> None:
-        """Record a new or extended entry, or a change of the data."""
-        if entry.data_changed:
-            self.complete()
-            self._file.write(entry.line().encode())
-        elif entry.steps[1] > self._last_step:
+        """Record a new or extended entry."""
+        if entry.steps[1] > self._last_step:
             if self._unwritten is not None and self._unwritten.steps[0] != entry.steps[0]:
                 self.complete()
             self._unwritten = entry
@@ -302,7 +272,7 @@ class LedgerFile:
         if entry is None or not self._folder.held():
             return
         if entry.steps[0] <= self._last_step:  # an earlier process wrote its first steps when it stopped
-            self._cut(entry.steps[0] - 1, changes=True)
+            self._cut(entry.steps[0] - 1)
         self._file.write(entry.line().encode())
         self._last_step = entry.steps[1]
 
@@ -316,15 +286,15 @@ class LedgerFile:
         self.complete()
         self._file.close()
 
-    def _cut(self, step: int, *, changes: bool) -> None:
-        """Remove entries beyond `step`, and a torn last line; `changes` keeps a change of data right after `step`."""
+    def _cut(self, step: int) -> None:
+        """Remove entries beyond `step`, and a torn last line."""
         with open(self._path, "r+b", opener=plain_file.in_place) as file:
             end = self._last_step = 0
             for number, line in enumerate(plain_file.lines(file), 1):
                 if not line.endswith(b"\n"):
                     break
-                first, last = parse(line, f"{self._path}: line {number}").steps
-                if (last if changes else max(first, last)) > step:
+                _, last = parse(line, f"{self._path}: line {number}").steps
+                if last > step:
                     break
                 end, self._last_step = end + len(line), last
             file.truncate(end)

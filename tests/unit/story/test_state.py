@@ -13,6 +13,7 @@ from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.network import optim
 from hvd_train.points import HEAD, STEPS, TAIL, Answer, Evaluation
 from hvd_train.progress.order import BatchLayout
+from hvd_train.run_files.ledger import Entry
 from hvd_train.state import TrainState, confirm_equal
 from hvd_train.tasks.task import Scores
 from tests.support import runs
@@ -175,3 +176,12 @@ def test_a_snapshot_fits_another_memory_format() -> None:
         stepped(first)
         second.load(first.snapshot())
         torch.testing.assert_close(stepped(second), stepped(first), atol=1e-6, rtol=1e-5)
+
+
+def test_ledger_entries_of_an_earlier_version_are_loaded() -> None:
+    state, other = complete(), complete()
+    state.recent = [Entry(0, (1, 1), 1, (0, 20), 7)]
+    snapshot = state.snapshot()
+    snapshot["recent"][0]["data_changed"] = None
+    other.load(snapshot)
+    assert other.recent == state.recent

@@ -88,6 +88,15 @@ def test_a_written_config_is_read_back_unchanged() -> None:
         assert config_file.load(path) == made
 
 
+def test_a_setting_of_an_earlier_version_is_read_if_it_did_nothing() -> None:
+    path = Path("config.yaml")
+    path.write_text("run: {data_changed: false, ledger: true}")
+    assert config_file.load(path) == Config().replace(ledger=True)
+    path.write_text("run: {data_changed: true}")
+    with pytest.raises(UsageError, match="data_changed: True is of an earlier version"):
+        config_file.load(path)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
