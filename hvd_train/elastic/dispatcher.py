@@ -20,6 +20,7 @@ says that the worker is evicted. A worker ends with its process, on another host
 it is evicted.
 """
 
+import math
 import os
 import re
 import signal
@@ -38,10 +39,9 @@ from hvd_train.elastic.worker import COMMITTED, RankAssignment, Worker, assign_r
 from hvd_train.launch import client, launcher, roll_call
 from hvd_train.launch.exit_report import ExitReport
 from hvd_train.launch.launcher import CONTINUES, JOB, OWNER, REPLACES, SLOT, SPENT, STARTED, SUPERVISOR, WORKER
-from hvd_train.progress.clock import RunningClock
 
 _TICK_S = 0.1
-_PAUSED_S = 2.0  # a driver that did not tick for this long was paused
+_PAUSED_S = 2.0  # a driver that did not read its clock for this long was paused
 _LOOK_S = 1.0  # between two looks for hosts
 _QUIET_S, _LAST_COMMIT_S = 3.0, 30.0
 _LEAVE_S = 30.0  # for a worker without a rank to commit and end by itself
@@ -74,7 +74,7 @@ class Dispatcher:
         self._roster, self._find_hosts, self._publish_world = roster, find_hosts, publish_world
         self._name = uuid.uuid4().hex
         self._started = float(os.environ.get(STARTED, time.monotonic()))
-        self._now = RunningClock(_PAUSED_S, paused=self._was_paused)
+        self._clock, self._read_at = time.monotonic, math.inf
         self._changed = threading.Condition()
         self._processes: dict[int, _WorkerProcess] = {}
         self._number_of: dict[tuple[str, int], int] = {}  # by host and local rank
@@ -247,8 +247,8 @@ class Dispatcher:
 
     def _wait_for_last_commits(self) -> None:
         """Wait until the workers end; on other hosts, until their heartbeats cease."""
-        deadline = self._now() + _LAST_COMMIT_S
         with self._changed:
+            deadline = self._now() + _LAST_COMMIT_S
             self._changed.notify_all()  # requests for a rank return without one
             while self._now() < deadline:
                 if not self._processes and self._now() - self._last_heartbeat > _QUIET_S:
@@ -256,9 +256,13 @@ class Dispatcher:
                 self._changed.wait(_TICK_S)
             self._finish = Finish(1, "stopped")
 
-    def _was_paused(self, seconds: float, now: float) -> None:
-        say(f"the driver was paused for {seconds:.0f} s: all time limits start again")
-        self._roster.paused_at = now
+    def _now(self) -> float:
+        """Return the time. After a pause of this process, which the workers may have shared, restart their limits."""
+        before, self._read_at = self._read_at, self._clock()
+        if self._read_at - before > _PAUSED_S:
+            say(f"the driver was paused for {self._read_at - before:.0f} s: all time limits start again")
+            self._roster.resumed(self._read_at)
+        return self._read_at
 
     def _carry_out(self, command: Command, *, quietly: bool) -> None:
         if isinstance(command, Start):

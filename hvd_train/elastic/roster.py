@@ -18,7 +18,7 @@ commands: start a worker, end one, form a world of these workers, finish the job
   that holds for the whole job, or when there were too few workers for too long. If all members die otherwise, new
   workers form a world and resume from the last commit.
 
-Pure: time is an argument, in seconds on any clock that does not jump.
+Pure: time is an argument, in seconds on any clock that does not jump, or jumps before `resumed`.
 """
 
 import itertools
@@ -124,7 +124,6 @@ class Roster:
     hosts: dict[str, int] = field(default_factory=dict)  # the slots of each host that may be used
     world: tuple[Worker, ...] = ()  # the members of the last world in the order of ranks, also after their exit
     worlds_formed: int = 0
-    paused_at: float = -DESERTED_S  # when the driver was paused last
     _workers: list[Worker] = field(default_factory=list)
     _slots: dict[tuple[str, int], _SlotRecord] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1000))
@@ -135,6 +134,7 @@ class Roster:
     _gives_up: Finish | None = None  # the end of the job once its members, which cannot connect, have committed
     _notices: list[Notice] = field(default_factory=list)
     _errors: ErrorsInARow = field(default_factory=ErrorsInARow)
+    _resumed_at: float = -DESERTED_S
     _rejoining_since: float | None = None
     _short_since: float | None = None
     _noticed_at: float | None = None
@@ -147,6 +147,14 @@ class Roster:
             if hosts.get(host) != self.hosts.get(host):
                 del self._slots[host, slot]
         self.hosts = dict(hosts)
+
+    def resumed(self, now: float) -> None:
+        """Restart the time limits, after a pause of the driver or of the whole job."""
+        self._resumed_at = self._hopeful_at = now
+        for worker in self._workers:
+            worker.last_heartbeat = now
+        if self._rejoining_since is not None:
+            self._rejoining_since = now
 
     def rank_requested(self, number: int, now: float) -> None:
         """Note that a worker is ready, or has left its world, and waits for a rank."""
@@ -196,7 +204,7 @@ class Roster:
         self._workers.remove(worker)
         exit_code = worker.meant_exit_code(exit_code)
         is_ending = worker.stage is Stage.ENDING
-        is_deserted = exit_code == NO_TIME_LEFT and now - self.paused_at < DESERTED_S
+        is_deserted = exit_code == NO_TIME_LEFT and now - self._resumed_at < DESERTED_S
         means_nothing = is_deserted or (is_ending and not worker.got_signal)
         self._exit_codes[worker] = _EVICTED if means_nothing else exit_code
         slot = self._record(worker)

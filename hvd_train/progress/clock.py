@@ -1,7 +1,6 @@
-"""Time training: images per second, the phases of a step, limits, and clocks that leave out pauses."""
+"""Time training: images per second, the phases of a step, and limits."""
 
 import operator
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -107,38 +106,6 @@ class Timer:
     def reset(self) -> None:
         """Restart the count."""
         self._start = self._now()
-
-
-_GRACE_S = 10.0  # the processes of a job do not all wake up at once
-
-
-class RunningClock:
-    """A monotonic clock that stops while this process is paused (SIGSTOP).
-
-    More than `longest_s` seconds between two readings are a pause. The clock then stops for another 10 s, in which
-    other processes wake up. It does not stop in its next 10 s, so limits are reached even in a slow process.
-    """
-
-    def __init__(
-        self, longest_s: float, now: Callable[[], float] = time.monotonic, paused: Callable[..., None] = lambda *_: None
-    ) -> None:
-        """Start at `now()`; `paused` is called with the length of each pause and this clock's time."""
-        self._longest_s, self._now, self._paused = longest_s, now, paused
-        self._lock = threading.Lock()
-        self._read_at = self._time = self._next_pause = now()
-        self._woke_at = self._time - _GRACE_S
-
-    def __call__(self) -> float:
-        """Return the time in seconds."""
-        with self._lock:
-            now = self._now()
-            passed, self._read_at = now - self._read_at, now
-            if passed > self._longest_s and self._time >= self._next_pause:
-                self._woke_at, self._next_pause = now, self._time + _GRACE_S
-                self._paused(passed, self._time)
-            elif now - self._woke_at > _GRACE_S:
-                self._time += min(passed, self._longest_s)
-            return self._time
 
 
 def duration(seconds: float) -> str:

@@ -14,7 +14,6 @@ from typing_extensions import override
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.launch import client, launcher
 from hvd_train.launch.launcher import WORKER
-from hvd_train.progress.clock import RunningClock
 from hvd_train.world import horovod_world
 from hvd_train.world.world import DriverLost, Place, Request, already_in_sync
 
@@ -45,8 +44,7 @@ class Heartbeat:
         self.requested: Request = "train"
         self._got_signal = self._evicted = False
         self._wake = threading.Event()
-        self.now = RunningClock(_PAUSED_S)
-        self._all_was_well = self.now()
+        self._all_was_well = time.monotonic()
         self._patience_s = _GONE_S + _COMMIT_S
 
     def start(self, environ: Mapping[str, str]) -> None:
@@ -55,13 +53,13 @@ class Heartbeat:
 
     @property
     def driver_gone(self) -> bool:
-        """Whether the driver has not answered for `_GONE_S` seconds."""
-        return self.now() - self._all_was_well > _GONE_S and not self._evicted
+        """Whether the driver has not answered for `_GONE_S` seconds, in which this process ran."""
+        return self.requested == "stop" and time.monotonic() - self._all_was_well > _GONE_S and not self._evicted
 
     @property
     def silent_since(self) -> float:
-        """When the driver answered last, by `now`; after an eviction, the current time."""
-        return self.now() if self._evicted else self._all_was_well
+        """When the driver answered last, by time.monotonic; after an eviction, the current time."""
+        return time.monotonic() if self._evicted else self._all_was_well
 
     def signal_received(self) -> None:
         """Report a signal at once; the driver answers whether this worker leaves or all stop."""
@@ -76,17 +74,21 @@ class Heartbeat:
 
     def training_left(self) -> None:
         """Give this worker, which trains no more, minutes to write its last files."""
-        self._patience_s = self.now() - self._all_was_well + _WRITE_S
+        self._patience_s = time.monotonic() - self._all_was_well + _WRITE_S
 
     def all_written(self) -> None:
         """Give this process, which has written its files, less time to end."""
-        self._patience_s = self.now() - self._all_was_well + _COMMIT_S
+        self._patience_s = time.monotonic() - self._all_was_well + _COMMIT_S
 
     def _beat(self, environ: Mapping[str, str]) -> None:
-        self._all_was_well = self.now()
+        self._all_was_well = last = time.monotonic()
         while True:
-            self._note(_answer(environ, "leaving" if self._got_signal else "heartbeat"))
-            if self.now() - self._all_was_well > self._patience_s:
+            answer = _answer(environ, "leaving" if self._got_signal else "heartbeat")
+            before, last = last, time.monotonic()
+            if last - before > _PAUSED_S:  # the driver may have been paused as well
+                self._all_was_well = last
+            self._note(answer)
+            if time.monotonic() - self._all_was_well > self._patience_s:
                 os._exit(1)
             self._pause()
 
@@ -94,8 +96,8 @@ class Heartbeat:
         now_evicted = answer == "end" and not self._evicted
         self._evicted = self._evicted or now_evicted
         if now_evicted or (answer is not None and not self._evicted):
-            self._all_was_well = self.now()
-        silence_s = self.now() - self._all_was_well
+            self._all_was_well = time.monotonic()
+        silence_s = time.monotonic() - self._all_was_well
         if self.requested == "stop":
             return
         if self._evicted:  # the others may continue, so this worker must not vote for a stop
@@ -133,7 +135,7 @@ def announce_rejoining(environ: Mapping[str, str], beat: Heartbeat, connect_erro
             answer = client.get(environ, f"may_ask/{environ[WORKER]}", _ANSWER_S)
             break
         except OSError as error:
-            if beat.now() > deadline:
+            if time.monotonic() > deadline:
                 raise DriverLost(f"the driver has not answered for {_GONE_S:.0f} s ({error})") from error
             time.sleep(_EVERY_S)
     if answer == "end":

@@ -34,7 +34,6 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     limit(monkeypatch, "roster.BACK_OFF_S", 0.05)
     limit(monkeypatch, "dispatcher._QUIET_S", 0.01)
     limit(monkeypatch, "dispatcher._LOOK_S", 0.05)
-    monkeypatch.setattr("hvd_train.progress.clock._GRACE_S", 0.0)
 
 
 @pytest.fixture
@@ -71,7 +70,7 @@ def waits_for_rank(job: Job, number: int) -> Iterator[None]:
 
 
 def pause_driver(job: Job, seconds: float) -> None:
-    job.dispatcher._now._now = lambda: time.monotonic() + seconds
+    job.dispatcher._clock = lambda: time.monotonic() + seconds
 
 
 def trains(job: Job) -> list[int]:

@@ -2,7 +2,7 @@
 
 import math
 
-from hvd_train.progress.clock import PHASES, RunningClock, Split, Stopwatch
+from hvd_train.progress.clock import PHASES, Split, Stopwatch
 from hvd_train.progress.metrics import Totals
 
 
@@ -61,28 +61,3 @@ def test_speed_counts_training_alone() -> None:
     clock.time += 1000
     watch.restart()
     assert speed_after(2) == 60 / 12
-
-
-def test_a_running_clock_leaves_pauses_out() -> None:
-    """After a pause the clock waits until other processes of the job run again."""
-    clock, pauses = Clock(), list[float]()
-    running = RunningClock(2.0, clock, lambda seconds, at: pauses.append(seconds))
-    begun = running()
-    for pause in (20.0, 300.0, 1e6):
-        before = running()
-        clock.time += pause
-        assert running() == before
-        for _ in range(6):
-            clock.time += 1.5
-            assert running() == before, "the others wake up"
-        for _ in range(100):
-            clock.time += 1.5
-            running()
-        assert 145 <= running() - before <= 150
-    assert pauses == [20.0, 300.0, 1e6]
-    before = running()
-    for _ in range(100):
-        clock.time += 3.0
-        running()
-    assert running() - before > 50, "a slow process reaches its limits"
-    assert begun == 100.0
