@@ -102,9 +102,9 @@ class DataConfig:
     max_image_pixels: int = free(90_000_000)
     """Pixels of the largest image file that is decoded, for `folder`; decoding takes up to 25 bytes a pixel."""
     augment: Literal["standard", "trivial", "rand", "none"] = "standard"
-    """Random changes to images: what is usual for the data set; trivial and rand add TrivialAugment or RandAugment."""
+    """Random changes to images: what is usual for the data set; for `folder` also TrivialAugment or RandAugment."""
     random_erasing: float = 0.0
-    """Probability that a rectangle of a training image is blanked."""
+    """Probability that a rectangle of a training image is blanked, for `folder`."""
     mixup: float = 0.0
     """Blend the images of a micro-batch in pairs, with shares drawn from Beta(mixup, mixup); 0 turns it off."""
     cutmix: float = 0.0

@@ -1,4 +1,4 @@
-"""Random changes: of batches in memory, of single images and of micro-batches. torchvision is slow to import."""
+"""Random changes: of batches in memory, of images in files and of micro-batches. torchvision is slow to import."""
 
 import math
 from collections.abc import Sequence
@@ -7,10 +7,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from typing_extensions import override
 
 from hvd_train.config import DataConfig
-from hvd_train.data.dataset import Arrays, Augment, MapDataset
+from hvd_train.data.dataset import Augment
 
 
 def crop_and_flip(padding: int) -> Augment:
@@ -63,22 +62,6 @@ def training_transform(config: DataConfig, usual: Sequence[Any], mean: tuple[flo
     if config.random_erasing > 0:
         steps.append(v2.RandomErasing(p=config.random_erasing, value=[round(255 * share) for share in mean]))
     return v2.Compose(steps or [v2.Identity()])
-
-
-class Items(MapDataset):
-    """A data set in memory whose images are read and transformed one by one."""
-
-    def __init__(self, arrays: Arrays, transform: Any) -> None:
-        self.arrays, self._transform = arrays, transform
-
-    @override
-    def __len__(self) -> int:
-        return len(self.arrays)
-
-    @override
-    def __getitem__(self, index: int, /) -> tuple[Tensor, int]:
-        row = self.arrays.rows(index)
-        return self._transform(self.arrays.images[row]), int(self.arrays.labels[row])
 
 
 class Mix:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
@@ -56,6 +56,5 @@ class DataSet:
     mean: tuple[float, ...] = ()  # of each channel, values 0..1; without, images are not normalised
     std: tuple[float, ...] = ()
     augment: Augment | None = None  # changes whole batches of `Arrays`
-    transforms: Callable[[], tuple[Any, ...]] = tuple  # makes the same changes of single images (imports torchvision)
     test: Source | None = None  # is evaluated once, at the end of training
     images: bool = True  # whether items are (image, class number); else any trees of tensors, for other tasks

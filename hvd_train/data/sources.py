@@ -4,7 +4,6 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from hvd_train import plugin
 from hvd_train.config import DataConfig
-from hvd_train.data.augment import Items, affine_jitter, crop_and_flip, training_transform
+from hvd_train.data.augment import affine_jitter, crop_and_flip
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet, MapDataset
 from hvd_train.errors import UsageError, unknown_name
 
@@ -46,18 +45,13 @@ def open_data(config: DataConfig, seed: int, own: OwnData | None = None, *, any_
 
 
 def _apply_augmentation(config: DataConfig, data: DataSet) -> DataSet:
-    """Add or remove the config's random changes. Raises UsageError if the data set makes its items itself."""
-    if config.augment == "none":
-        data = replace(data, augment=None, transforms=tuple)
-    if config.augment in ("standard", "none") and not config.random_erasing:
-        return data
-    if not isinstance(data.train, Arrays) or data.train.images.dtype != torch.uint8:
+    """Remove the usual random changes if the config says so. Raises UsageError if it asks for others."""
+    if config.augment in ("trivial", "rand") or config.random_erasing:
         raise UsageError(
-            f"--augment {config.augment} and --random-erasing do not go with --data {config.data}, whose items are as "
-            "it makes them; put torchvision's transforms into it"
+            f"--augment {config.augment} and --random-erasing do not go with --data {config.data}: they change the "
+            "images of --data folder; put torchvision's transforms into a data set of your own"
         )
-    transform = training_transform(config, data.transforms(), data.mean)
-    return replace(data, train=Items(data.train, transform), augment=None)
+    return replace(data, augment=None) if config.augment == "none" else data
 
 
 def _digits(config: DataConfig, seed: int) -> DataSet:
@@ -70,8 +64,8 @@ def _digits(config: DataConfig, seed: int) -> DataSet:
     labels = torch.from_numpy(rows[:, -1].astype(np.int64))
     shuffled = torch.from_numpy(np.random.default_rng(1998).permutation(len(labels)))
     train, val = (Arrays(images[part], labels[part], len(part)) for part in (shuffled[360:], shuffled[:360]))
-    classes, change = tuple(map(str, range(10))), {"degrees": 10, "shift": 0.1, "scale": 0.1}
-    return DataSet(train, val, classes, 1, 8, (0.305,), (0.376,), affine_jitter(**change), partial(_affine, **change))
+    change = affine_jitter(degrees=10, shift=0.1, scale=0.1)
+    return DataSet(train, val, tuple(map(str, range(10))), 1, 8, (0.305,), (0.376,), change)
 
 
 def _cifar(name: str, mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[[DataConfig, int], DataSet]:
@@ -96,7 +90,7 @@ def _cifar(name: str, mean: tuple[float, ...], std: tuple[float, ...]) -> Callab
             Arrays(torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(part.targets), len(part))
             for part in parts
         )
-        return DataSet(train, val, tuple(parts[0].classes), 3, 32, mean, std, crop_and_flip(padding=4), _crop_and_flip)
+        return DataSet(train, val, tuple(parts[0].classes), 3, 32, mean, std, crop_and_flip(padding=4))
 
     return opener
 
@@ -116,19 +110,6 @@ def _synthetic(config: DataConfig, seed: int) -> DataSet:
     labels = torch.randint(0, 1000, (rows,), generator=generator)
     train, val = (Arrays(images, labels, count) for count in (config.synthetic_samples, min(rows, 64)))
     return DataSet(train, val, tuple(map(str, range(1000))), 3, size, IMAGENET_MEAN, IMAGENET_STD)
-
-
-def _affine(degrees: float, shift: float, scale: float) -> tuple[Any, ...]:
-    from torchvision.transforms import v2  # slow to import
-
-    smooth = v2.InterpolationMode.BILINEAR
-    return (v2.RandomAffine(degrees, (shift, shift), (1 - scale, 1 + scale), interpolation=smooth),)
-
-
-def _crop_and_flip() -> tuple[Any, ...]:
-    from torchvision.transforms import v2
-
-    return (v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip())
 
 
 _OPENERS: dict[str, Callable[[DataConfig, int], DataSet]] = {

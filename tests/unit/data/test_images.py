@@ -100,6 +100,27 @@ def test_class_folders_become_a_data_set(folder: Path) -> None:
     assert torch.equal(plain.train[0][0], plain.train[0][0]), "--augment none"
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_random"),
+    [({"augment": "none"}, False), *(({"augment": name}, True) for name in ("standard", "trivial", "rand"))],
+    ids=["none", "standard", "trivial", "rand"],
+)
+def test_random_changes_of_images_belong_to_the_sample(changes: dict[str, Any], is_random: bool, folder: Path) -> None:
+    """Each epoch has its own; other data sets refuse the changes that are made for files."""
+    config = DataConfig(data="folder", data_dir=folder, image_size=16, random_erasing=0.5 * is_random, **changes)
+
+    def images(epoch: int, layout: BatchLayout) -> torch.Tensor:
+        loader = MapLoader(sources.open_data(config, 0).train, PLAIN, CPU, seed=3, num_workers=0)
+        batches = loader.load(epoch, assignments(EpochOrder(0, 0, 6), 0, layout, 0, 1))
+        return torch.cat([micro.batch[0] for batch in batches for micro in batch.micro_batches])
+
+    assert torch.equal(images(0, BatchLayout(6, 6)), images(0, BatchLayout(2, 1)))
+    assert torch.equal(images(0, BatchLayout(6, 6)), images(1, BatchLayout(6, 6))) is not is_random
+    if is_random:
+        with pytest.raises(UsageError, match="do not go with --data digits"):
+            sources.open_data(DataConfig(random_erasing=0.5, **changes), 0)
+
+
 CHANGES = {
     "other size": (lambda train, _: (train / "cat" / "1.jpg").write_bytes(b"other"), {"training": "'cat'"}),
     "validation": (lambda _, val: (val / "dog" / "0.jpeg").unlink(), {"validation": "3 images, the run had 4.*'dog'"}),

@@ -1,7 +1,5 @@
 """Random changes of batches and of images, and mixes within a micro-batch."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -11,8 +9,6 @@ from torch import Tensor
 from hvd_train.config import DataConfig
 from hvd_train.data.augment import Mix, affine_jitter, crop_and_flip
 from hvd_train.progress import order
-from hvd_train.world.world import LocalWorld
-from tests.support.runs import equal, small_config, trained
 
 
 def cropped(image: Tensor, uniforms: Tensor, padding: int) -> Tensor:
@@ -40,16 +36,6 @@ def test_an_affine_change_turns_shifts_and_zooms() -> None:
     turned = affine_jitter(degrees=90, shift=0, scale=0).apply(image, torch.tensor([[1.0, 0.5, 0.5, 0.5]]))
     assert turned.sum() > 0.99
     assert turned[0, 0, 4, 4] < 0.01
-
-
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_augmentation_does_not_depend_on_loader_processes(workers: int) -> None:
-    config = small_config(augment="trivial", random_erasing=0.5, epochs=1, workers=workers)
-    _, weights = trained(LocalWorld(), config)
-    _, again = trained(LocalWorld(), config.replace(workers=0, output_dir=Path("again")))
-    _, unchanged = trained(LocalWorld(), config.replace(augment="standard", output_dir=Path("unchanged")))
-    assert equal(weights, again)
-    assert not equal(weights, unchanged)
 
 
 def test_mixup_and_cutmix_take_turns() -> None:
