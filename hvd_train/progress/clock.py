@@ -57,13 +57,10 @@ class Split:
         self._stamp, self._seconds, self._last = stamp, seconds, stamp()
         self._marks: list[tuple[str, Any, Any]] = []  # read late: a GPU works asynchronously
         self._spent, self._steps = dict.fromkeys(PHASES, 0.0), 0
-        self.listener: Callable[[str | None], None] | None = None  # gets the phase at a mark, None at a restart
 
     def mark(self, phase: str) -> None:
         """Give the time since the last mark to one of PHASES."""
         now = self._stamp()
-        if self.listener is not None:
-            self.listener(phase)
         self._marks.append((phase, now, self._last))
         self._last = now
         if len(self._marks) >= _MOST_MARKS:
@@ -72,8 +69,6 @@ class Split:
     def restart(self) -> None:
         """Leave out the time since the last mark."""
         self._last = self._stamp()
-        if self.listener is not None:
-            self.listener(None)
 
     def take(self) -> dict[str, float] | None:
         """Return the mean seconds of each phase since the last call. None without steps."""

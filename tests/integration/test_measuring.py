@@ -1,12 +1,13 @@
 """Run `bench` and `--profile` with real launchers, and the commands of docs/measuring.md as printed."""
 
+import gzip
 import json
 import signal
 from pathlib import Path
 
 import pytest
 
-from tests.support import jpegs, traces
+from tests.support import jpegs
 from tests.support.launching import HVD_TRAIN, PROJECT, commands, launch_line, output_of, ranks_of, started, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -41,24 +42,16 @@ def test_a_documented_command(line: str, tmp_path: Path) -> None:
     output_of(["bash", "-c", line.replace("DATA", "data")], tmp_path)
 
 
-def inside(span: traces.Event, outer: traces.Event) -> bool:
-    return bool(outer["ts"] <= span["ts"] and span["ts"] + span["dur"] <= outer["ts"] + outer["dur"])
-
-
 @pytest.mark.parametrize("launcher", ["gloo", "mpi"])
-def test_two_ranks_and_horovod_are_in_one_trace(launcher: str, tmp_path: Path) -> None:
-    """Ranks take the same steps at the same time, and Horovod's reductions lie within them."""
+def test_two_ranks_and_horovod_are_traced(launcher: str, tmp_path: Path) -> None:
     command = launch_line(launcher, 2, HVD_TRAIN, "train", "digits", "--epochs", "1", "--profile", "4:6")
     output = output_of([*command, "--output-dir", "run"], tmp_path)
-    assert "profile of steps 4 to 6, on 2 of 2 ranks: run/profile/steps-4-to-6.json.gz" in output
-    first, second, horovod = traces.read(tmp_path / "run" / "profile" / "steps-4-to-6.json.gz").values()
-    spans = [span for of_tensor in horovod.values() for span in of_tensor]
-    for name, began, step in zip(("step 4", "step 5", "step 6"), first["steps"], second["steps"], strict=True):
-        assert began["name"] == step["name"] == name
-        # No rank ends the reduction of a step before the other rank has begun its own.
-        for rank, own, other in ((first, began, step), (second, step, began)):
-            reduced = [span for span in rank["phases"] if span["name"] == "reduction" and inside(span, own)]
-            assert all(span["ts"] + span["dur"] > other["ts"] for span in reduced)
-        assert "ALLREDUCE" in {span["name"] for span in spans if inside(span, began)}
-    assert "NEGOTIATE_ALLREDUCE" in {span["name"] for span in spans}
-    assert any("grouped_allreduce" in tensor for tensor in horovod)
+    assert "profile of steps 4 to 6, on 2 of 2 ranks: run/profile/steps-4-to-6-*" in output
+    files = tmp_path / "run/profile"
+    for rank in range(2):
+        trace = json.loads(gzip.decompress((files / f"steps-4-to-6-rank-{rank}.json.gz").read_bytes()))
+        names = {event["name"] for event in trace["traceEvents"]}
+        assert {"ProfilerStep#4", "ProfilerStep#5", "ProfilerStep#6"} <= names
+    events = json.loads((files / "steps-4-to-6-horovod.json").read_text())
+    assert {"ALLREDUCE", "NEGOTIATE_ALLREDUCE"} <= {event.get("name") for event in events}
+    assert any("grouped_allreduce" in event["args"].get("name", "") for event in events if event["ph"] == "M")
