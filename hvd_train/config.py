@@ -19,6 +19,7 @@ from hvd_train.errors import UsageError, unknown_name
 T = TypeVar("T")
 _MOST_PROFILED_STEPS = 50
 _SCHEDULES = ("constant", "cosine", "linear", "step", "one-cycle")
+_TRACKERS = "tensorboard", "csv", "wandb", "mlflow"
 _OPTIMIZERS = ("sgd", "adam", "adamw", "lars", "lamb")
 _FITS: dict[str, Callable[[float], bool]] = {
     "at least 0": lambda value: value >= 0,
@@ -278,6 +279,8 @@ class RunConfig:
     """A live bar or plain lines; auto: a bar for one process at a terminal (launchers forward lines)."""
     max_time: str | None = free(None)
     """Commit and stop after this time, as in 2h30m, 90m or 45s; the same command resumes from there."""
+    log_to: str = free("tensorboard")
+    """Where values go besides metrics.jsonl: tensorboard, csv, wandb or mlflow, several with commas, or none."""
     ledger: bool = free(False)
     """Write the samples of each step to ledger.jsonl, for `hvd-train audit`."""
     eval_epochs: int = free(1)
@@ -288,7 +291,16 @@ class RunConfig:
     def __post_init__(self) -> None:
         _check(self, "at least 1", "commit_steps", "keep_checkpoints", "log_steps", "eval_epochs")
         _check(self, "a number above 0", "commit_seconds")
-        _ = self.max_seconds, self.profiled_steps  # may raise
+        _ = self.max_seconds, self.profiled_steps, self.trackers  # may raise
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """The names in `log_to`. Raises UsageError for an unknown one."""
+        names = () if self.log_to == "none" else tuple(name.strip() for name in self.log_to.split(","))
+        for name in names:
+            if name not in _TRACKERS:
+                raise unknown_name("value of --log-to", name, (*_TRACKERS, "none"))
+        return names
 
     @property
     def max_seconds(self) -> float | None:

@@ -119,7 +119,15 @@ class Output:
             # Launchers forward whole lines, and Open MPI always gives ranks a terminal.
             at_terminal = place.size == 1 and sys.stdout.isatty() and "OMPI_COMM_WORLD_SIZE" not in os.environ
             bar = run.progress == "bar" or (run.progress == "auto" and at_terminal)
-            journal = RunJournal(claim.folder, progress.step, progress.epoch, live=bar, ledger=run.ledger)
+            journal = RunJournal(
+                claim.folder,
+                progress.step,
+                progress.epoch,
+                live=bar,
+                ledger=run.ledger,
+                log_to=run.trackers,
+                settings=self._config.settings(),
+            )
             for note in (*claim.folder.notes, *claim.notes):
                 journal.event("note", note)
             if journal.steps_lost:

@@ -27,7 +27,7 @@ from hvd_train.network.models import Builder
 from hvd_train.parts import NOTHING, Optimizers, Own, Parts, build, warm_parts
 from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, Stopped
-from hvd_train.run_files import run_folder
+from hvd_train.run_files import run_folder, trackers
 from hvd_train.tasks import named as tasks
 from hvd_train.tasks.task import Scores, Task
 from hvd_train.training import Training
@@ -112,6 +112,7 @@ def check(config: Config) -> None:
     if config.model.weights is not None:
         weights.check(config.model.weights, config.model.model)
     freeze.check(config.model)
+    trackers.check(config.run.trackers)
     if config.optimizer.reduction == "adasum" and launcher.elastic(os.environ):
         raise UsageError("--reduction adasum does not go with an elastic job: workers come and go in any number")
     if config.run.profile is not None and os.environ.get(launcher.TIMELINE, launcher.ON_DEMAND) != launcher.ON_DEMAND:

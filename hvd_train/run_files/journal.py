@@ -12,6 +12,7 @@ from typing_extensions import override
 from hvd_train.console import printable
 from hvd_train.elastic.members import Change
 from hvd_train.plain_file import read_bytes
+from hvd_train.run_files import trackers
 from hvd_train.run_files.ledger import Entry, LedgerFile
 from hvd_train.run_files.run_folder import METRICS, RunFolder
 
@@ -210,20 +211,27 @@ class RunJournal(Journal):
     """Writes the files of a run folder and shows progress. A full disk delays entries."""
 
     def __init__(
-        self, folder: RunFolder, resumed_step: int, epochs_done: int, *, live: bool, ledger: bool = False
+        self,
+        folder: RunFolder,
+        resumed_step: int,
+        epochs_done: int,
+        *,
+        live: bool,
+        ledger: bool = False,
+        log_to: Sequence[str] = ("tensorboard",),
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         """Open the files of `folder`, without entries after `resumed_step` and `epochs_done`.
 
-        `live` shows a bar instead of lines, `ledger` keeps a ledger. Raises OSError if the files cannot be read.
+        `live` shows a bar instead of lines, `ledger` keeps a ledger. `log_to` are names of trackers, which get the
+        `settings` of the run. Raises OSError if the files cannot be read.
         """
-        from hvd_train.run_files.board import Board  # slow to import, and only one rank needs it
-
         self._display = _TerminalDisplay() if live else _LineDisplay()
         report = self._display.say
         self._last_step, self._last_epoch, reached = _forget_after(folder, resumed_step, epochs_done)
         self.steps_lost = max(0, reached - resumed_step)  # at least: not every step has a line
         self._lines = folder.append(METRICS, report)
-        self._board = Board(folder, resumed_step, report)
+        self._trackers = trackers.opened(log_to, folder, resumed_step, settings or {}, report)
         self._ledger = LedgerFile(folder, resumed_step, report) if ledger else None
 
     @override
@@ -286,7 +294,7 @@ class RunJournal(Journal):
 
     @override
     def close(self) -> None:
-        for file in (self._lines, self._board, self._ledger):
+        for file in (self._lines, *self._trackers, self._ledger):
             if file is not None:
                 file.close()
         self._display.close()
@@ -298,7 +306,7 @@ class RunJournal(Journal):
 
     def _plot(self, values: Mapping[str, float | None], step: int) -> None:
         if known := {name: value for name, value in values.items() if value is not None}:
-            self._board.add(known, step)
+            trackers.add(self._trackers, known, step, self._display.say)
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:

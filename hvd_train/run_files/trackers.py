@@ -1,0 +1,142 @@
+"""Write values of a training for programs that draw them: TensorBoard, CSV, Weights & Biases, MLflow (`--log-to`)."""
+
+import importlib
+import importlib.util
+import os
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from hvd_train import plain_file
+from hvd_train.errors import UsageError
+from hvd_train.run_files.run_folder import RunFolder
+
+TABLE = "metrics.csv"
+_LIBRARIES = ("wandb", "mlflow")
+
+
+class Tracker(Protocol):
+    """Takes values by name and step."""
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        """Write named values of a step."""
+
+    def close(self) -> None:
+        """Write what is left."""
+
+
+def check(names: Sequence[str]) -> None:
+    """Raise UsageError for a tracker whose library is not installed."""
+    for name in names:
+        if name in _LIBRARIES and importlib.util.find_spec(name) is None:
+            raise UsageError(f"--log-to {name}: {name} is not installed: pip install {name}")
+
+
+def opened(
+    names: Sequence[str],
+    folder: RunFolder,
+    resumed_step: int,
+    settings: Mapping[str, Any],
+    report: Callable[[str], None],
+) -> list[Tracker]:
+    """Return the named trackers of a run, which continue those of an earlier process."""
+    made: list[Tracker] = []
+    for name in names:
+        try:
+            made.append(_opened(name, folder, resumed_step, settings, report))
+        except Exception as error:  # noqa: BLE001  # a server may be down, and training goes without it
+            report(f"--log-to {name}: {_line(error)}; nothing goes there")
+    return made
+
+
+def _opened(
+    name: str, folder: RunFolder, resumed_step: int, settings: Mapping[str, Any], report: Callable[[str], None]
+) -> Tracker:
+    if name == "tensorboard":
+        from hvd_train.run_files.board import Board  # slow to import, and only one rank needs it
+
+        return Board(folder, resumed_step, report)
+    if name == "csv":
+        return Table(folder, resumed_step, report)
+    return _Wandb(folder, settings) if name == "wandb" else _Mlflow(folder, settings)
+
+
+def add(trackers: list[Tracker], values: Mapping[str, float], step: int, report: Callable[[str], None]) -> None:
+    """Give values to all trackers; leave out one that fails from then on."""
+    for tracker in list(trackers):
+        try:
+            tracker.add(values, step)
+        except Exception as error:  # noqa: BLE001  # as above
+            trackers.remove(tracker)
+            report(f"--log-to: {_line(error)}; nothing more goes there")
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+class Table:
+    """Writes lines of step, name and value into metrics.csv."""
+
+    def __init__(self, folder: RunFolder, resumed_step: int, report: Callable[[str], None]) -> None:
+        """Drop lines after `resumed_step`."""
+        path = folder.path / TABLE
+        lines = plain_file.read_text(path).splitlines() if path.exists() else []
+        with folder.writing(TABLE) as file:
+            kept = [line for line in lines[1:] if int(line.partition(",")[0] or 0) <= resumed_step]
+            file.write("".join(f"{line}\n" for line in ("step,name,value", *kept)).encode())
+        self._file = folder.append(TABLE, report)
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        """Write named values of a step."""
+        self._file.write("".join(f"{step},{name},{value!r}\n" for name, value in values.items()).encode())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class _Wandb:
+    def __init__(self, folder: RunFolder, settings: Mapping[str, Any]) -> None:
+        wandb: Any = importlib.import_module("wandb")
+        identity = _identity(folder, "wandb", lambda: uuid.uuid4().hex)
+        name = folder.path.name
+        self._run = wandb.init(dir=str(folder.path), name=name, id=identity, resume="allow", config=dict(settings))
+        self._run.define_metric("*", step_metric="step")  # its own step must not go back, as a run that resumes does
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log({**values, "step": step})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class _Mlflow:
+    def __init__(self, folder: RunFolder, settings: Mapping[str, Any]) -> None:
+        self._client = importlib.import_module("mlflow").MlflowClient()
+        self._run = _identity(folder, "mlflow", lambda: self._started(folder.path, settings))
+
+    def _started(self, path: Path, settings: Mapping[str, Any]) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default")
+        found = self._client.get_experiment_by_name(name)
+        experiment = self._client.create_experiment(name) if found is None else found.experiment_id
+        run: str = self._client.create_run(experiment, run_name=path.name).info.run_id
+        for name, value in settings.items():
+            self._client.log_param(run, name, value)
+        return run
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._client.log_metric(self._run, name, value, step=step)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+def _identity(folder: RunFolder, name: str, make: Callable[[], str]) -> str:
+    """Return the name of the run at a tracker, which is in a file of the run folder."""
+    path = folder.path / f"{name}-run"
+    if not path.exists():
+        folder.write(path.name, make())
+    return plain_file.read_text(path)

@@ -1,0 +1,75 @@
+"""Values of a training for other programs (`--log-to`)."""
+
+import csv
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hvd_train.errors import UsageError
+from hvd_train.run_files import trackers
+from hvd_train.world.world import LocalWorld
+from tests.support.runs import small_config, trained
+from tests.support.worlds import StoppingWorld
+
+
+def test_a_table_has_each_value_once_after_a_resume() -> None:
+    config = small_config(output_dir=Path("run"), log_to="csv", log_steps=2, epochs=1, commit_steps=5)
+    trained(StoppingWorld(after=6), config)
+    trained(LocalWorld(), config)
+    rows = list(csv.DictReader((Path("run") / "metrics.csv").open()))
+    steps = [int(row["step"]) for row in rows if row["name"] == "train/loss"]
+    assert steps == [2, 4, 6, 8, 10]
+    assert {"val/loss", "train/learning_rate"} <= {row["name"] for row in rows}
+    assert all(float(row["value"]) >= 0 for row in rows)
+
+
+class Wandb:
+    """Stands for the library: takes runs by their identity, and fails after `most` values."""
+
+    def __init__(self, most: int = 1000) -> None:
+        self.runs, self.most, self.settings = dict[str, list[dict[str, Any]]](), most, dict[str, Any]()
+
+    def init(self, *, id: str, config: dict[str, Any], **_: Any) -> Any:  # noqa: A002  # its name
+        self.settings, lines = config, self.runs.setdefault(id, [])
+
+        def log(values: dict[str, Any]) -> None:
+            if len(lines) == self.most:
+                raise ConnectionError("no route\nto the server")
+            lines.append(values)
+
+        return SimpleNamespace(log=log, define_metric=lambda *_, **__: None, finish=lambda: None)
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> Wandb:
+    library = Wandb()
+    library.__spec__ = SimpleNamespace()  # type: ignore[attr-defined]  # it is found
+    monkeypatch.setitem(sys.modules, "wandb", library)  # type: ignore[arg-type]
+    return library
+
+
+def test_a_run_that_resumes_is_one_run_at_the_tracker(wandb: Wandb) -> None:
+    config = small_config(output_dir=Path("run"), log_to="wandb", log_steps=2, epochs=1, commit_steps=5)
+    trained(StoppingWorld(after=6), config)
+    trained(LocalWorld(), config)
+    (lines,) = wandb.runs.values()
+    assert [values["step"] for values in lines if "train/loss" in values] == [2, 4, 6, 8, 10]
+    assert wandb.settings["log_to"] == "wandb"
+
+
+def test_a_tracker_that_fails_does_not_end_the_training(wandb: Wandb, capsys: pytest.CaptureFixture[str]) -> None:
+    wandb.most = 2
+    result, _ = trained(LocalWorld(), small_config(log_to="wandb,csv", log_steps=1, epochs=1))
+    assert result.finished
+    assert capsys.readouterr().out.count("--log-to: ConnectionError: no route; nothing more goes there") == 1
+
+
+def test_a_library_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="--log-to mlflow: mlflow is not installed: pip install mlflow"):
+        trackers.check(["csv", "mlflow"])
+    with pytest.raises(UsageError, match="unknown value of --log-to 'tensorbord'; did you mean 'tensorboard'"):
+        small_config(log_to="tensorbord")
