@@ -56,8 +56,14 @@ class Store:
 class DiskStore(Store):
     """Writes checkpoints in a thread of its own. If the disk is full, training continues, and a line reports it."""
 
-    def __init__(self, run_folder: RunFolder, keep: int, config: Mapping[str, Any], report: Report) -> None:
-        """Prepare to write into the run folder, in which the `keep` newest checkpoints stay."""
+    def __init__(
+        self, run_folder: RunFolder, keep: int, config: Mapping[str, Any], report: Report, *, safetensors: bool = False
+    ) -> None:
+        """Prepare to write into the run folder, in which the `keep` newest checkpoints stay.
+
+        `safetensors`: write weights in that format, too.
+        """
+        self._safetensors = safetensors
         self._run_folder, self._keep, self._config, self._report = run_folder, keep, dict(config), report
         self.folder = run_folder.path
         with suppress(OSError):  # training needs neither
@@ -135,6 +141,11 @@ class DiskStore(Store):
             try:
                 with self._run_folder.writing(name) as file:
                     _save(weights, file)
+                if self._safetensors:
+                    from safetensors.torch import save
+
+                    with self._run_folder.writing(f"{name.removesuffix('.pt')}.safetensors") as file:
+                        file.write(save({key: tensor.contiguous() for key, tensor in weights.items()}))
             except OSError as error:
                 if not quietly:
                     self._report(f"cannot write {self.folder / name}: {error.strerror}")

@@ -269,6 +269,8 @@ class RunConfig:
     """Steps from one checkpoint to the next."""
     commit_seconds: float | None = free(60.0)
     """Write a checkpoint when the last one is this many seconds old."""
+    weights_format: Literal["pt", "safetensors"] = free("pt")
+    """safetensors: also write the best and the final weights in that format, beside the .pt files."""
     keep_checkpoints: int = free(3)
     """Number of the newest checkpoints to keep."""
     log_steps: int = free(10)

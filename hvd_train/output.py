@@ -134,7 +134,13 @@ class Output:
                 lost = f"at least {journal.steps_lost} steps lost: the run resumes after step {progress.step}"
                 journal.event("lost", lost, steps_lost=journal.steps_lost)
             report = partial(journal.event, "checkpoint")
-            self.store = DiskStore(claim.folder, run.keep_checkpoints, self._config.as_dict(), report)
+            self.store = DiskStore(
+                claim.folder,
+                run.keep_checkpoints,
+                self._config.as_dict(),
+                report,
+                safetensors=run.weights_format == "safetensors",
+            )
             self.journal = journal
         if claim.from_file:
             self.store.commit(state)  # if all ranks die now, the job does not need the file again

@@ -1,6 +1,7 @@
 """The composition root: connect, build the parts from facts, train or evaluate, return a result."""
 
 import dataclasses
+import importlib.util
 import json
 import os
 import platform
@@ -113,6 +114,8 @@ def check(config: Config) -> None:
         weights.check(config.model.weights, config.model.model)
     freeze.check(config.model)
     trackers.check(config.run.trackers)
+    if config.run.weights_format == "safetensors" and importlib.util.find_spec("safetensors") is None:
+        raise UsageError("--weights-format safetensors: safetensors is not installed: pip install safetensors")
     if config.optimizer.reduction == "adasum" and launcher.elastic(os.environ):
         raise UsageError("--reduction adasum does not go with an elastic job: workers come and go in any number")
     if config.run.profile is not None and os.environ.get(launcher.TIMELINE, launcher.ON_DEMAND) != launcher.ON_DEMAND:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torchvision.models import DenseNet, ResNet18_Weights, get_model, get_model_weights, resnet18
 from torchvision.models._api import WeightsEnum
@@ -119,6 +119,20 @@ def test_safetensors_are_loaded_and_damaged_ones_refused() -> None:
     Path("file.safetensors").write_bytes(Path("file.safetensors").read_bytes()[:-9])
     with pytest.raises(UsageError, match=r"file\.safetensors: cannot be read \("):
         weights.start_from("file.safetensors", target, "mine", 10)
+
+
+def test_weights_of_a_run_in_safetensors_are_those_of_the_pt_file() -> None:
+    """Also those of a moving average, and with two names for one tensor."""
+
+    def tied(num_classes: int) -> nn.Module:
+        model = runs.convnet(num_classes)
+        model[0].register_parameter("twin", model[0].weight)
+        return model
+
+    trained(LocalWorld(), small_config(weights_format="safetensors", ema_decay=0.9, epochs=1), tied)
+    for name in ("best", "final"):
+        saved = torch.load(f"run/model-{name}.pt", weights_only=True)
+        assert equal(load_file(f"run/model-{name}.safetensors"), saved)
 
 
 @pytest.mark.parametrize(
