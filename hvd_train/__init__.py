@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from hvd_train import recipes as recipes
     from hvd_train.config import Config as Config
     from hvd_train.data.dataset import DataSet as DataSet
+    from hvd_train.data.shards import Shards as Shards
     from hvd_train.data.tokens import Tokens as Tokens
     from hvd_train.errors import HvdTrainError as HvdTrainError
     from hvd_train.errors import UsageError as UsageError
@@ -30,6 +31,7 @@ _HOME = {
     "Result": "result",
     "Scores": "tasks.task",
     "Session": "session",
+    "Shards": "data.shards",
     "Task": "tasks.task",
     "Tokens": "data.tokens",
     "Total": "tasks.measures",
