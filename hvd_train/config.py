@@ -89,7 +89,8 @@ class DataConfig:
     """The images, their source and their transforms."""
 
     data: str = "digits"
-    """Data set: digits, cifar10, cifar100, folder, synthetic, or your own as package.module:function."""
+    """Data set: digits, cifar10, cifar100, folder, synthetic, hf:FOLDER (of Hugging Face's `datasets`), or your own as
+    package.module:function."""
     data_dir: Path | None = free(None)
     """Folder of the data; for `folder` it holds train/ and val/, with one folder per class."""
     download: bool = free(False)

@@ -14,6 +14,8 @@ SAMPLES = "hvd_train.tasks.samples"
 """The module of data and networks of our own recipes."""
 TIMM = "timm:"
 """Prefix of the names of timm's models."""
+HUGGING_FACE = "hf:"
+"""Prefix of the folder of a data set of Hugging Face's `datasets`."""
 
 
 class Untrusted(UsageError):
@@ -22,7 +24,7 @@ class Untrusted(UsageError):
 
 def is_reference(name: str) -> bool:
     """Return whether a name means the user's own code, as `mine:model` does."""
-    return ":" in name and not name.startswith(TIMM)
+    return ":" in name and not name.startswith((TIMM, HUGGING_FACE))
 
 
 def needs_trust(name: str) -> bool:

@@ -14,16 +14,20 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from hvd_train import plugin
 from hvd_train.config import DataConfig
+from hvd_train.data import hugging_face
 from hvd_train.data.augment import affine_jitter, crop_and_flip
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet, MapDataset
 from hvd_train.errors import UsageError, unknown_name
+from hvd_train.plugin import HUGGING_FACE
 
 OwnData = Callable[[DataConfig], Sequence[Any]]  # returns a DataSet, or a training set and a validation set or None
 
 
 def check_name(name: str) -> None:
     """Raise UsageError, with the nearest name, if the name of a data set is unknown."""
-    if plugin.is_reference(name):
+    if name.startswith(HUGGING_FACE):
+        hugging_face.check(name.removeprefix(HUGGING_FACE))
+    elif plugin.is_reference(name):
         plugin.load("data", name)
     elif name not in _OPENERS:
         raise unknown_name("data set", name, _OPENERS)
@@ -34,7 +38,10 @@ def open_data(config: DataConfig, seed: int, own: OwnData | None = None, *, any_
 
     With `any_items`, those of `own` may be any trees of tensors, unless it returns a DataSet.
     """
-    if own is not None or plugin.is_reference(config.data):
+    if own is None and config.data.startswith(HUGGING_FACE):
+        result: Any = hugging_face.open_saved(config.data.removeprefix(HUGGING_FACE), any_items=any_items)
+        data = _from_result(config.data, result, any_items=any_items)
+    elif own is not None or plugin.is_reference(config.data):
         result = (own or plugin.load("data", config.data))(config)
         data = _from_result(config.data, result, any_items=any_items and not isinstance(result, DataSet))
     else:

@@ -1,0 +1,75 @@
+"""`--data hf:FOLDER`, by a stand-in for the library `datasets`, which is not among our requirements."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image as Pictures
+
+from hvd_train.data import hugging_face
+from hvd_train.errors import UsageError
+from hvd_train.plugin import is_reference
+
+
+class Image:
+    """A feature; the library tells kinds of columns by their class."""
+
+
+class ClassLabel:
+    names = ("one", "two")
+
+
+class Part(list[dict[str, Any]]):
+    features = {"label": ClassLabel(), "picture": Image()}  # noqa: RUF012
+
+    def with_format(self, kind: str) -> list[dict[str, Any]]:
+        return [{**row, "format": kind} for row in self]
+
+
+def parts(**named: int) -> dict[str, Part]:
+    return {name: Part({"label": n % 2, "picture": Pictures.new("L", (4, 6), n)} for n in range(count))
+            for name, count in named.items()}  # fmt: skip
+
+
+def use(monkeypatch: pytest.MonkeyPatch, found: Any) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_from_disk=lambda path: found))  # type: ignore[arg-type]
+
+
+def test_images_and_classes_are_found_by_the_kinds_of_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, parts(train=3, validation=2))
+    train, val = hugging_face.open_saved("saved", any_items=False)
+    assert (len(train), len(val), train.classes) == (3, 2, ("one", "two"))
+    image, label = train[2]
+    assert (image.dtype, image.shape, image.unique().tolist(), label) == (torch.uint8, (3, 6, 4), [2], 0)
+    assert not is_reference("hf:saved")
+
+
+def test_other_tasks_get_mappings_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, parts(train=3))
+    train, val = hugging_face.open_saved("saved", any_items=True)
+    assert (train[0]["format"], val) == ("torch", None)
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (Part(), "it has no part called train"),
+        (parts(test=1), "it has no part called train"),
+        ({"train": SimpleNamespace(features={"x": 1})}, r"its columns are .* needs an Image and a ClassLabel"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(monkeypatch: pytest.MonkeyPatch, found: Any, says: str) -> None:
+    use(monkeypatch, found)
+    with pytest.raises(UsageError, match=says):
+        hugging_face.open_saved("saved", any_items=False)
+
+
+def test_a_missing_folder_or_library_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="there is no such folder"):
+        hugging_face.check("absent")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UsageError, match="datasets is not installed: pip install datasets"):
+        hugging_face.open_saved(str(Path()), any_items=False)
