@@ -57,13 +57,20 @@ class DiskStore(Store):
     """Writes checkpoints in a thread of its own. If the disk is full, training continues, and a line reports it."""
 
     def __init__(
-        self, run_folder: RunFolder, keep: int, config: Mapping[str, Any], report: Report, *, safetensors: bool = False
+        self,
+        run_folder: RunFolder,
+        keep: int,
+        config: Mapping[str, Any],
+        report: Report,
+        *,
+        safetensors: bool = False,
+        committed: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare to write into the run folder, in which the `keep` newest checkpoints stay.
 
-        `safetensors`: write weights in that format, too.
+        `safetensors`: write weights in that format, too. `committed` is called after each commit.
         """
-        self._safetensors = safetensors
+        self._safetensors, self._committed = safetensors, committed
         self._run_folder, self._keep, self._config, self._report = run_folder, keep, dict(config), report
         self.folder = run_folder.path
         with suppress(OSError):  # training needs neither
@@ -133,6 +140,7 @@ class DiskStore(Store):
         if not last and self._unwritten:
             with self._weights_lock:
                 self._write_weights(quietly=True)
+        self._committed()
         return True
 
     def _write_weights(self, *, quietly: bool = False) -> bool:

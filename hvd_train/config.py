@@ -264,6 +264,9 @@ class RunConfig:
     """GPUs of each host, in the order of the local ranks that use them; default: 0, 1, 2, ..."""
     output_dir: Path | None = free(None)
     """Run folder; default: the stopped run of the same command, else runs/RECIPE-TIME."""
+    copy_to: str | None = free(None)
+    """Also keep the run folder at this URL (s3://..., gs://... or another of fsspec): copied after each commit, and
+    fetched where --output-dir has no run yet."""
     resume: str = free("auto")
     """auto: resume from the newest good checkpoint of the run folder; never: start again; or a checkpoint file."""
     commit_steps: int | None = free(None)
@@ -295,6 +298,10 @@ class RunConfig:
         _check(self, "at least 1", "commit_steps", "keep_checkpoints", "log_steps", "eval_epochs")
         _check(self, "a number above 0", "commit_seconds")
         _ = self.max_seconds, self.profiled_steps, self.trackers  # may raise
+        url = re.match(r"(\w+):/", str(self.output_dir))
+        if url or (self.copy_to and not self.output_dir):
+            given = f"--output-dir {self.output_dir} is no folder" if url else f"--copy-to {self.copy_to}"
+            raise UsageError(f"{given}: name a folder of this machine, too: --output-dir FOLDER --copy-to URL")
 
     @property
     def trackers(self) -> tuple[str, ...]:

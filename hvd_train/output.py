@@ -25,8 +25,9 @@ from hvd_train.launch import launcher
 from hvd_train.network import optim
 from hvd_train.plugin import is_reference
 from hvd_train.progress.order import BatchLayout
-from hvd_train.run_files import run_folder
+from hvd_train.run_files import remote, run_folder
 from hvd_train.run_files.journal import Journal, RunJournal
+from hvd_train.run_files.remote import Copies
 from hvd_train.run_files.run_folder import Busy, RunFolder
 from hvd_train.state import Progress, Snapshot, TrainState, check_same_shapes, of_today
 from hvd_train.world.world import Place
@@ -56,6 +57,7 @@ class Output:
         self._claimed: RunFolder | None = None  # the last claim, which `open` may not have followed
         self.journal: Journal = Journal()
         self.store: Store = Store()
+        self._copies: Copies | None = None  # to another file system, if the config says so
 
     @property
     def path(self) -> Path | None:
@@ -90,6 +92,8 @@ class Output:
             elif from_disk:
                 state.layout = first_layout()
 
+        if config.run.copy_to and config.run.output_dir and config.run.resume != "never":
+            remote.fetch(config.run.copy_to, config.run.output_dir, say)
         folder = self._claimed = _claim(config, start, abandoned=run_dir is not None)
         snapshot = checkpoint.newest_good(folder.path, notes.append) if from_disk and folder.earlier else None
         if snapshot is not None:
@@ -134,12 +138,14 @@ class Output:
                 lost = f"at least {journal.steps_lost} steps lost: the run resumes after step {progress.step}"
                 journal.event("lost", lost, steps_lost=journal.steps_lost)
             report = partial(journal.event, "checkpoint")
+            self._copies = Copies(run.copy_to, claim.folder, say) if run.copy_to else None  # also after the journal
             self.store = DiskStore(
                 claim.folder,
                 run.keep_checkpoints,
                 self._config.as_dict(),
                 report,
                 safetensors=run.weights_format == "safetensors",
+                committed=self._copies.start if self._copies else lambda: None,
             )
             self.journal = journal
         if claim.from_file:
@@ -178,6 +184,9 @@ class Output:
         """Finish what is being written and give up the folder."""
         self.store.close()
         self.journal.close()
+        if self._copies is not None:
+            self._copies.close()
+            self._copies = None
         if self._folder is not None:
             self._folder.release()
         self._folder, self.journal, self.store = None, Journal(), Store()

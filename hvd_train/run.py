@@ -28,7 +28,7 @@ from hvd_train.network.models import Builder
 from hvd_train.parts import NOTHING, Optimizers, Own, Parts, build, warm_parts
 from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, Stopped
-from hvd_train.run_files import run_folder, trackers
+from hvd_train.run_files import remote, run_folder, trackers
 from hvd_train.tasks import named as tasks
 from hvd_train.tasks.task import Scores, Task
 from hvd_train.training import Training
@@ -114,6 +114,8 @@ def check(config: Config) -> None:
         weights.check(config.model.weights, config.model.model)
     freeze.check(config.model)
     trackers.check(config.run.trackers)
+    if config.run.copy_to is not None:
+        remote.file_system(config.run.copy_to)
     if config.run.weights_format == "safetensors" and importlib.util.find_spec("safetensors") is None:
         raise UsageError("--weights-format safetensors: safetensors is not installed: pip install safetensors")
     if config.optimizer.reduction == "adasum" and launcher.elastic(os.environ):

@@ -43,17 +43,8 @@ _ACT |= {"batch_size", "global_batch_size", "accumulation_steps", "eval_batch_si
 _ACT |= {"gradient_predivide_factor", "fusion_groups", "clip_norm", "ema_decay", "recipe"}
 _ACT |= {"precision", "compression", "channels_last", "deterministic", "max_skipped_steps"}
 _ACT |= {"device", "gpu_ids", "output_dir", "resume", "commit_steps", "commit_seconds"}
-_ACT |= {
-    "weights_format",
-    "log_to",
-    "keep_checkpoints",
-    "log_steps",
-    "log_dir",
-    "progress",
-    "max_time",
-    "ledger",
-    "profile",
-}
+_ACT |= {"copy_to", "weights_format", "keep_checkpoints", "log_to", "log_steps", "log_dir", "progress"}
+_ACT |= {"max_time", "ledger", "profile"}
 
 
 class Session(Loops):

@@ -1,0 +1,86 @@
+"""The copy of a run at another file system (`--copy-to`)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from hvd_train.errors import UsageError
+from hvd_train.run_files import remote
+from hvd_train.run_files.ledger import audit
+from hvd_train.run_files.run_folder import RunFolder
+from hvd_train.world.world import LocalWorld
+from tests.support.runs import equal, small_config, trained
+from tests.support.worlds import StoppingWorld
+
+URL = "memory://bucket/run"
+
+
+@pytest.fixture(autouse=True)
+def storage() -> Iterator[Any]:
+    system = fsspec.filesystem("memory")
+    yield system
+    system.store.clear()
+
+
+def test_an_empty_machine_continues_the_run_to_the_bit(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"epochs": 2, "ledger": True, "commit_steps": 3}
+    _, expected = trained(LocalWorld(), small_config(output_dir=Path("alone"), **settings))
+    trained(StoppingWorld(after=7), small_config(output_dir=Path("one"), copy_to=URL, **settings))
+    result, weights = trained(LocalWorld(), small_config(output_dir=Path("two"), copy_to=URL, **settings))
+    assert (result.finished, audit(Path("two")).faults) == (True, ())
+    assert equal(weights, expected)
+    assert "resuming at epoch 1, step 7" in capsys.readouterr().out
+
+
+def names(folder: str) -> set[str]:
+    return {path.rpartition("/")[2] for path in fsspec.filesystem("memory").find(f"/bucket/run/{folder}")}
+
+
+def test_the_copy_has_the_files_of_the_run() -> None:
+    trained(LocalWorld(), small_config(output_dir=Path("one"), copy_to=URL, epochs=1, commit_steps=2))
+    here = {path.name for path in Path("one/checkpoints").iterdir()}
+    assert (names("checkpoints"), len(here)) == (here, 3)
+    assert {"config.yaml", "metrics.jsonl", "summary.json", "model-final.pt"} <= names("")
+    assert ".lock" not in names("")
+
+
+class Broken:
+    """A file system without an answer."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ConnectionError("no route to it")
+
+
+def test_a_storage_that_fails_does_not_end_the_training(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = remote.Copies(URL, RunFolder(Path("one")), print)
+    made._system = Broken()
+    Path("one").mkdir()
+    Path("one/config.yaml").touch()
+    made.start()
+    made.close()
+    assert capsys.readouterr().out == f"--copy-to {URL}: ConnectionError: no route to it; the next commit tries again\n"
+    monkeypatch.setattr(remote, "file_system", lambda url: (Broken(), ""))
+    with pytest.raises(UsageError, match=r"cannot fetch the run \(ConnectionError: no route to it\)"):
+        remote.fetch(URL, Path("two"), print)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"copy_to": URL, "output_dir": None}, "name a folder of this machine, too"),
+        ({"output_dir": Path("s3://bucket/run")}, r"--output-dir s3:/bucket/run is no folder: .* --copy-to URL"),
+    ],
+)
+def test_a_folder_of_this_machine_is_needed(settings: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        small_config(**settings)
+
+
+def test_an_unknown_file_system_is_one_line() -> None:
+    with pytest.raises(UsageError, match="--copy-to nowhere://x: Protocol not known: nowhere"):
+        remote.file_system("nowhere://x")
