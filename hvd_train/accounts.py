@@ -68,7 +68,7 @@ def of_updates(answers: Sequence[tuple[str, Answer]], num_samples: int) -> StepR
 
     Its loss is the mean over the updates; the measures of each have the optimizer's name in front.
     """
-    sums, divisors = Counter[str](), Counter[str]()
+    sums, divisors = Counter({LOSS: 0}), Counter({LOSS: 0})
     for optimizer, answer in answers:
         assert answer.totals is not None
         for each, of_update in ((sums, answer.totals.sums), (divisors, answer.totals.divisors)):

@@ -86,6 +86,31 @@ def test_a_fault(name: str, hosts: Hosts, tmp_path: Path, expected: Weights) -> 
     assert ("RuntimeError: an error in the user's model" in running.output) == (name == "an error in the model")
 
 
+TASKS = {  # steps of about a 24th of the samples
+    "diabetes-regression": ("perceptron", 5),
+    "digits-segmentation": ("pixel_network", 16),
+    "python-language-model": ("byte_model", 81),
+}
+
+
+@pytest.mark.parametrize("recipe", TASKS)
+def test_a_built_in_task(recipe: str, hosts: Hosts, tmp_path: Path) -> None:
+    """A worker dies, then rank 0."""
+    model, batch = TASKS[recipe]
+    line = f"{recipe} --model tests.support.on_demand:{model} -b {batch} --global-batch-size {3 * batch} --epochs 3 "
+    line += "--optimizer sgd --lr 0.01 --clip-norm 1 --schedule constant --warmup-epochs 0 --device cpu --log-steps 1 "
+    training = [*line.split(), "--ledger", "--commit-steps", "10", "--output-dir", "run"]
+    (tmp_path / "alone").mkdir()
+    expected = undisturbed(tmp_path / "alone", training=training)
+    on_demand.pace(tmp_path, 0.1)
+    with job(hosts, tmp_path, training=training) as running:
+        running.after(15)
+        running.worker("h2").kill()
+        running.reaches(3)
+        running.worker("h1").kill()
+        running.completes(expected, epochs=3)
+
+
 def test_a_script_with_its_own_loop(hosts: Hosts, tmp_path: Path) -> None:
     """Two workers die, one of them rank 0; scheduler, counter and evaluations are as in an undisturbed script."""
     script = [OWN_LOOP, "--output-dir", "run", "--ledger", "--device", "cpu"]

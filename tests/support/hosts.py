@@ -350,12 +350,12 @@ class Job:
     def list(self, *lines: str) -> None:
         list_hosts(self.folder, lines)
 
-    def completes(self, expected: Weights) -> None:
+    def completes(self, expected: Weights, epochs: int = 8) -> None:
         """Wait for the end of the training, at full speed, and check its result."""
         pace(self.folder, 0)
         wait_for("the end", lambda: self.launcher.poll() is not None, limit_s=500)
         assert self.launcher.returncode == 0, self.output
-        check(self, expected)
+        check(self, expected, epochs)
 
     @property
     def output(self) -> str:

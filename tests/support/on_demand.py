@@ -7,10 +7,12 @@ import socket
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hvd_train.tasks import samples
 from tests.support.runs import smooth
 from tests.support.worlds import own_generator
 
@@ -61,6 +63,24 @@ def _raise_error(*_: object) -> None:
         what = path.read_text()
         path.unlink()
         raise RuntimeError(what)
+
+
+def _paced(model: nn.Module) -> nn.Module:
+    model.register_forward_hook(_take_time)
+    return model
+
+
+def perceptron() -> nn.Module:
+    return _paced(samples.perceptron())
+
+
+def pixel_network(num_classes: int) -> nn.Module:
+    layers: Any = samples.pixel_network(num_classes)  # kinks would multiply roundings
+    return _paced(nn.Sequential(*(nn.Tanh() if isinstance(layer, nn.ReLU) else layer for layer in layers)))
+
+
+def byte_model() -> nn.Module:
+    return _paced(samples.ByteModel())
 
 
 def _take_time(model: nn.Module, *_: object) -> None:
