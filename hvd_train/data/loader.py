@@ -190,6 +190,19 @@ class _Reader:
             return error  # DataLoader would wrap it in a traceback
 
 
+class _Rows(tuple[Tensor, ...]):
+    """A batch of a TensorDataset."""
+
+
+@dataclass
+class _TensorReader(_Reader):
+    """Reads whole batches of a TensorDataset, whose items need no random numbers."""
+
+    def __getitems__(self, samples: list[_Sample]) -> _Rows:
+        rows = [index for _, index, _ in samples]
+        return _Rows(tensor[rows] for tensor in self.data.tensors)  # type: ignore[attr-defined]
+
+
 @dataclass
 class _MicroBatchSampler:
     """Yields the samples of each micro-batch; the owner sets `epoch` and `micro_batches` before each iteration."""
@@ -219,7 +232,9 @@ class MapLoader(Loader):
         self.num_samples, self._collate = len(data), _Collate(collate)
         self._prepare, self._device, self._num_workers = prepare, device, num_workers
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._sampler, self._reader = _MicroBatchSampler(len(data)), _Reader(data, seed)
+        in_tensors = type(data) is TensorDataset and collate is default_collate
+        self._sampler = _MicroBatchSampler(len(data))
+        self._reader = _TensorReader(data, seed) if in_tensors else _Reader(data, seed)
         # Forked processes crash after MPI or CUDA has started (Horovod issues #1215, #2898).
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])  # so that torch is imported once, not in each loader process
@@ -312,7 +327,9 @@ class _Collate:
 
     function: Collate
 
-    def __call__(self, items: list[Any]) -> Any:
+    def __call__(self, items: list[Any] | _Rows) -> Any:
+        if isinstance(items, _Rows):
+            return list(items)  # as default_collate
         for item in items:
             if isinstance(item, UsageError):
                 return item

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from hvd_train.data.augment import Augment
 from hvd_train.data.dataset import Arrays, DataSet
@@ -72,6 +73,23 @@ def test_loader_processes_change_nothing() -> None:
     by_sample = [half[half[:, 0].argsort()] for half in first.split(30)]
     assert by_sample[0][:, 0].tolist() == list(range(30))
     assert not (by_sample[0][:, 1:] == by_sample[1][:, 1:]).any(), "each epoch has random numbers of its own"
+
+
+class SameItems(TensorDataset):
+    """Is read item by item, since it may make items itself."""
+
+
+def test_tensors_are_read_in_whole_batches_of_the_same_items() -> None:
+    """Also in loader processes."""
+    tensors = torch.rand(24, 3), torch.arange(24), torch.rand(24, 2, 2)
+    with closing(MapLoader(SameItems(*tensors), None, CPU, 0, 0)) as loader:
+        expected = epochs_of(loader)
+    for workers in (0, 1):
+        with closing(MapLoader(TensorDataset(*tensors), None, CPU, 0, workers)) as loader:
+            for batch, other in zip(epochs_of(loader), expected, strict=True):
+                for micro, item_by_item in zip(batch.micro_batches, other.micro_batches, strict=True):
+                    assert type(micro.batch) is type(item_by_item.batch)
+                    assert all(map(torch.equal, micro.batch, item_by_item.batch))
 
 
 def test_random_transforms_belong_to_the_sample() -> None:
