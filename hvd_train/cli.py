@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from hvd_train import recipes
 from hvd_train._version import __version__
-from hvd_train.console import PROGRAM
+from hvd_train.console import PROGRAM, outlive
 from hvd_train.errors import HvdTrainError, unknown_name
 from hvd_train.launch import exit_report, launcher, rank_log
 from hvd_train.launch.exit_report import report_once
@@ -29,6 +29,7 @@ _MODULES = {
 def main() -> None:
     """Run the command of `sys.argv` and exit with its code; this is the console entry point."""
     rank_log.whole_lines()
+    outlive()  # `hvd-train bench ... | head`
     codes: list[int] = []
     atexit.register(_leave, codes)  # registered first, so it runs last
     with exit_report.reporting_exit_code(os.environ):

@@ -51,9 +51,9 @@ _COLUMNS = (("phase", "phase", ""), ("milliseconds", "ms a step", ",.3f"), ("sha
 
 
 def without_files(config: Config, *, own_data: bool) -> Config:
-    """Return the config without files of weights and, unless `own_data`, with random images."""
+    """Return the config without files of weights and, unless `own_data` or for other tasks, with random images."""
     config = config.replace(weights=None)
-    if own_data:
+    if own_data or config.model.task != "classification":
         return config
     size = config.data.image_size or _IMAGE_SIZES.get(config.data.data, 224)
     plain = {"augment": "standard", "random_erasing": 0.0, "val_crop_size": None, "val_resize_size": None}

@@ -21,13 +21,14 @@ from hvd_train.config import Config
 from hvd_train.errors import HvdTrainError, UsageError
 from hvd_train.flags import take, take_number
 from hvd_train.launch import launcher, roll_call
-from hvd_train.run_files import durable
+from hvd_train.run_files import durable, history
+from hvd_train.run_files.journal import labelled
 
 if TYPE_CHECKING:
     from hvd_train.world.world import World
 
 _COLUMNS = (
-    *(("name", "training", ""), ("score", "best top-1", ""), ("loss", "loss", ".4f"), ("seconds", "seconds", ".0f")),
+    *(("name", "training", ""), ("score", "best", ""), ("loss", "loss", ".4f"), ("seconds", "seconds", ".0f")),
     ("run", "run", ""),
 )
 
@@ -111,8 +112,9 @@ def _try(name: str, config: Config, world: World, *, speaks: bool) -> dict[str, 
             stack.enter_context(contextlib.redirect_stdout(log))
         try:
             result = train(config, world=world)
-            best, last = result.best.get("top1", math.nan), result.scores.get("loss", math.nan)
-            row |= {"top1": best, "loss": last, "epochs": result.epochs}
+            name_of_best, higher = history.read(folder).goal if speaks else ("", True)
+            best, last = result.best.get(name_of_best, math.nan), result.scores.get("loss", math.nan)
+            row |= {"figure": name_of_best, "higher": higher, "best": best, "loss": last, "epochs": result.epochs}
             row["failed"] = None if result.finished else "stopped"
         except HvdTrainError as error:
             row["failed"] = str(error)
@@ -126,8 +128,7 @@ def _try(name: str, config: Config, world: World, *, speaks: bool) -> dict[str, 
 
 
 def _conclude(rows: list[dict[str, Any]], folder: Path) -> int:
-    # `max` of -1 and NaN is -1.
-    rows.sort(key=lambda row: (row["failed"] is not None, -max(-1.0, row.get("top1", -1.0)), row["name"]))
+    rows.sort(key=_place)
     failed = {row["name"]: f"failed: {textwrap.shorten(row['failed'], 60)}" for row in rows if row["failed"]}
     shown = [{"loss": None, **row, "score": failed.get(row["name"]) or _score(row)} for row in rows]
     console.show(record.table(_COLUMNS, shown))
@@ -136,5 +137,11 @@ def _conclude(rows: list[dict[str, Any]], folder: Path) -> int:
     return 1 if any(row["failed"] for row in rows) else 0
 
 
+def _place(row: dict[str, Any]) -> tuple[bool, bool, float, str]:
+    """Return a key: the best first, those without a score later, and failed ones last."""
+    best = row.get("best", math.nan)
+    return row["failed"] is not None, math.isnan(best), -best if row.get("higher") else best, row["name"]
+
+
 def _score(row: dict[str, Any]) -> str:
-    return "not evaluated" if math.isnan(row["top1"]) else f"{row['top1']:.2%}"
+    return "not evaluated" if math.isnan(row["best"]) else labelled(row["figure"], row["best"])

@@ -76,7 +76,7 @@ def test_a_sweep_without_a_launcher_trains_sequentially(capsys: pytest.CaptureFi
     assert cli.run(line.split()) == 1
     rows = json.loads(Path("out/sweep.json").read_text())
     assert [row["name"] for row in rows] == ["lr=0.2", "lr=0.001", "lr=1e30"]
-    assert rows[0]["top1"] > rows[1]["top1"]
+    assert rows[0]["best"] > rows[1]["best"]
     assert [row["failed"] is None for row in rows] == [True, True, False]
     assert "the loss is not finite" in rows[2]["failed"]
     assert "epoch 1/1" not in capsys.readouterr().out
@@ -189,3 +189,27 @@ def test_control_characters_are_not_printed(
     for text in printed:
         assert "title" in text
         assert not OBEYED & set(text), text
+
+
+def test_a_sweep_of_another_task_has_the_best_of_its_figure_first() -> None:
+    """The error of a regression is better if it is smaller."""
+    cli.run(
+        [
+            "sweep",
+            "diabetes-regression",
+            "--epochs",
+            "2",
+            "--device",
+            "cpu",
+            "--lr",
+            "0.0001,0.01",
+            "--output-dir",
+            "out",
+        ]
+    )
+    rows = json.loads(Path("out/sweep.json").read_text())
+    assert [(row["name"], row["figure"], row["higher"]) for row in rows] == [
+        ("lr=0.01", "error", False),
+        ("lr=0.0001", "error", False),
+    ]
+    assert 0 < rows[0]["best"] < rows[1]["best"]
