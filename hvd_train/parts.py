@@ -126,6 +126,8 @@ def build(config: Config, place: Place, own: Own = NOTHING) -> Parts:
         mean, std = weights.normalisation(chosen, config.model.model)
         data = replace(data, mean=mean, std=std)
     task = open_task(config, data.classes, own.task)
+    for constant in task.constants:
+        as_constant(constant, device)
     goal = _goal(config.schedule, task, validates=data.val is not None)
     num_workers, collate = loader_processes(config.data, place), task.collate or default_collate
     colour = own.model is None and models.needs_colour(config.model.model)
@@ -186,6 +188,12 @@ def of_a_loop(
     task = Task(Mapping.get, best="")  # type: ignore[arg-type]  # the user's loop measures
     measuring, goal = {name: Measuring(task.measure) for name in optimizers}, Goal("best", higher=True)
     return Parts(device, source, task, measuring, Measuring(task.measure), goal, model, loader, None, None), optimizers
+
+
+def as_constant(module: nn.Module, device: torch.device) -> str:
+    """Move a module that is not trained to a device, in evaluation mode and without gradients; return its digest."""
+    module.to(device).eval().requires_grad_(requires_grad=False)
+    return buffers.digest_of("", buffers.tensors_in(module.state_dict()))
 
 
 def _goal(schedule: ScheduleConfig, task: Task, *, validates: bool) -> Goal:

@@ -26,8 +26,7 @@ from hvd_train.flags import parse_flags
 from hvd_train.launch.exit_report import report_once
 from hvd_train.loops import Loops, Step
 from hvd_train.network import buffers
-from hvd_train.network.buffers import digest_of, tensors_in
-from hvd_train.parts import loader_processes, of_a_loop
+from hvd_train.parts import as_constant, loader_processes, of_a_loop
 from hvd_train.points import HEAD, START
 from hvd_train.progress.metrics import FACTS
 from hvd_train.registered import Registered
@@ -170,9 +169,8 @@ class Session(Loops):
         """
         if self.training.has_joined:
             raise UsageError("call session.constant before the first loop or evaluation")
-        module.to(self.device).eval().requires_grad_(requires_grad=False)
         self._constants += 1
-        digest = digest_of("", tensors_in(module.state_dict()))
+        digest = as_constant(module, self.device)
         self.training.world.compare({f"constant module {self._constants}": digest})
         return module
 

@@ -25,7 +25,7 @@ from hvd_train.network import device, weights
 from hvd_train.network.buffers import digest_of, tensors_in
 from hvd_train.network.device import check_own_gpus, gpu_name, split_on
 from hvd_train.output import Claim, Output
-from hvd_train.parts import Optimizers, Parts, build_updater, fresh_state
+from hvd_train.parts import Optimizers, Parts, as_constant, build_updater, fresh_state
 from hvd_train.points import Label, Point
 from hvd_train.profiling import Profile
 from hvd_train.progress.clock import Split, Stopwatch, Timer
@@ -67,7 +67,8 @@ class Training:
         self.config, self.world, self.parts, self.stop, self._optimizers = config, world, parts, stop, optimizers
         self.clocks = Clocks.of(config)
         check_own_gpus(world, parts.device)
-        world.compare(identity.facts(parts.data))
+        constants = {f"constant module {n}": as_constant(m, parts.device) for n, m in enumerate(parts.task.constants)}
+        world.compare({**identity.facts(parts.data), **constants})
         self.output, self.membership = Output(config), Membership()
         self.waits = Point().label(-1)  # where its program is, for other ranks
         self.last_result: StepResult | None = None  # of the step since the last point

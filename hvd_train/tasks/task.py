@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hvd_train.config import ScheduleConfig
 from hvd_train.errors import UsageError
@@ -63,6 +63,7 @@ class Task:
     collate: Callable[[list[Any]], Any] | None = None
     best: str = LOSS
     higher: bool = False
+    constants: Sequence[nn.Module] = ()  # modules that are not trained, such as a teacher; equal on all ranks
     sample: str = "sample"  # the name of a sample for the user: "image" gives "1,234 images/s"
     per_class: Callable[[Scores], Mapping[str, float]] | None = None  # a figure of each class, for `hvd-train evaluate`
 

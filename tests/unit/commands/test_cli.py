@@ -193,20 +193,8 @@ def test_control_characters_are_not_printed(
 
 def test_a_sweep_of_another_task_has_the_best_of_its_figure_first() -> None:
     """The error of a regression is better if it is smaller."""
-    cli.run(
-        [
-            "sweep",
-            "diabetes-regression",
-            "--epochs",
-            "2",
-            "--device",
-            "cpu",
-            "--lr",
-            "0.0001,0.01",
-            "--output-dir",
-            "out",
-        ]
-    )
+    line = "sweep diabetes-regression --epochs 2 --device cpu --lr 0.0001,0.01 --output-dir out"
+    assert cli.run(line.split()) == 0
     rows = json.loads(Path("out/sweep.json").read_text())
     assert [(row["name"], row["figure"], row["higher"]) for row in rows] == [
         ("lr=0.01", "error", False),

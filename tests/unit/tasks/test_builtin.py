@@ -1,5 +1,6 @@
 """The built-in tasks: equal on any number of ranks, resumed to the bit, and their figures worked out by hand."""
 
+import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 from hvd_train import UsageError, train
 from hvd_train.state import to_host
+from hvd_train.tasks.builtin import distillation
 from hvd_train.tasks.measures import Measuring, fields_of, numbers_of
 from hvd_train.tasks.named import open_task
 from hvd_train.tasks.task import Scores
@@ -73,6 +75,37 @@ def test_a_built_in_task_keeps_the_promises(name: str) -> None:
     assert not stopped.finished
     _, weights = train_in(LocalWorld(), "stopped")
     assert equal(weights, expected)
+
+
+def test_a_student_learns_from_a_teacher_as_well_on_any_number_of_ranks() -> None:
+    """Labels alone would teach it something else. The teacher stays as it is."""
+    teacher = own_generator(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)), seed=5)
+    before = to_host(teacher.state_dict())
+
+    def student_of(world: World, share: float = 1.0) -> nn.Module:
+        model, task = own_generator(nn.Linear(4, 3)), distillation(copy.deepcopy(teacher), 2.0, share)
+        data = made(lambda x: torch.zeros(len(x), dtype=torch.int64), 4)
+        config = small_config(epochs=30, learning_rate=0.5, output_dir=Path(f"{world.place.size}-{share}"))
+        train(config, model=lambda: model, data=data, task=task, world=world)
+        return model
+
+    student, by_labels = student_of(LocalWorld()), student_of(LocalWorld(), 0.0)
+    x = torch.rand(50, 4, generator=torch.Generator().manual_seed(0))
+    wanted = teacher.eval()(x).log_softmax(1)
+    assert torch.dist(student(x).log_softmax(1), wanted) < 0.3 < torch.dist(by_labels(x).log_softmax(1), wanted)
+    assert equal(to_host(teacher.state_dict()), before)
+    for other in run_ranks(2, student_of):
+        assert largest_difference(to_host(other.state_dict()), to_host(student.state_dict())) <= 1e-5
+
+
+def test_ranks_with_different_teachers_are_refused() -> None:
+    def body(world: World) -> None:
+        task = distillation(own_generator(nn.Linear(4, 3), seed=world.place.rank))
+        data = made(lambda x: torch.zeros(len(x), dtype=torch.int64), 4)
+        with pytest.raises(UsageError, match="constant module 0"):
+            train(small_config(), model=lambda: nn.Linear(4, 3), data=data, task=task, world=world)
+
+    run_ranks(2, body)
 
 
 class Answers(nn.Module):
