@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hvd_train.run import train as train
     from hvd_train.session import Session as Session
     from hvd_train.session import parse_args as parse_args
+    from hvd_train.tasks.measures import Each as Each
     from hvd_train.tasks.measures import Mean as Mean
     from hvd_train.tasks.measures import Total as Total
     from hvd_train.tasks.task import Scores as Scores
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Config": "config",
     "DataSet": "data.dataset",
+    "Each": "tasks.measures",
     "HvdTrainError": "errors",
     "Mean": "tasks.measures",
     "Result": "result",

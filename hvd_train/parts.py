@@ -214,8 +214,10 @@ def _measurings(task: Task, network: nn.Module, batch: Any) -> tuple[Measuring, 
     for module, in_training in modes:
         module.training = in_training
     training, evaluation = (Measuring(function, measures.fields_of(found[function], 2)) for function in functions)
-    numbers = measures.numbers_of(found[evaluation.function], evaluation.fields, torch.float64).cpu()
-    scores_of(task, evaluation.fields, numbers, 2)
+    evaluated = found[evaluation.function]
+    numbers = measures.numbers_of(evaluated, evaluation.fields, torch.float64).cpu()
+    kept = {f.name: measures.values_of(evaluated[f.name]) for f in evaluation.fields if f.kind == "each"}
+    scores_of(task, evaluation.fields, numbers, 2, kept)
     return training, evaluation
 
 

@@ -33,7 +33,17 @@ class Total:
     values: Tensor
 
 
-Measure = Tensor | Mean | Total
+@dataclass(slots=True)
+class Each:
+    """Values of each sample [n, ...] that an evaluation keeps, in the order of the set: for average precision and such.
+
+    They are kept as float32. Training ignores them.
+    """
+
+    values: Tensor
+
+
+Measure = Tensor | Mean | Total | Each
 """A tensor has one number (or a bool) for each sample: the measure is its mean."""
 Measures = Mapping[str, Measure]
 Function = Callable[[nn.Module, Any], Measures]
@@ -45,13 +55,19 @@ class Field:
     """The place of a measure among the summed numbers."""
 
     name: str
-    kind: Literal["samples", "count", "total"]  # a sum divided by the samples, a sum and what divides it, or a `Total`
+    # A sum divided by the samples, a sum and what divides it, a `Total`, or an `Each`, which is not summed.
+    kind: Literal["samples", "count", "total", "each"]
     shape: tuple[int, ...] = ()
+
+    @property
+    def is_mean(self) -> bool:
+        """Return whether the measure is a mean."""
+        return self.kind in ("samples", "count")
 
     @property
     def size(self) -> int:
         """Return how many numbers it takes."""
-        return 2 if self.kind == "count" else math.prod(self.shape)
+        return {"count": 2, "each": 0}.get(self.kind, math.prod(self.shape))
 
 
 class Measuring:
@@ -66,7 +82,7 @@ class Measuring:
 
     def _set(self, fields: Sequence[Field]) -> None:
         self.fields = tuple(fields)
-        self.means = tuple(field for field in fields if field.kind != "total")  # what training sums
+        self.means = tuple(field for field in fields if field.is_mean)  # what training sums
         self.num_sums = sum(field.size for field in self.means)
 
     def __call__(self, model: nn.Module, batch: Any, num_samples: int) -> Measures:
@@ -93,15 +109,20 @@ def fields_of(measures: Measures, num_samples: int, *, trains: bool = True) -> t
     if not isinstance(measures, Mapping) or not measures or (trains and LOSS not in measures):
         raise UsageError(f"the task returned {_described(measures)}: return a dict of measures with a {LOSS!r}")
     fields = [_field(name, measure, num_samples) for name, measure in measures.items()]
-    return tuple(sorted(fields, key=lambda field: (field.name != LOSS, field.kind == "total")))
+    return tuple(sorted(fields, key=lambda field: (field.name != LOSS, not field.is_mean)))
 
 
 def _field(name: str, measure: Measure, num_samples: int) -> Field:
     if not isinstance(name, str) or not name.isidentifier() or name in FACTS or name.startswith("val_"):
         raise UsageError(f"there is a measure named {name!r}: take another name, of letters, digits and _")
+    if isinstance(measure, (Total, Each)) and name == LOSS:
+        kind = type(measure).__name__
+        raise UsageError(f"the task's loss is of type {kind}: return one number for each sample, or Mean(total, count)")
+    if isinstance(measure, Each):
+        if measure.values.shape[:1] == (num_samples,):
+            return Field(name, "each", tuple(measure.values.shape[1:]))
+        raise UsageError(f"the measure {name!r} has {_described(measure.values)} for each of {num_samples} samples")
     if isinstance(measure, Total):
-        if name == LOSS:
-            raise UsageError("the task's loss is a Total: return one number for each sample, or Mean(total, count)")
         return Field(name, "total", tuple(measure.values.shape))
     if isinstance(measure, Mean):
         tensors = [value for value in (measure.total, measure.count) if isinstance(value, Tensor)]
@@ -122,7 +143,7 @@ def _described(value: object) -> str:
 
 def sum_of(measure: Measure) -> Tensor:
     """Return the sum of a measure over its samples, with its gradient: [] for a loss."""
-    assert not isinstance(measure, Total)
+    assert not isinstance(measure, (Total, Each))
     return measure.total if isinstance(measure, Mean) else measure.sum()
 
 
@@ -132,6 +153,8 @@ def numbers_of(measures: Measures, fields: Sequence[Field], dtype: torch.dtype) 
     numbers, totals = list[Tensor](), list[Tensor]()
     for field in fields:
         measure = measures[field.name]
+        if isinstance(measure, Each):
+            continue
         if isinstance(measure, Total):
             totals.append(measure.values.to(dtype).flatten())
         elif isinstance(measure, Mean):
@@ -143,6 +166,12 @@ def numbers_of(measures: Measures, fields: Sequence[Field], dtype: torch.dtype) 
     scalars = [number if number.dim() == 0 else number.view(()) for number in numbers]
     of_means = torch.stack([number if number.dtype == dtype else number.to(dtype) for number in scalars])
     return torch.cat([of_means, *totals]) if totals else of_means
+
+
+def values_of(measure: Measure) -> Tensor:
+    """Return the values of an `Each`, float32 on the CPU."""
+    assert isinstance(measure, Each)
+    return measure.values.detach().float().cpu()
 
 
 def totals_of(fields: Sequence[Field], numbers: Sequence[float], count: int) -> Totals:

@@ -21,6 +21,7 @@ class Scores(Mapping[str, float]):
     figures: Mapping[str, float]
     count: int  # samples
     totals: Mapping[str, Tensor] = field(default_factory=dict)  # each `Total` of the task, float64 on the CPU
+    kept: Mapping[str, Tensor] = field(default_factory=dict)  # each `Each` of the task, float32 on the CPU
     per_class: Mapping[str, float] = field(default_factory=dict)  # a figure of each class (NaN: no samples), if any
     weights: str = ""  # which weights of a run were evaluated; empty during a training
 
@@ -36,6 +37,10 @@ class Scores(Mapping[str, float]):
     def total(self, name: str) -> Tensor:
         """Return a `Total` of the task, summed over all samples."""
         return self.totals[name]
+
+    def each(self, name: str) -> Tensor:
+        """Return an `Each` of the task, [samples, ...] in the order of the set."""
+        return self.kept[name]
 
     def as_dict(self) -> dict[str, object]:
         """Return plain values for JSON, which has no NaN: a class without samples has None."""

@@ -123,7 +123,7 @@ def test_no_module_reads_a_foreign_pickle() -> None:
 def test_public_names_are_exact() -> None:
     """They are documented; any other name is an AttributeError."""
     assert sorted(hvd_train.__all__) == [
-        "Config", "DataSet", "HvdTrainError", "Mean", "Result", "Scores", "Session", "Shards", "Task", "Tokens",
+        "Config", "DataSet", "Each", "HvdTrainError", "Mean", "Result", "Scores", "Session", "Shards", "Task", "Tokens",
         "Total", "UsageError", "__version__", "evaluate", "parse_args", "recipes", "train",
     ]  # fmt: skip
     assert dir(hvd_train) == sorted(hvd_train.__all__)

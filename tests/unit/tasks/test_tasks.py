@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from hvd_train import Config, Mean, Task, Total, UsageError, evaluate, train
+from hvd_train import Config, Each, Mean, Scores, Task, Total, UsageError, evaluate, train
 from hvd_train.progress.order import EpochOrder
 from hvd_train.tasks.classification import hits
 from hvd_train.tasks.measures import fields_of, numbers_of, totals_of
@@ -48,7 +48,9 @@ WRONG: dict[str, tuple[Any, str]] = {
     "no loss": ({"accuracy": LOSS}, "return a dict of measures with a 'loss'"),
     "scalar": ({"loss": LOSS.mean()}, "'loss' is a tensor of shape \\[\\] for 2 samples: .*reduction='none'"),
     "float": ({"loss": LOSS, "right": 0.5}, "'right' is float for 2 samples"),
-    "total": ({"loss": Total(LOSS)}, "loss is a Total"),
+    "total": ({"loss": Total(LOSS)}, "loss is of type Total"),
+    "each": ({"loss": Each(LOSS)}, "loss is of type Each"),
+    "each of others": ({"loss": LOSS, "x": Each(torch.ones(3))}, "'x' has a tensor of shape \\[3\\] for each of 2"),
     "mean": ({"loss": Mean(LOSS)}, "'loss' is a Mean of a tensor of shape \\[2\\]: its total must be one number"),
     "name": ({"loss": LOSS, "step": LOSS}, "named 'step': take another name"),
     "prefix": ({"loss": LOSS, "val_loss": LOSS}, "named 'val_loss'"),
@@ -123,6 +125,33 @@ def test_a_count_weighs_as_in_one_batch() -> None:
     for size in (1, 3):
         for weights in run_ranks(size, on_rank):
             assert largest_difference(weights, dict(model.state_dict())) <= 1e-5
+
+
+def test_values_of_each_sample_come_in_the_order_of_the_set() -> None:
+    """On any number of ranks; a figure may be made of them, such as how often a pair is in the right order."""
+    seen: list[Tensor] = []
+
+    def measure(model: nn.Module, batch: Any) -> dict[str, Any]:
+        images, labels = batch
+        logits = model(images)
+        scores = torch.stack([logits[:, 1] - logits[:, 0], labels.float()], 1)
+        return {"loss": F.cross_entropy(logits, labels, reduction="none"), "scores": Each(scores)}
+
+    def summary(scores: Scores) -> dict[str, float]:
+        values, labels = scores.each("scores").unbind(1)
+        seen.append(labels)
+        ones, zeros = values[labels == 1], values[labels == 0]
+        return {"auc": float((ones[:, None] > zeros).double().mean()) if len(ones) and len(zeros) else 0.0}
+
+    task = Task(measure, summary=summary, best="auc", higher=True)
+    val = runs.few_digits(small_config().data).val
+    results = {}
+    for size in (1, 2, 3):
+        config = small_config(epochs=1, output_dir=Path(f"run-{size}"), eval_batch_size=7)
+        results[size] = run_ranks(size, lambda world: trained(world, config, task=task)[0].scores)  # noqa: B023
+        assert all(torch.equal(labels, val.labels.float()) for labels in seen if len(labels) > 2)
+    assert len({round(scores["auc"], 6) for of_ranks in results.values() for scores in of_ranks}) == 1
+    assert results[1][0]["auc"] > 0
 
 
 def test_a_figure_of_the_summary_decides_the_best_weights_and_the_end() -> None:
