@@ -46,7 +46,7 @@ def test_chosen_steps_are_traced_over_the_end_of_an_epoch(capsys: pytest.Capture
     assert len(inside) > 5 + 3 + 5 + 5  # one call for each micro-batch, and an evaluation after step 10
     output = capsys.readouterr().out
     assert "profile of steps 9 to 12, on 1 rank: run/profile/steps-9-to-12-*" in output
-    assert "aten::addmm" in output
+    assert output.count("aten::") >= 5  # of the ten largest costs, in whatever order
 
 
 def test_a_training_that_ends_before_its_profile(capsys: pytest.CaptureFixture[str]) -> None:
