@@ -36,6 +36,8 @@ def fetch(url: str, folder: Path, report: Callable[[str], None]) -> None:
         shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
         for path in system.find(root):
             local = new / path.removeprefix(root).lstrip("/")
+            if ".." in local.parts:
+                raise ValueError(f"{path} would be outside of the folder")
             local.parent.mkdir(parents=True, exist_ok=True)
             system.get_file(path, str(local))
         if folder.exists():

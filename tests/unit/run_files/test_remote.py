@@ -54,6 +54,14 @@ class Broken:
         raise ConnectionError("no route to it")
 
 
+def test_a_name_that_leaves_the_folder_is_refused(storage: Any) -> None:
+    for name in ("config.yaml", "../../planted"):
+        storage.store[f"/bucket/run/{name}"] = storage.open("/x", "wb")
+    with pytest.raises(UsageError, match="would be outside of the folder"):
+        remote.fetch(URL, Path("two"), print)
+    assert not Path("two").exists()
+
+
 def test_a_storage_that_fails_does_not_end_the_training(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
