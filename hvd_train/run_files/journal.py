@@ -294,7 +294,8 @@ class RunJournal(Journal):
 
     @override
     def close(self) -> None:
-        for file in (self._lines, *self._trackers, self._ledger):
+        trackers.close(self._trackers, self._display.say)
+        for file in (self._lines, self._ledger):
             if file is not None:
                 file.close()
         self._display.close()

@@ -40,7 +40,7 @@ def opened(
     settings: Mapping[str, Any],
     report: Callable[[str], None],
 ) -> list[Tracker]:
-    """Return the named trackers of a run, which continue those of an earlier process."""
+    """Return the named trackers of a run, which continue what an earlier process has begun."""
     made: list[Tracker] = []
     for name in names:
         try:
@@ -70,6 +70,15 @@ def add(trackers: list[Tracker], values: Mapping[str, float], step: int, report:
         except Exception as error:  # noqa: BLE001  # as above
             trackers.remove(tracker)
             report(f"--log-to: {_line(error)}; nothing more goes there")
+
+
+def close(trackers: Sequence[Tracker], report: Callable[[str], None]) -> None:
+    """Close all trackers; what fails is reported."""
+    for tracker in trackers:
+        try:
+            tracker.close()
+        except Exception as error:  # noqa: BLE001  # as above
+            report(f"--log-to: {_line(error)}; the last values may be missing there")
 
 
 def _line(error: Exception) -> str:

@@ -40,7 +40,11 @@ class Wandb:
                 raise ConnectionError("no route\nto the server")
             lines.append(values)
 
-        return SimpleNamespace(log=log, define_metric=lambda *_, **__: None, finish=lambda: None)
+        def finish() -> None:
+            if len(lines) == self.most:
+                raise ConnectionError("no route")
+
+        return SimpleNamespace(log=log, define_metric=lambda *_, **__: None, finish=finish)
 
 
 @pytest.fixture
@@ -65,6 +69,15 @@ def test_a_tracker_that_fails_does_not_end_the_training(wandb: Wandb, capsys: py
     result, _ = trained(LocalWorld(), small_config(log_to="wandb,csv", log_steps=1, epochs=1))
     assert result.finished
     assert capsys.readouterr().out.count("--log-to: ConnectionError: no route; nothing more goes there") == 1
+
+
+def test_a_tracker_that_cannot_be_closed_does_not_fail_the_training(
+    wandb: Wandb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wandb.most = 2  # a step's values and an evaluation
+    result, _ = trained(LocalWorld(), small_config(log_to="wandb", log_steps=10, epochs=1, ledger=True))
+    assert result.finished
+    assert "--log-to: ConnectionError: no route; the last values may be missing there" in capsys.readouterr().out
 
 
 def test_a_library_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
