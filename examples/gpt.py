@@ -31,7 +31,7 @@ class GPT(nn.Module):
         super().__init__()
         self.bytes, self.places = nn.Embedding(256, width), nn.Embedding(block, width)
         for table in (self.bytes, self.places):
-            nn.init.normal_(table.weight, std=0.02)  # that of the bytes also gives the logits
+            nn.init.normal_(table.weight, std=0.02)  # the table of bytes also gives the logits
         layer = nn.TransformerEncoderLayer(
             width, width // 32, 4 * width, 0.1, "gelu", batch_first=True, norm_first=True
         )

@@ -1,7 +1,6 @@
 """What is counted, shown and written of a step and of an epoch."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 
 from hvd_train.errors import Diverged
@@ -68,15 +67,16 @@ def of_updates(answers: Sequence[tuple[str, Answer]], num_samples: int) -> StepR
 
     Its loss is the mean over the updates; the measures of each have the optimizer's name in front.
     """
-    sums, divisors = Counter({LOSS: 0}), Counter({LOSS: 0})
+    totals = Totals(num_samples)
     for optimizer, answer in answers:
         assert answer.totals is not None
-        for each, of_update in ((sums, answer.totals.sums), (divisors, answer.totals.divisors)):
-            for name, value in of_update.items():
-                each[f"{optimizer}_{name}"] += value  # type: ignore[assignment]  # a Counter adds floats as well
-            each[LOSS] += of_update[LOSS]  # type: ignore[assignment]
+        sums, divisors = (
+            {LOSS: values[LOSS], **{f"{optimizer}_{name}": value for name, value in values.items()}}
+            for values in (answer.totals.sums, answer.totals.divisors)
+        )
+        totals += Totals(0, sums, divisors)  # all updates see the same samples
     skipped, norm = all(answer.skipped for _, answer in answers), math.hypot(*(a.gradient_norm for _, a in answers))
-    return StepResult(Totals(num_samples, sums, divisors), NO_VOTES, norm, skipped, answers[-1][1].fingerprint)
+    return StepResult(totals, NO_VOTES, norm, skipped, answers[-1][1].fingerprint)
 
 
 def give_up_if_diverged(training: Training, result: StepResult) -> None:

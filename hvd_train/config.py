@@ -274,7 +274,7 @@ class RunConfig:
     commit_seconds: float | None = free(60.0)
     """Write a checkpoint when the last one is this many seconds old."""
     weights_format: Literal["pt", "safetensors"] = free("pt")
-    """safetensors: also write the best and the final weights in that format, beside the .pt files."""
+    """safetensors: also write the best and the final weights in that format, in addition to .pt."""
     keep_checkpoints: int = free(3)
     """Number of the newest checkpoints to keep."""
     log_steps: int = free(10)
@@ -292,7 +292,7 @@ class RunConfig:
     eval_epochs: int = free(1)
     """Epochs from one evaluation to the next (the last epoch is always evaluated)."""
     profile: str | None = free(None)
-    """Trace these steps on all ranks, into one file of the run folder: 20, or 20:25 (both included)."""
+    """Trace these steps on all ranks, into files of the run folder: 20, or 20:25 (both included)."""
 
     def __post_init__(self) -> None:
         _check(self, "at least 1", "commit_steps", "keep_checkpoints", "log_steps", "eval_epochs")

@@ -190,10 +190,9 @@ def of_a_loop(
     return Parts(device, source, task, measuring, Measuring(task.measure), goal, model, loader, None, None), optimizers
 
 
-def as_constant(module: nn.Module, device: torch.device) -> str:
-    """Move a module that is not trained to a device, in evaluation mode and without gradients; return its digest."""
+def as_constant(module: nn.Module, device: torch.device) -> None:
+    """Move a module that is not trained to a device, in evaluation mode and without gradients."""
     module.to(device).eval().requires_grad_(requires_grad=False)
-    return buffers.digest_of("", buffers.tensors_in(module.state_dict()))
 
 
 def _goal(schedule: ScheduleConfig, task: Task, *, validates: bool) -> Goal:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
 import time
@@ -57,7 +56,7 @@ class Run:
                 return None
             if process.returncode not in (-signal.SIGTERM, 128 + signal.SIGTERM):
                 text = self._log.read_text(errors="replace")
-                lines = re.findall(r"(?:hvd-train: |\b(?=[\w.]*(?:Error|Exception): ))(.*)", text) or text.splitlines()
+                lines = launcher.reasons(text) or text.splitlines()
                 reason = lines[0] if lines else "it printed nothing"
                 return f"the script ended with exit code {process.returncode}: {reason} (see {self._log})"
 

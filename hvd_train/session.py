@@ -170,8 +170,8 @@ class Session(Loops):
         if self.training.has_joined:
             raise UsageError("call session.constant before the first loop or evaluation")
         self._constants += 1
-        digest = as_constant(module, self.device)
-        self.training.world.compare({f"constant module {self._constants}": digest})
+        as_constant(module, self.device)
+        self.training.world.compare({f"constant module {self._constants}": buffers.digest_of_module(module)})
         return module
 
     @contextmanager

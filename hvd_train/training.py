@@ -22,10 +22,10 @@ from hvd_train.launch import exit_report, launcher
 from hvd_train.launch.exit_report import During
 from hvd_train.membership import Arrival, Membership, commit_for_all, synchronize
 from hvd_train.network import device, weights
-from hvd_train.network.buffers import digest_of, tensors_in
+from hvd_train.network.buffers import digest_of, digest_of_module, tensors_in
 from hvd_train.network.device import check_own_gpus, gpu_name, split_on
 from hvd_train.output import Claim, Output
-from hvd_train.parts import Optimizers, Parts, as_constant, build_updater, fresh_state
+from hvd_train.parts import Optimizers, Parts, build_updater, fresh_state
 from hvd_train.points import Label, Point
 from hvd_train.profiling import Profile
 from hvd_train.progress.clock import Split, Stopwatch, Timer
@@ -67,7 +67,7 @@ class Training:
         self.config, self.world, self.parts, self.stop, self._optimizers = config, world, parts, stop, optimizers
         self.clocks = Clocks.of(config)
         check_own_gpus(world, parts.device)
-        constants = {f"constant module {n}": as_constant(m, parts.device) for n, m in enumerate(parts.task.constants)}
+        constants = {f"constant module {n}": digest_of_module(m) for n, m in enumerate(parts.task.constants)}
         world.compare({**identity.facts(parts.data), **constants})
         self.output, self.membership = Output(config), Membership()
         self.waits = Point().label(-1)  # where its program is, for other ranks
@@ -75,7 +75,7 @@ class Training:
         self.arrival: Arrival | None = None  # the change that led to this world
         self._state: TrainState | None = None
         self._during: During = "building"
-        self.watched = list[nn.Parameter]()  # weights that the program may change, beside the updates
+        self.watched = list[nn.Parameter]()  # weights that the program may change outside of updates
         self.is_whole, self._writes = True, 0  # False: it has done so since the last point, or a step is half done
         self.has_joined = False  # from then on its program continues from its own place
         self._batches: Ahead | None = None

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import math
-import re
 import shlex
 import signal
 import subprocess
@@ -18,7 +17,7 @@ from hvd_train.bench.record import Measurement
 from hvd_train.config import Config
 from hvd_train.console import show
 from hvd_train.errors import UsageError
-from hvd_train.launch.launcher import horovodrun, program
+from hvd_train.launch.launcher import horovodrun, program, reasons
 from hvd_train.progress import order
 from hvd_train.report.curves import COLUMNS, RECORD, charts
 from hvd_train.run_files import durable, run_folder
@@ -113,8 +112,8 @@ def train(line: Sequence[str], size: Size) -> str | None:
     if code == 0 and (size.folder / run_folder.SUMMARY).exists():
         return None
     output = log_file.read_bytes()[begins:].decode(errors="replace")
-    reasons = re.findall(r"(?:hvd-train: |\b(?=stopped by |[\w.]*(?:Error|Exception): ))(.*)", output)
-    return f"{reasons[-1] if reasons else f'exit code {code}'} (all it printed: {log_file})"
+    found = reasons(output)
+    return f"{found[-1] if found else f'exit code {code}'} (all it printed: {log_file})"
 
 
 def row_of(size: Size) -> Measurement:

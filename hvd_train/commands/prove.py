@@ -37,7 +37,7 @@ def prove(arguments: list[str]) -> int:
         raise UsageError(f"name the script: {PROGRAM} prove python mine.py")
     command = ["python", *command] if command[0].endswith(".py") else command
     if "/" not in command[0]:
-        command[0] = launcher.program(command[0])  # that of this environment, which may not be activated
+        command[0] = launcher.program(command[0])  # of this environment, which may not be activated
     from hvd_train.proof import Run, differences, kill_a_worker  # it imports torch
 
     folder, ranks = Path(mkdtemp(prefix="hvd-train-prove-")), str(options.np)

@@ -25,7 +25,7 @@ SUFFIX = ".index.npz"
 class Shards(Dataset[Any]):
     """The samples of tar files. Files with one name up to the first dot of it are a sample.
 
-    The first use of a tar file reads its headers, and writes an index of 16 bytes a file beside it.
+    The first use of a tar file reads its headers, and writes an index of 16 bytes a file next to it.
     """
 
     def __init__(self, files: Sequence[str | Path], decode: Callable[[Parts], Any] = dict) -> None:
@@ -58,7 +58,7 @@ Index = tuple[tuple[str, ...], npt.NDArray[np.int64], npt.NDArray[np.str_]]
 
 
 def index_of(file: Path) -> Index:
-    """Return the index of a tar file, and write it beside the file if that is possible. Raises UsageError."""
+    """Return the index of a tar file, and write it next to the file if that is possible. Raises UsageError."""
     path = file.with_name(file.name + SUFFIX)
     try:
         size = file.stat().st_size

@@ -1,6 +1,7 @@
 """Read the launcher, rank and job of a process from its environment; find other processes; run horovodrun. No torch."""
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -134,6 +135,11 @@ def program(name: str) -> str:
     if found is None:
         raise UsageError(f"there is no {name} next to {sys.executable} or on the PATH: type `hvd-train doctor`")
     return found
+
+
+def reasons(output: str) -> list[str]:
+    """Return the errors in the output of a job, the first one first."""
+    return re.findall(r"(?:hvd-train: |\b(?=stopped by |[\w.]*(?:Error|Exception): ))(.*)", output)
 
 
 def horovodrun(ranks: int, host_file: str | None, controller: str) -> list[str]:

@@ -249,6 +249,11 @@ def digest_of(facts: str, tensors: Iterable[tuple[str, Tensor]]) -> str:
     return fingerprint.hexdigest()
 
 
+def digest_of_module(module: nn.Module) -> str:
+    """Return a digest of the weights and buffers of a module, as `digest_of` does."""
+    return digest_of("", tensors_in(module.state_dict()))
+
+
 def tensors_in(values: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield the path and value of each tensor in nested containers."""
     if isinstance(values, Tensor):
