@@ -1,4 +1,4 @@
-"""Horovod's patches C1 to C5, C7 to C12, L1, L2, L3, L5, L7 and S3, shown by real processes. C6 needs several GPUs.
+"""Horovod's patches C1 to C5, C7 to C12, C15, L1, L2, L3, L5, L7 and S3, shown by real processes. C6 needs several GPUs.
 
 HVD_TRAIN_TEST_PYTHON may name the Python of another build; with `--without-patches` these tests fail.
 """
@@ -94,8 +94,8 @@ WORLDS: dict[str, tuple[str, dict[str, object], list[int]]] = {
         {**LEFT, "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": 8},
         [0, 0, 0],
     ),
-    "fp16 sums are right for any bits": ("c7_fp16_sum", {}, [0, 0]),
-    "without shared memory as well": ("c7_fp16_sum", {"HVD_TRAIN_SHARED_MEMORY": 0}, [0, 0]),
+    "fp16 and bf16 sums are right for any bits": ("c7_c15_half_sums", {}, [0, 0]),
+    "without shared memory as well": ("c7_c15_half_sums", {"HVD_TRAIN_SHARED_MEMORY": 0}, [0, 0]),
     "a rank that dies is noticed": ("c8_lost_peer", {"HOROVOD_GLOO_TIMEOUT_SECONDS": 240}, [0, 0, KILLED]),
     "the sender dies halfway through a message": ("c11_half_a_message", {**HALFWAY, "SENDER": 1}, [0, KILLED]),
     "the receiver does": ("c11_half_a_message", {**HALFWAY, "SENDER": 0}, [0, KILLED]),
@@ -103,12 +103,18 @@ WORLDS: dict[str, tuple[str, dict[str, object], list[int]]] = {
 
 
 @pytest.mark.parametrize("name", WORLDS)
-def test_c2_c5_c7_c8_c11_faults_and_sums_over_gloo(name: str) -> None:
+def test_c2_c5_c7_c8_c11_c15_faults_and_sums_over_gloo(name: str) -> None:
     """Each rank finds what its function in ranks.py promises."""
     worker, env, expected = WORLDS[name]
     codes, printed = run_world(len(expected), worker, **env)
     assert "gloo::EnforceNotMet" not in printed, printed
     assert codes == expected, printed
+
+
+def test_c15_bf16_sums_over_mpi_are_right() -> None:
+    if not has("mpi"):
+        pytest.skip("this build has no MPI")
+    succeeds(*horovodrun("--mpi", "c7_c15_half_sums"))
 
 
 def test_c3_init_raises_when_a_peer_does_not_come() -> None:

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <fcntl.h>
 #include <memory>
@@ -112,7 +113,7 @@ ncclResult_t forget(ncclComm_t handle) {
 
 // Adds up in the order of ranks, so that every rank has the same bits.
 template <class T> void sum_pieces(const Communicator &ranks, T *to, size_t count, bool is_mean) {
-    using Wide = std::conditional_t<std::is_same_v<T, __half>, float, T>;
+    using Wide = std::conditional_t<sizeof(T) == 2, float, T>;
     memcpy(to, ranks.piece(0), count * sizeof(T));
     for (int rank = 1; rank < ranks.size; ++rank)
         for (size_t i = 0; i < count; ++i)
@@ -207,8 +208,8 @@ API ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclData
         return ncclInvalidUsage;
     }
     if (shared->state != ncclSuccess) return shared->state;
-    bool is_half = type == ncclFloat16, is_double = type == ncclFloat64;
-    if ((!is_half && !is_double && type != ncclFloat32) || (op != ncclSum && op != ncclAvg)) {
+    bool is_half = type == ncclFloat16, is_bf16 = type == ncclBfloat16, is_double = type == ncclFloat64;
+    if ((!is_half && !is_bf16 && !is_double && type != ncclFloat32) || (op != ncclSum && op != ncclAvg)) {
         report("ncclAllReduce of type %d with operation %d is not in the stand-in", type, op);
         return ncclInvalidArgument;
     }
@@ -218,11 +219,11 @@ API ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclData
         shared->wait_until([&] { return shared->finished == number; });
         if (is_error) shared->state = ncclRemoteError;
         shared->wait_until([&] { return !hangs; }); // until the abort
-        auto *summed = is_half ? sum<__half> : is_double ? sum<double> : sum<float>;
+        auto *summed = is_half ? sum<__half> : is_bf16 ? sum<__nv_bfloat16> : is_double ? sum<double> : sum<float>;
         if (!shared->aborted) summed(*shared, in, out, count, op == ncclAvg);
         ++shared->finished;
     };
-    size_t bytes = count * (is_half ? 2 : is_double ? 8 : 4);
+    size_t bytes = count * (is_half || is_bf16 ? 2 : is_double ? 8 : 4);
     stream_of(stream, current_device).push({"ncclAllReduce", {{in, bytes, false}, {out, bytes, true}}, work});
     shared->caller = std::this_thread::get_id();
     shared->looks = 2;

@@ -56,6 +56,7 @@ def on_gpu(gpu: OnGpu, ranks: int, *flags: str, **settings: object) -> Weights:
         pytest.param(1, FP32, {}, id="alone"),
         pytest.param(2, FP32, {}, id="two ranks over NCCL"),
         pytest.param(3, FP16_WIRE, {}, id="three ranks with the fp16 wire"),
+        pytest.param(3, ("--compression", "bf16"), {}, id="three ranks with the bf16 wire"),
         pytest.param(2, (*FP32, *ACCUMULATION), {}, id="accumulation"),
         pytest.param(2, (*FP16_WIRE, "--channels-last", "on"), {}, id="channels last"),
         pytest.param(2, FP16_WIRE, {"seed": 0, "delay_us": 3000}, id="late streams"),
