@@ -86,18 +86,21 @@ def test_a_fault(name: str, hosts: Hosts, tmp_path: Path, expected: Weights) -> 
     assert ("RuntimeError: an error in the user's model" in running.output) == (name == "an error in the model")
 
 
-TASKS = {  # steps of about a 24th of the samples
+OWN = "tests.support.on_demand"
+TASKS = {  # model, and samples of a worker in a step: about a 72nd of all
     "diabetes-regression": ("perceptron", 5),
     "digits-segmentation": ("pixel_network", 16),
     "python-language-model": ("byte_model", 81),
+    f"digits --augment none --task multi-label --data {OWN}:labels": ("three_labels", 5),
+    f"digits --augment none --task {OWN}:distilled": ("obedient", 20),
 }
 
 
-@pytest.mark.parametrize("recipe", TASKS)
-def test_a_built_in_task(recipe: str, hosts: Hosts, tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", TASKS)
+def test_a_built_in_task(task: str, hosts: Hosts, tmp_path: Path) -> None:
     """A worker dies, then rank 0."""
-    model, batch = TASKS[recipe]
-    line = f"{recipe} --model tests.support.on_demand:{model} -b {batch} --global-batch-size {3 * batch} --epochs 3 "
+    model, batch = TASKS[task]
+    line = f"{task} --model {OWN}:{model} -b {batch} --global-batch-size {3 * batch} --epochs 3 "
     line += "--optimizer sgd --lr 0.01 --clip-norm 1 --schedule constant --warmup-epochs 0 --device cpu --log-steps 1 "
     training = [*line.split(), "--ledger", "--commit-steps", "10", "--output-dir", "run"]
     (tmp_path / "alone").mkdir()

@@ -1,4 +1,4 @@
-"""Horovod's patches C1 to C5, C7 to C12, C15, L1, L2, L3, L5, L7 and S3, shown by real processes. C6 needs several GPUs.
+"""Horovod's patches C1 to C5, C7 to C12, C15, L1 to L3, L5, L7 and S3, shown by real processes. C6 needs several GPUs.
 
 HVD_TRAIN_TEST_PYTHON may name the Python of another build; with `--without-patches` these tests fail.
 """
