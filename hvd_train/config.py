@@ -111,8 +111,6 @@ class DataConfig:
     """Blend the images of a micro-batch in pairs, with shares drawn from Beta(mixup, mixup); 0 turns it off."""
     cutmix: float = 0.0
     """Paste a rectangle of another image into each, its area from Beta(cutmix, cutmix); or mixup if both are on."""
-    repeated_augmentation: int = 1
-    """Take each sample this many times in a row, each time changed differently; that many epochs use the data once."""
     workers: int | None = free(None)
     """Loader processes per rank, for files (0: the training process); default: one for each core, at most 4."""
     workers_per_host: int | None = free(None)
@@ -123,7 +121,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         _check(self, "at least 0", "mixup", "cutmix", "workers", "workers_per_host")
         _check(self, "at least 1", "image_size", "val_crop_size", "val_resize_size")
-        _check(self, "at least 1", "max_image_pixels", "repeated_augmentation", "synthetic_samples")
+        _check(self, "at least 1", "max_image_pixels", "synthetic_samples")
         _check(self, "at least 0 and at most 1", "random_erasing")
         if (self.val_resize_size or math.inf) < (self.val_crop_size or 1):
             raise UsageError(f"--val-resize-size is {self.val_resize_size}; it must be at least {self.val_crop_size}")
@@ -356,10 +354,6 @@ class Config:
     def __post_init__(self) -> None:
         if self.batch.on_resize == "per-worker" and self.optimizer.lr_scaling == "none":
             raise UsageError("--on-resize per-worker changes the global batch: add --lr-scaling linear or sqrt")
-        times, epochs = self.data.repeated_augmentation, self.schedule.epochs
-        if epochs % times:
-            fits = f"type --epochs {-(-epochs // times) * times}"
-            raise UsageError(f"--epochs {epochs} is not a multiple of --repeated-augmentation {times}: {fits}")
         if not 0 <= self.seed < 2**63:  # what torch.manual_seed takes
             raise UsageError(f"--seed is {self.seed}; it must be at least 0 and below 2**63")
         if (self.model.task, self.schedule.best_by) == ("classification", "top1"):  # the default of older runs

@@ -15,7 +15,7 @@ from hvd_train.errors import UsageError, unknown_name
 MOST_BYTES = 2**18
 """Largest config.yaml, which YAML takes seconds to read; a run writes a hundredth of it."""
 
-_RETIRED = {"data_changed": False}
+_RETIRED = {"data_changed": False, "repeated_augmentation": 1}
 """Settings of earlier versions, in files of their runs, with the only value that this version stands for."""
 
 

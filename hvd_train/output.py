@@ -34,7 +34,7 @@ from hvd_train.world.world import Place
 
 _PATIENCE_SECONDS = 45.0  # workers whose driver has died may take as long to notice it, commit and leave the folder
 # They decide which samples are left in the epoch, how images are normalised, and which parameters are trained.
-_FIXED = ("seed", "data", "repeated_augmentation", "weights", "freeze", "unfreeze")
+_FIXED = ("seed", "data", "weights", "freeze", "unfreeze")
 _OF_GROUPS = ("optimizer", "optimizer_args", "learning_rate", "momentum", "nesterov", "weight_decay", "decay_of")
 _OF_CUT = ("batch_size", "global_batch_size", "accumulation_steps", "on_resize")
 

@@ -80,12 +80,12 @@ def imagenet_resnet50_modern() -> Config:
     """ResNet-50 on ImageNet's folders by the recipe of torchvision's second set of weights.
 
     `horovodrun -np 8 hvd-train train imagenet-resnet50-modern --data-dir DATA`: 8 GPUs, mixed precision; 80.9% top-1
-    published (torchvision, IMAGENET1K_V2).
+    published (torchvision, IMAGENET1K_V2), but with repeated augmentation, which this recipe does not have.
     """
     return Config().replace(
         recipe="imagenet-resnet50-modern",
         data="folder", data_dir=Path("data/imagenet"), image_size=176, val_crop_size=224, val_resize_size=232,
-        workers=8, augment="trivial", random_erasing=0.1, mixup=0.2, cutmix=1.0, repeated_augmentation=4,
+        workers=8, augment="trivial", random_erasing=0.1, mixup=0.2, cutmix=1.0,
         model="resnet50", batch_size=128, optimizer="sgd", learning_rate=0.5, lr_scaling="linear", lr_base_batch=1024,
         momentum=0.9, weight_decay=2e-5, decay_of="weights", label_smoothing=0.1, ema_decay=0.99997,
         epochs=600, schedule="cosine", warmup_epochs=5, precision="fp16", compression="fp16",

@@ -29,7 +29,7 @@ from hvd_train.parts import Optimizers, Parts, build_updater, fresh_state
 from hvd_train.points import Label, Point
 from hvd_train.profiling import Profile
 from hvd_train.progress.clock import Split, Stopwatch, Timer
-from hvd_train.progress.order import assignments, choose_layout, order_of, resized_layout
+from hvd_train.progress.order import EpochOrder, assignments, choose_layout, resized_layout
 from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, describe, ending, reason_to_end, summary
 from hvd_train.state import TrainState, confirm_equal
@@ -191,7 +191,6 @@ class Training:
             describe(self.config, parts, state, place),
             world_size=place.size,
             num_samples=parts.train_loader.num_samples,
-            repeated_augmentation=self.config.data.repeated_augmentation,
             seed=self.config.seed,
             best=parts.goal.name,
             higher=parts.goal.higher,
@@ -245,7 +244,7 @@ class Training:
         state = self.state
         if self._batches is None:
             place, loader, self._batch = self.world.place, self.parts.train_loader, None
-            order = order_of(self.config.seed, epoch, loader.num_samples, self.config.data.repeated_augmentation)
+            order = EpochOrder(self.config.seed, epoch, loader.num_samples)
             work = assignments(order, state.progress.cursor, state.layout, place.rank, place.size)
             self._batches = Ahead(loader.load(epoch, work), self.clocks.split.mark)
         if self._batch is None or self._batch[0] != state.progress.step:

@@ -16,7 +16,7 @@ from hvd_train.network import freeze, optim
 from hvd_train.network.device import split_on, synchronize, uses_channels_last, uses_fp16_wire
 from hvd_train.parts import build_updater, fresh_state, warm_parts
 from hvd_train.progress.clock import PHASES
-from hvd_train.progress.order import assignments, choose_layout, order_of
+from hvd_train.progress.order import EpochOrder, assignments, choose_layout
 from hvd_train.updater import Votes
 from hvd_train.world.world import Place, World, barrier, together
 
@@ -40,7 +40,7 @@ def batches(loader: Loader, config: Config, place: Place) -> Iterator[Batch]:
     """Yield this rank's batches in the order of training, epoch after epoch without an end."""
     layout = choose_layout(config.batch, place.size, loader.num_samples)
     for epoch in itertools.count():
-        order = order_of(config.seed, epoch, loader.num_samples, config.data.repeated_augmentation)
+        order = EpochOrder(config.seed, epoch, loader.num_samples)
         yield from loader.load(epoch, assignments(order, 0, layout, place.rank, place.size))
 
 

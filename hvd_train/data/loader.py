@@ -26,7 +26,7 @@ from hvd_train.progress.order import Assignment, Indices, MicroBatchSamples
 
 _STEPS_AT_ONCE = 64  # to look up the samples of one step alone takes as long as to fetch their images
 _TRANSFORMS = 2  # in a key of random numbers: separates a sample's transforms from other uses of the seed
-_Sample = tuple[int, int, int]  # epoch, number in the data set, and copy (of repeated augmentation)
+_Sample = tuple[int, int]  # epoch, and number in the data set
 Collate = Callable[[list[Any]], Any]  # makes a batch of items
 
 
@@ -155,7 +155,7 @@ class ArrayLoader(Loader):
         """Return the rows of each micro-batch, and their random numbers [n, k] if they are augmented."""
         sizes = [len(micro.indices) for micro in wanted]
         indices = np.concatenate([np.empty(0, dtype=np.int64), *(micro.indices for micro in wanted)])
-        rows = self._data.rows(torch.from_numpy(indices % self.num_samples)).to(self._device).split_with_sizes(sizes)
+        rows = self._data.rows(torch.from_numpy(indices)).to(self._device).split_with_sizes(sizes)
         if self._prepare.augment is None:
             return rows, [None] * len(wanted)
         numbers = order.uniforms(self._seed, epoch, indices, self._prepare.augment.num_uniforms)
@@ -179,8 +179,8 @@ class _Reader:
     seed: int
 
     def __getitem__(self, sample: _Sample) -> tuple[Tensor, int] | UsageError:
-        epoch, index, copy = sample
-        number = order.key(self.seed, epoch, _TRANSFORMS, index, copy)
+        epoch, index = sample
+        number = order.key(self.seed, epoch, _TRANSFORMS, index, 0)  # versions with repeated samples counted them here
         torch.default_generator.manual_seed(number)  # torch.manual_seed takes a hundred times as long
         random.seed(number)
         np.random.seed(number % 2**32)
@@ -199,7 +199,7 @@ class _TensorReader(_Reader):
     """Reads whole batches of a TensorDataset, whose items need no random numbers."""
 
     def __getitems__(self, samples: list[_Sample]) -> _Rows:
-        rows = [index for _, index, _ in samples]
+        rows = [index for _, index in samples]
         return _Rows(tensor[rows] for tensor in self.data.tensors)  # type: ignore[attr-defined]
 
 
@@ -207,14 +207,12 @@ class _TensorReader(_Reader):
 class _MicroBatchSampler:
     """Yields the samples of each micro-batch; the owner sets `epoch` and `micro_batches` before each iteration."""
 
-    num_samples: int
     epoch: int = 0
     micro_batches: Iterable[MicroBatchSamples] = ()
 
     def __iter__(self) -> Iterator[list[_Sample]]:
         for micro in self.micro_batches:
-            copies, numbers = np.divmod(micro.indices, self.num_samples)
-            yield [(self.epoch, number, copy) for number, copy in zip(numbers.tolist(), copies.tolist(), strict=True)]
+            yield [(self.epoch, number) for number in micro.indices.tolist()]
 
 
 class MapLoader(Loader):
@@ -233,7 +231,7 @@ class MapLoader(Loader):
         self._prepare, self._device, self._num_workers = prepare, device, num_workers
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         in_tensors = type(data) is TensorDataset and collate is default_collate
-        self._sampler = _MicroBatchSampler(len(data))
+        self._sampler = _MicroBatchSampler()
         self._reader = _TensorReader(data, seed) if in_tensors else _Reader(data, seed)
         # Forked processes crash after MPI or CUDA has started (Horovod issues #1215, #2898).
         context = multiprocessing.get_context("forkserver")
@@ -298,7 +296,7 @@ class MapLoader(Loader):
 
     @override
     def example(self, size: int) -> Any:
-        items = [self._reader[0, number, 0] for number in range(min(2, self.num_samples))]
+        items = [self._reader[0, number] for number in range(min(2, self.num_samples))]
         return self._on_device(self._collate([items[number % len(items)] for number in range(size)]))
 
     def _on_device(self, batch: Any) -> Any:

@@ -103,23 +103,6 @@ class EpochOrder(Order):
         return joined
 
 
-class RepeatedOrder(Order):
-    """Repeated augmentation (Hoffer et al., arXiv 1901.09335): each sample `times` times in a row.
-
-    Copy c of sample s has the number s + c * num_samples, so each copy is augmented differently.
-    """
-
-    def __init__(self, seed: int, epoch: int, num_samples: int, times: int) -> None:
-        self.num_samples, self._times = num_samples, times
-        self._order = EpochOrder(seed, epoch - epoch % times, num_samples)
-        self._before = epoch % times * num_samples
-
-    @override
-    def at(self, positions: Indices) -> Indices:
-        draws = self._before + positions
-        return self._order.at(draws // self._times) + draws % self._times * self.num_samples
-
-
 class InSequence(Order):
     """The order of an evaluation, which is the stored one."""
 
@@ -129,11 +112,6 @@ class InSequence(Order):
     @override
     def at(self, positions: Indices) -> Indices:
         return positions
-
-
-def order_of(seed: int, epoch: int, num_samples: int, times: int) -> Order:
-    """Return the order of an epoch with each sample `times` times."""
-    return EpochOrder(seed, epoch, num_samples) if times == 1 else RepeatedOrder(seed, epoch, num_samples, times)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def show(config: Config, path: Path) -> None:
         raise UsageError("show-data shows images with class numbers, and these data have other items")
     num_samples = parts.train_loader.num_samples
     layout = order.choose_layout(config.batch, 1, num_samples)
-    epoch = order.order_of(config.seed, 0, num_samples, config.data.repeated_augmentation)
+    epoch = order.EpochOrder(config.seed, 0, num_samples)
     with closing(parts.train_loader):
         images, captions = _images(config, parts, layout, epoch)
     picture_format = Image.registered_extensions().get(path.suffix.lower())

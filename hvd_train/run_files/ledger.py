@@ -15,13 +15,13 @@ from typing import Any
 from hvd_train import plain_file
 from hvd_train.console import say
 from hvd_train.errors import UsageError
-from hvd_train.progress.order import added, fingerprint, of_all, order_of
+from hvd_train.progress.order import EpochOrder, added, fingerprint, of_all
 from hvd_train.run_files.run_folder import FROM_FILE, METRICS, RunFolder
 
 LEDGER = "ledger.jsonl"
 _LINES_PER_EPOCH = 100  # without a change of world
 _AT_ONCE = 1 << 20  # samples that an audit looks up at once
-_MOST_SAMPLES = 10**10  # of a round: their audit takes minutes, and a file can claim any number
+_MOST_SAMPLES = 10**10  # their audit takes minutes, and a file can claim any number
 _of_all = lru_cache(of_all)
 
 
@@ -89,16 +89,13 @@ class Audit:
     num_samples: int  # in the training set
     world_sizes: tuple[int, ...]  # in rising order
     faults: tuple[str, ...]  # a line for each
-    repetitions: int = 1  # each sample comes this often in this many epochs, which are judged as one
 
     def __str__(self) -> str:
         if self.faults:
             return "NOT exact: " + "; ".join(self.faults[:3])
-        sizes, times = ", ".join(map(str, self.world_sizes)), self.repetitions
-        counted = "once in each" if times == 1 else f"{times} times in {times} epochs,"
         return (
-            f"exact: every one of {self.num_samples:,} samples counted {counted} of {self.epochs} finished epochs "
-            f"({self.steps:,} steps, world sizes {sizes})"
+            f"exact: every one of {self.num_samples:,} samples counted once in each of {self.epochs} finished epochs "
+            f"({self.steps:,} steps, world sizes {', '.join(map(str, self.world_sizes))})"
         )
 
 
@@ -109,118 +106,101 @@ def audit(folder: Path) -> Audit:
         raise UsageError(f"{folder} has no {LEDGER}: train with --ledger to have one")
     try:
         start = _last_event(metrics, "start", "num_samples")
-        facts: list[Any] = [start.get(name) for name in ("num_samples", "repeated_augmentation", "seed")]
-        if not all(type(fact) is int and least <= fact < 2**63 for fact, least in zip(facts, (1, 1, 0), strict=True)):
+        num_samples, seed = facts = start.get("num_samples"), start.get("seed")
+        if not all(type(fact) is int and least <= fact < 2**63 for fact, least in zip(facts, (1, 0), strict=True)):
             raise UsageError(f"{metrics} does not say how many samples there are, and in which order: cannot judge")
-        num_samples, repetitions, seed = facts
-        if (total := num_samples * repetitions) > _MOST_SAMPLES:
-            raise UsageError(f"{metrics} has {total:,} samples, an audit counts at most {_MOST_SAMPLES:,}")
+        if start.get("repeated_augmentation", 1) != 1:
+            raise UsageError(f"{metrics} is of a run with --repeated-augmentation, which only earlier versions judge")
+        if num_samples > _MOST_SAMPLES:
+            raise UsageError(f"{metrics} has {num_samples:,} samples, an audit counts at most {_MOST_SAMPLES:,}")
         step = _last_event(metrics, FROM_FILE, "step").get("step")
-        return audit_entries(read(path), num_samples, repetitions, seed, step if isinstance(step, int) else None)
+        return audit_entries(read(path), num_samples, seed, step if isinstance(step, int) else None)
     except OSError as error:
         raise UsageError(f"cannot read {error.filename or folder}: {error.strerror}") from None
 
 
-def audit_entries(
-    entries: Iterable[Entry], num_samples: int, repetitions: int = 1, seed: int = 0, from_step: int | None = None
-) -> Audit:
+def audit_entries(entries: Iterable[Entry], num_samples: int, seed: int = 0, from_step: int | None = None) -> Audit:
     """Check that steps come in order, and each sample once an epoch.
 
-    The last epoch may lack samples. In a round of `repetitions` epochs each sample comes `repetitions` times. `seed` is
-    the seed of the order. A run that resumed from a file after `from_step` is judged from there, or from the beginning
-    of that epoch if the ledger has it.
+    The last epoch may lack samples. `seed` is the seed of the order. A run that resumed from a file after `from_step`
+    is judged from there, or from the beginning of that epoch if the ledger has it.
     """
-    judge = _Judge(num_samples, repetitions, seed, from_step)
+    judge = _Judge(num_samples, seed, from_step)
     for entry in entries:
         judge.take(entry)
     return judge.verdict()
 
 
 class _Judge:
-    """Judges the entries of a ledger one by one, a round at a time.
+    """Judges the entries of a ledger one by one, an epoch at a time.
 
-    The fingerprints of a finished round must add up to the fingerprint of all samples. In any other round, each must be
+    The fingerprints of a finished epoch must add up to the fingerprint of all samples. In any other epoch, each must be
     the fingerprint of the samples at the entry's positions. Each sample comes once if each position does.
     """
 
-    def __init__(self, num_samples: int, repetitions: int, seed: int, from_step: int | None) -> None:
-        self._num_samples, self._repetitions, self._seed, self._from_step = num_samples, repetitions, seed, from_step
+    def __init__(self, num_samples: int, seed: int, from_step: int | None) -> None:
+        self._num_samples, self._seed, self._from_step = num_samples, seed, from_step
         self._faults, self._world_sizes = list[str](), set[int]()
-        self._lines = self._steps = self._last_step = self._finished = self._round = 0
-        self._partial = set[int]()  # rounds with a part in another run's ledger
+        self._lines = self._steps = self._last_step = self._finished = self._epoch = 0
+        self._partial: int | None = None  # the epoch with a part in another run's ledger
         self._in_order, self._entries = True, list[Entry]()
 
     def take(self, entry: Entry) -> None:
         self._lines += 1
-        (first, last), number = entry.steps, entry.epoch // self._repetitions
+        first, last = entry.steps
         if self._lines == 1 and self._from_step is not None and first <= self._from_step + 1:
-            self._last_step, self._round = first - 1, number
-            if entry.epoch % self._repetitions or entry.positions[0]:
-                self._partial.add(number)
+            self._last_step, self._epoch = first - 1, entry.epoch
+            self._partial = entry.epoch if entry.positions[0] else None
         if first != self._last_step + 1 and self._in_order:
             self._in_order = False
             self._faults.append(f"line {self._lines} is of step {first}")
         self._last_step, self._steps = last, self._steps + last - first + 1
-        while self._round < number and len(self._faults) < 100:
-            self._end_round()
+        while self._epoch < entry.epoch and len(self._faults) < 100:
+            self._end_epoch()
         self._world_sizes.add(entry.world_size)
-        if number < self._round:
+        if entry.epoch < self._epoch:
             self._faults.append(f"line {self._lines} is of epoch {entry.epoch}, after a later one")
         else:
             self._entries.append(entry)
 
     def verdict(self) -> Audit:
-        self._end_round(may_lack=True)
+        self._end_epoch(may_lack=True)
         sizes = tuple(sorted(self._world_sizes))
-        return Audit(self._finished, self._steps, self._num_samples, sizes, tuple(self._faults), self._repetitions)
+        return Audit(self._finished, self._steps, self._num_samples, sizes, tuple(self._faults))
 
-    def _end_round(self, *, may_lack: bool = False) -> None:
-        """Judge the entries, and begin the next round."""
-        may_lack = may_lack or self._round in self._partial
-        times, epoch = self._repetitions, self._round * self._repetitions
-        too_often, too_rarely, unknown, taken = self._count()
-        name = f"epoch {epoch}" if times == 1 else f"epochs {epoch} to {epoch + times - 1}"
+    def _end_epoch(self, *, may_lack: bool = False) -> None:
+        """Judge the entries, and begin the next epoch."""
+        too_often, too_rarely, unknown = self._count()
         is_whole = not (too_often or too_rarely or unknown)
-        if not is_whole or added(entry.fingerprint for entry in self._entries) != _of_all(self._num_samples * times):
+        if not is_whole or added(entry.fingerprint for entry in self._entries) != _of_all(self._num_samples):
             for entry in self._wrong():
                 (first, last), (start, stop) = entry.steps, entry.positions
                 steps = f"step {first}" if first == last else f"steps {first} to {last}"
                 place = f"positions {start} to {stop - 1} of epoch {entry.epoch}"
                 self._faults.append(f"{steps}: not the samples that stand at {place}")
-        often = "once" if times == 1 else f"{times} times"
+        name = f"epoch {self._epoch}"
         if too_often or unknown:
-            self._faults.append(f"{name}: {too_often} samples more than {often}, {unknown} that do not exist")
-        if too_rarely and not may_lack:
-            self._faults.append(f"{name}: {too_rarely} samples {'never' if times == 1 else f'less than {often}'}")
-        if not too_rarely:
-            self._finished += times
-        elif may_lack and times > 1:
-            self._finished += taken // self._num_samples
-        self._round, self._entries = self._round + 1, []
+            self._faults.append(f"{name}: {too_often} samples more than once, {unknown} that do not exist")
+        if too_rarely and not may_lack and self._epoch != self._partial:
+            self._faults.append(f"{name}: {too_rarely} samples never")
+        self._finished += not too_rarely
+        self._epoch, self._entries = self._epoch + 1, []
 
-    def _count(self) -> tuple[int, int, int, int]:
-        """Count samples: too often, too rarely, unknown, and taken in all."""
-        often = unknown = taken = 0
-        epochs: dict[int, list[tuple[int, int]]] = {}
-        for entry in self._entries:
-            epochs.setdefault(entry.epoch, []).append(entry.positions)
-        rarely = self._num_samples * (self._repetitions - len(epochs))
-        for positions in epochs.values():
-            reached = 0
-            for start, stop in sorted(positions):
-                often += max(0, min(reached, stop) - start)
-                rarely += max(0, start - reached)
-                reached = max(reached, stop)
-                taken += stop - start
-            rarely += max(0, self._num_samples - reached)
-            unknown += max(0, reached - self._num_samples)
-        return min(often, self._num_samples), min(rarely, self._num_samples), unknown, taken
+    def _count(self) -> tuple[int, int, int]:
+        """Count samples: too often, too rarely, and unknown."""
+        often = rarely = reached = 0
+        for start, stop in sorted(entry.positions for entry in self._entries):
+            often += max(0, min(reached, stop) - start)
+            rarely += max(0, start - reached)
+            reached = max(reached, stop)
+        rarely += max(0, self._num_samples - reached)
+        return min(often, self._num_samples), min(rarely, self._num_samples), max(0, reached - self._num_samples)
 
     def _wrong(self) -> Iterator[Entry]:
         """Yield the entries that do not have the samples at their positions."""
-        room = self._num_samples * self._repetitions  # more are a fault already, and could take days to check
+        room = self._num_samples  # more are a fault already, and could take days to check
         for entry in self._entries:
-            order = order_of(self._seed, entry.epoch, self._num_samples, self._repetitions)
+            order = EpochOrder(self._seed, entry.epoch, self._num_samples)
             positions = range(max(0, entry.positions[0]), min(entry.positions[1], self._num_samples))
             parts = (order[begin : min(begin + _AT_ONCE, positions.stop)] for begin in positions[::_AT_ONCE])
             if added(map(fingerprint, parts)) != entry.fingerprint:

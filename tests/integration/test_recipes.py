@@ -14,7 +14,7 @@ from tests.support.launching import HVD_TRAIN, json_lines, launch_line, output_o
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
 ON_CPU = "--device cpu --workers 1 --eval-batch-size 20 --output-dir run --warmup-epochs 0"
-MODERN = "--image-size 32 -b 4 --epochs 2 --repeated-augmentation 2 --val-crop-size 40 --val-resize-size 44"
+MODERN = "--image-size 32 -b 4 --epochs 2 --val-crop-size 40 --val-resize-size 44"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ IN_THE_GATE = ("frozen", "accumulation, average, clipping")
 ON_RANKS: dict[str, dict[str, Any]] = {
     "frozen": {"freeze": "backbone", "unfreeze": ("1:1.*", "3:*")},
     "mixes": {"mixup": 0.2, "cutmix": 1.0},
-    "repeated augmentation": {"repeated_augmentation": 5},
     "accumulation, average, clipping": {"ema_decay": 0.9, "clip_norm": 0.5, "decay_of": "weights"},
     "one fusion group": {"fusion_groups": 1},
     "many fusion groups": {"fusion_groups": 100},
@@ -37,7 +36,7 @@ ON_RANKS: dict[str, dict[str, Any]] = {
 }
 EVERYTHING: dict[str, Any] = {
     **ON_RANKS["mixes"], **ON_RANKS["frozen"], **ON_RANKS["accumulation, average, clipping"],
-    "repeated_augmentation": 2, "label_smoothing": 0.1, "precision": "bf16", "compression": "fp16",
+    "label_smoothing": 0.1, "precision": "bf16", "compression": "fp16",
     "sync_batch_norm": True, "channels_last": "on", "epochs": 2, "unfreeze": ("1:*",), "fusion_groups": 3,
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ NOW = datetime(2026, 1, 2, 3, 4)
 
 
 def start(time: float = 0.0, **facts: Any) -> dict[str, Any]:
-    known = {"world_size": 2, "num_samples": SAMPLES, "repeated_augmentation": 1, "seed": 0}
+    known = {"world_size": 2, "num_samples": SAMPLES, "seed": 0}
     return event("start", time, message="a net on digits", **{**known, **facts})
 
 

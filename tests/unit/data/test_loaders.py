@@ -11,7 +11,7 @@ from hvd_train.data.augment import Augment
 from hvd_train.data.dataset import Arrays, DataSet
 from hvd_train.data.loader import ArrayLoader, Batch, MapLoader, Prepare
 from hvd_train.errors import UsageError
-from hvd_train.progress.order import BatchLayout, EpochOrder, InSequence, RepeatedOrder, assignments
+from hvd_train.progress.order import BatchLayout, EpochOrder, InSequence, assignments
 from tests.support.runs import CPU, PLAIN, PLAIN_DATA, RandomItems, flat
 
 LAYOUT = BatchLayout(8, 3)
@@ -81,7 +81,7 @@ class SameItems(TensorDataset):
 
 def test_tensors_are_read_in_whole_batches_of_the_same_items() -> None:
     """Also in loader processes."""
-    tensors = torch.rand(24, 3), torch.arange(24), torch.rand(24, 2, 2)
+    tensors = torch.rand(30, 3), torch.arange(30), torch.rand(30, 2, 2)
     with closing(MapLoader(SameItems(*tensors), None, CPU, 0, 0)) as loader:
         expected = epochs_of(loader)
     for workers in (0, 1):
@@ -100,14 +100,6 @@ def test_random_transforms_belong_to_the_sample() -> None:
     assert torch.equal(whole[whole[:, 0].argsort()], parts[parts[:, 0].argsort()])
     other = flat(epochs_of(MapLoader(RandomItems(), PLAIN, CPU, seed=6, num_workers=0))[:4])
     assert not torch.equal(whole[whole[:, 0].argsort()], other[other[:, 0].argsort()])
-
-
-def test_copies_of_an_item_have_random_numbers_of_their_own() -> None:
-    loader = MapLoader(RandomItems(), PLAIN, CPU, seed=1, num_workers=0)
-    (batch,) = loader.load(0, assignments(RepeatedOrder(0, 0, 30, 2), 0, BatchLayout(30, 30), 0, 1))
-    pairs = batch.micro_batches[0].batch[0].flatten(1).view(15, 2, 4)
-    assert torch.equal(pairs[:, 0, 0], pairs[:, 1, 0])
-    assert not (pairs[:, 0, 1:] == pairs[:, 1, 1:]).any()
 
 
 def test_processes_get_what_a_function_defines() -> None:

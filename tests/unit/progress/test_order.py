@@ -1,7 +1,5 @@
 """The order of an epoch, the samples of each rank, and their fingerprint."""
 
-from collections import Counter
-
 import numpy as np
 import pytest
 import torch
@@ -15,7 +13,6 @@ from hvd_train.progress.order import (
     BatchLayout,
     EpochOrder,
     InSequence,
-    RepeatedOrder,
     added,
     assignments,
     choose_layout,
@@ -24,7 +21,6 @@ from hvd_train.progress.order import (
     in_bytes,
     key,
     of_all,
-    order_of,
     resized_layout,
     uniforms,
 )
@@ -42,7 +38,6 @@ def test_orders_and_random_numbers_never_change() -> None:
     assert EpochOrder(0, 1, 1000)[:8].tolist() == [496, 413, 123, 495, 776, 969, 432, 270]
     assert EpochOrder(7, 0, 1000)[:8].tolist() == [476, 746, 89, 599, 629, 560, 1, 692]
     assert EpochOrder(7, 3, 100_003)[:4].tolist() == [85199, 80323, 80088, 7669]
-    assert RepeatedOrder(7, 4, 1000, 3)[:6].tolist() == [1966, 2966, 248, 1248, 2248, 220]
     assert [key(0), key(1, 2), key(2, 1)] == [9248179162272254404, 17286951778007540066, 6020280326711147963]
     assert uniforms(0, 0, np.array([0, 1]), 2).tolist() == [
         [0.9686768054962158, 0.16500449180603027],
@@ -98,23 +93,6 @@ def test_batch_settings_decide_the_layout_or_are_refused() -> None:
     assert choose_layout(BatchConfig(global_batch_size=64, batch_size=8), 3, 1000) == BatchLayout(64, 8)
     batch = BatchConfig(batch_size=30, accumulation_steps=2)
     assert [resized_layout(batch, size, 190) for size in (3, 4)] == [BatchLayout(180, 30), BatchLayout(190, 30)]
-
-
-@pytest.mark.parametrize("times", [1, 3, 4])
-@pytest.mark.parametrize("count", [1, 7, 190])
-def test_repeated_augmentation_counts_each_sample_alike(count: int, times: int) -> None:
-    """In `times` epochs each sample comes `times` times in a row, each copy with its own number."""
-    drawn: list[tuple[int, int]] = []
-    for epoch in range(times):
-        order = order_of(5, epoch, count, times)
-        numbers = order[0:count]
-        assert len(numbers) == count
-        assert np.array_equal(order[count // 3 : count + 9], numbers[count // 3 :]), "from a cursor in mid epoch"
-        drawn += [(epoch, int(number)) for number in numbers]
-    samples = [number % count for _, number in drawn]
-    assert Counter(samples) == dict.fromkeys(range(count), times)
-    assert samples == [s for s in EpochOrder(5, 0, count)[0:count].tolist() for _ in range(times)]
-    assert len(set(drawn)) == len(drawn), "two copies would be changed alike"
 
 
 @given(samples=st.lists(st.integers(0, 2**40), min_size=1, max_size=20), data=st.data())

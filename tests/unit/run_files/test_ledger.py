@@ -15,20 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_train.errors import UsageError
-from hvd_train.progress.order import fingerprint, order_of
+from hvd_train.progress.order import EpochOrder, fingerprint
 from hvd_train.run_files.ledger import Audit, Entry, LedgerFile, audit, audit_entries, extended, parse, read
 from hvd_train.run_files.run_folder import RunFolder
 
 IMAGENET, BATCH = 1_281_167, 256
 SEED = 5
-START = {"kind": "event", "name": "start", "num_samples": 100, "repeated_augmentation": 1, "seed": SEED}
+START = {"kind": "event", "name": "start", "num_samples": 100, "seed": SEED}
 
 
 def steps_of(
-    epoch: int, num_samples: int = 100, batch: int = 10, *, step: int = 1, world_size: int = 2, times: int = 1
+    epoch: int, num_samples: int = 100, batch: int = 10, *, step: int = 1, world_size: int = 2
 ) -> Iterator[Entry]:
     """Yield one entry for each step of an epoch; the first has number `step`."""
-    order = order_of(SEED, epoch, num_samples, times)[:]
+    order = EpochOrder(SEED, epoch, num_samples)[:]
     for number, start in enumerate(range(0, num_samples, batch), step):
         stop = min(start + batch, num_samples)
         yield Entry(epoch, (number, number), world_size, (start, stop), fingerprint(order[start:stop]))
@@ -41,8 +41,8 @@ def joined(steps: list[Entry], num_samples: int = 100) -> list[Entry]:
     return entries
 
 
-def exact(epochs: int = 3, **settings: Any) -> list[Entry]:
-    return [step for epoch in range(epochs) for step in steps_of(epoch, step=10 * epoch + 1, **settings)]
+def exact(epochs: int = 3) -> list[Entry]:
+    return [step for epoch in range(epochs) for step in steps_of(epoch, step=10 * epoch + 1)]
 
 
 def changed(place: int, **changes: Any) -> list[Entry]:
@@ -118,7 +118,7 @@ def test_what_is_wrong_is_named(entries: list[Entry], fault: str) -> None:
 def test_samples_that_differ_from_the_order_are_found() -> None:
     for place in (0, 13, 29):
         entry = exact()[place]
-        samples = order_of(SEED, entry.epoch, 100, 1)[slice(*entry.positions)]
+        samples = EpochOrder(SEED, entry.epoch, 100)[slice(*entry.positions)]
         wrong = fingerprint(np.where(samples == samples[3], 100, samples))
         for entries in (exact(), exact()[: place + 1]):
             entries[place] = replace(entry, fingerprint=wrong)
@@ -132,25 +132,12 @@ def test_samples_that_differ_from_the_order_are_found() -> None:
     assert faults == ("steps 3 to 4: not the samples that stand at positions 10 to 19 of epoch 0",)
 
 
-def test_repeated_augmentation_is_judged_by_rounds(tmp_path: Path) -> None:
-    entries = exact(4, times=2)
-    for steps, epochs in ((40, 4), (30, 3)):
-        report = audit_entries(entries[:steps], 100, 2, SEED)
-        assert (report.faults, report.epochs) == ((), epochs)
-    later = [replace(entry, steps=(entry.steps[0] - 1, entry.steps[1] - 1)) for entry in entries[16:]]
-    faults = audit_entries([*entries[:15], *later], 100, 2, SEED).faults
-    assert faults == ("epochs 0 to 1: 10 samples less than 2 times",)
-    for place in (9, 19):
-        wrong = list(entries)
-        wrong[place] = replace(entries[place], positions=(90, 99))
-        report = audit_entries(wrong, 100, 2, SEED)
-        assert (report.epochs, report.faults[-1]) == (2, "epochs 0 to 1: 1 samples less than 2 times")
-    write(tmp_path, {**START, "repeated_augmentation": 2}, entries=entries[:20])
-    assert str(audit(tmp_path)) == (
-        "exact: every one of 100 samples counted 2 times in 2 epochs, of 2 finished epochs (20 steps, world sizes 2)"
-    )
-    write(tmp_path, START, entries=entries[:20])
-    assert audit(tmp_path).faults != ()
+def test_a_run_with_repeated_samples_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, {**START, "repeated_augmentation": 1})
+    assert audit(tmp_path).faults == ()
+    write(tmp_path, {**START, "repeated_augmentation": 2})
+    with pytest.raises(UsageError, match="is of a run with --repeated-augmentation"):
+        audit(tmp_path)
 
 
 def test_the_last_start_of_the_run_counts(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from hvd_train.config import DataConfig
 from hvd_train.data.dataset import DataSet
 from hvd_train.errors import FaultRepeats, RankLost, UsageError
 from hvd_train.launch import exit_report
-from hvd_train.progress.order import order_of
+from hvd_train.progress.order import EpochOrder
 from hvd_train.progress.stop import StopSignal
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.run_folder import RunFolder
@@ -208,7 +208,7 @@ class LastUnreadable(runs.Jittered):
 
 def test_the_steps_before_an_error_of_the_data_are_committed(reports: list[Report]) -> None:
     """The report names the rank and the step of the error."""
-    bad = np.flatnonzero(order_of(0, 0, 190, 1)[0:190] >= 185)
+    bad = np.flatnonzero(EpochOrder(0, 0, 190)[0:190] >= 185)
     whole = int(bad[0]) // 20
     data = LastUnreadable(190, jitter=False), runs.Jittered(20, jitter=False)
     with pytest.raises(UsageError, match="cannot read sample 1") as error:

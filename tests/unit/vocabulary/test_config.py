@@ -90,11 +90,12 @@ def test_a_written_config_is_read_back_unchanged() -> None:
 
 def test_a_setting_of_an_earlier_version_is_read_if_it_did_nothing() -> None:
     path = Path("config.yaml")
-    path.write_text("run: {data_changed: false, ledger: true}")
+    path.write_text("data: {repeated_augmentation: 1}\nrun: {data_changed: false, ledger: true}")
     assert config_file.load(path) == Config().replace(ledger=True)
-    path.write_text("run: {data_changed: true}")
-    with pytest.raises(UsageError, match="data_changed: True is of an earlier version"):
-        config_file.load(path)
+    for text, found in (("run: {data_changed: true}", "True"), ("data: {repeated_augmentation: 4}", "4")):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=f": {found} is of an earlier version"):
+            config_file.load(path)
 
 
 @pytest.mark.parametrize(
