@@ -203,12 +203,6 @@ class OptimizerConfig:
     """What weight decay applies to: all parameters, or all but biases and normalisation layers."""
     label_smoothing: float = 0.0
     """Share of the target spread evenly over all classes, from 0 to below 1."""
-    reduction: Literal["average", "adasum"] = "average"
-    """How the workers' gradients are combined: averaged, or by Adasum (with MPI, on 1, 2, 4, 8, ... workers)."""
-    gradient_predivide_factor: float = 1.0
-    """Divide gradients by this before they are added over the workers, and multiply their sum by it."""
-    fusion_groups: int | None = None
-    """Number of groups in which gradients are sent; default: groups of about 25 MB."""
     clip_norm: float | None = None
     """Largest 2-norm of the whole gradient; a larger gradient is scaled down to it."""
     ema_decay: float | None = None
@@ -220,13 +214,9 @@ class OptimizerConfig:
             raise unknown_name("optimizer", self.optimizer, _OPTIMIZERS)
         if wrong := [each for each in self.optimizer_args if not re.fullmatch(r"[^\W\d]\w*=.+", each)]:
             raise UsageError(f"--optimizer-args {wrong[0]}: type NAME=VALUE, as in eps=1e-6")
-        _check(self, "at least 1", "lr_base_batch", "fusion_groups")
+        _check(self, "at least 1", "lr_base_batch")
         _check(self, "at least 0 and below 1", "momentum", "label_smoothing", "ema_decay")
-        _check(self, "a number above 0", "learning_rate", "clip_norm", "gradient_predivide_factor")
-        if self.reduction == "adasum" and self.clip_norm is not None:
-            raise UsageError("--clip-norm does not go with --reduction adasum: leave one of them out")
-        if self.reduction == "adasum" and self.gradient_predivide_factor != 1:
-            raise UsageError("--gradient-predivide-factor does not go with --reduction adasum, which adds no gradients")
+        _check(self, "a number above 0", "learning_rate", "clip_norm")
         if self.nesterov and (self.optimizer not in ("sgd", "lars") or self.momentum == 0):
             raise UsageError("--nesterov needs --optimizer sgd or lars with a momentum above 0, else --no-nesterov")
 

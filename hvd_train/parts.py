@@ -223,14 +223,9 @@ def _measurings(task: Task, network: nn.Module, batch: Any) -> tuple[Measuring, 
 def fresh_state(
     config: Config, world: World, parts: Parts, optimizers: Optimizers, layout: order.BatchLayout = order.UNDECIDED
 ) -> TrainState:
-    """Return the state before the first step. Raises UsageError if these ranks do not support the reduction."""
+    """Return the state before the first step."""
     fp16_wire = uses_fp16_wire(config, parts.device)
-    reduction = Reduction(
-        fp16_wire=fp16_wire,
-        adasum=config.optimizer.reduction == "adasum",
-        predivide=config.optimizer.gradient_predivide_factor,
-        groups=config.optimizer.fusion_groups,
-    )
+    reduction = Reduction(fp16_wire=fp16_wire)
     # Before `wrap`: the average is a copy of the model, which must not have Horovod's hooks.
     average = optim.moving_average(config.optimizer, parts.model, config.model.average_buffers)
     return TrainState(

@@ -118,8 +118,6 @@ def check(config: Config) -> None:
         remote.file_system(config.run.copy_to)
     if config.run.weights_format == "safetensors" and importlib.util.find_spec("safetensors") is None:
         raise UsageError("--weights-format safetensors: safetensors is not installed: pip install safetensors")
-    if config.optimizer.reduction == "adasum" and launcher.elastic(os.environ):
-        raise UsageError("--reduction adasum does not go with an elastic job: workers come and go in any number")
     if config.run.profile is not None and os.environ.get(launcher.TIMELINE, launcher.ON_DEMAND) != launcher.ON_DEMAND:
         raise UsageError(f"--profile writes Horovod's timeline itself: unset {launcher.TIMELINE}")
     # A job that continues has read the file.

@@ -39,7 +39,7 @@ T = TypeVar("T")
 M = TypeVar("M", bound=nn.Module)
 _ACT = {"seed", "epochs", "patience", "workers", "workers_per_host", "sync_batch_norm", "average_buffers"}
 _ACT |= {"batch_size", "global_batch_size", "accumulation_steps", "eval_batch_size", "on_resize"}
-_ACT |= {"gradient_predivide_factor", "fusion_groups", "clip_norm", "ema_decay", "recipe"}
+_ACT |= {"clip_norm", "ema_decay", "recipe"}
 _ACT |= {"precision", "compression", "channels_last", "deterministic", "max_skipped_steps"}
 _ACT |= {"device", "gpu_ids", "output_dir", "resume", "commit_steps", "commit_seconds"}
 _ACT |= {"copy_to", "weights_format", "keep_checkpoints", "log_to", "log_steps", "log_dir", "progress"}

@@ -77,15 +77,13 @@ class Updater:
         self._mark, self._measurings = (split or Split()).mark, measuring
         self._world, self._device, self._seed = world, device, config.seed
         self._ledger, self._clip_norm = config.run.ledger, config.optimizer.clip_norm
-        self._adasum, self._autocast = config.optimizer.reduction == "adasum", autocast(config, device)
+        self._autocast = autocast(config, device)
         self._buffers = StepBuffers(model, device, config.model.average_buffers)
         self._sums_in_passes = sums_in_passes(model, world, device)
         self._forward = ExitStack()  # what a forward pass runs in
         self.lost: RankLost | None = None  # noticed in a pass of this update
         self._held_fixed: list[nn.Parameter] = []  # of other optimizers, in this update
         self._watched_updates = _WATCHED_UPDATES
-        if self._adasum and any(each.means and each.means[0].kind == "count" for each in measuring.values()):
-            raise UsageError("--reduction adasum needs one loss for each sample, not a Mean with a count")
 
     def take(
         self,
@@ -121,9 +119,7 @@ class Updater:
         self._optimizer, self._measuring, self._turn = state.optimizers[optimizer], self._measurings[optimizer], turn
         self.lost = None
         self._sums_of_passes: list[Tensor] = []
-        # The ranks' gradients are added; Adasum wants each rank's own mean.
-        mine = sum(len(micro.samples) for micro in batch.micro_batches)
-        self._share = _constant(1 / (max(1, mine) if self._adasum else batch.size), self._device)
+        self._share = _constant(1 / batch.size, self._device)  # the ranks' gradients are added
 
         # Not zero_grad: Horovod's takes no arguments (issue #3405), and the model's walks through all its modules.
         for group in self._optimizer.param_groups:

@@ -9,9 +9,6 @@ from torch import Tensor, nn
 
 from hvd_train.world.world import Gradients, Reduction
 
-StartSums = Callable[[Sequence[Tensor], str], int]
-"""Begins to sum tensors in place over all ranks, under a name; returns Horovod's handle."""
-
 _BUCKET_BYTES = 25 * 2**20  # a bucket is sent while the gradients of the next are computed
 _LAST_BYTES = 4 * 2**20  # nothing is left to compute while the last bucket is sent
 _ALIGNED = 64  # bytes; kernels for several tensors are faster if each begins at such an address
@@ -33,14 +30,11 @@ class Bucket(tuple[nn.Parameter, ...]):
         """Take this memory, zeros [`num_bytes`] uint8. Gradients in other memory stay there until `fill`."""
         self.flat = memory.view(self[0].dtype)
         # Strides are those that autograd gives a gradient: the parameter's, unless they leave gaps.
+        strides = [torch.empty_like(parameter, device="meta").stride() for parameter in self]
         self.views = [
-            piece.as_strided(parameter.size(), torch.empty_like(parameter, device="meta").stride())
-            for parameter, piece in zip(self, self.pieces(self.flat), strict=True)
+            self.flat[begin : begin + parameter.numel()].as_strided(parameter.size(), stride)
+            for parameter, begin, stride in zip(self, self._begins, strides, strict=True)
         ]
-
-    def pieces(self, flat: Tensor) -> list[Tensor]:
-        """Return the part of each parameter in a tensor that is laid out as `flat`."""
-        return [flat[begin : begin + parameter.numel()] for parameter, begin in zip(self, self._begins, strict=True)]
 
     def fill(self) -> None:
         """Move each gradient into its view, which becomes the gradient; a missing one is zeros."""
@@ -57,9 +51,9 @@ class Bucket(tuple[nn.Parameter, ...]):
 class BucketedOptimizer:
     """Sends gradients in buckets by Horovod's hooks.
 
-    Horovod's constructor would broadcast the names in its groups, before the rendezvous of an elastic job. Its own
-    grouped reduction supports neither Adasum nor factors, so buckets are sent by `start_sums`. A hook on each parameter
-    counts down its backward passes, then increments the count of its bucket, and sends the bucket if it is complete.
+    Horovod's constructor would broadcast the names in its groups, before the rendezvous of an elastic job. A hook on
+    each parameter counts down its backward passes, then increments the count of its bucket, and sends the bucket if it
+    is complete.
     """
 
     def __init__(
@@ -68,16 +62,17 @@ class BucketedOptimizer:
         names: Mapping[nn.Parameter, str],  # in the order of the model
         compression: Any,  # one of `hvd.Compression`
         reduction: Reduction,
-        start_sums: StartSums,
+        start_sum: Callable[[Tensor, str], int],
         share: Callable[[int], Tensor | None],
         squares_at: Callable[[Tensor], float | None],
     ) -> None:
-        """`share` returns zeros in memory, as uint8, in which Horovod sums tensors in place; None without any.
+        """`start_sum` begins to sum a tensor in place over all ranks, under a name, and returns Horovod's handle.
 
+        `share` returns zeros in memory, as uint8, in which Horovod sums tensors in place; None without any.
         `squares_at` returns the sum of the squares of a tensor, if Horovod has added them up with the sums.
         """
         self.horovod, self.reduction = horovod, reduction
-        self._names, self._compression, self._start_sums = names, compression, start_sums
+        self._names, self._compression, self._start_sum = names, compression, start_sum
         self._share, self._squares_at = share, squares_at
         self._cast: dict[Bucket, Tensor] = {}  # what was sent of this step, if it is not the bucket itself
         horovod._grouped_allreduce_grad_async = self._send
@@ -91,7 +86,7 @@ class BucketedOptimizer:
     def regroup(self) -> None:
         """Make buckets of the parameters that require a gradient now. Called between two steps."""
         trained = [parameter for parameter in self._names if parameter.requires_grad]
-        self._buckets = in_buckets(trained, self.reduction.groups) if self.reduces else []
+        self._buckets = in_buckets(trained) if self.reduces else []
         self.horovod._groups = self._buckets
         self.horovod._p_to_group = {parameter: bucket for bucket in self._buckets for parameter in bucket}
         self.horovod._requires_update = set(self.horovod._p_to_group)
@@ -129,7 +124,7 @@ class BucketedOptimizer:
         self.horovod.synchronize()
         for bucket, sum_of_all in self._cast.items():
             bucket.flat.copy_(sum_of_all)
-        squares = [self._squares_at(bucket.flat) for bucket in self._buckets if self.reduction.predivide == 1]
+        squares = [self._squares_at(bucket.flat) for bucket in self._buckets]
         known = [of_bucket for of_bucket in squares if of_bucket is not None]
         return Gradients(
             [bucket.flat for bucket in self._buckets], sum(known) if len(known) == len(self._buckets) else None
@@ -140,13 +135,12 @@ class BucketedOptimizer:
         sent = self._compression.compress(bucket.flat)[0]
         if sent is not bucket.flat:
             self._cast[bucket] = sent
-        tensors = bucket.pieces(sent) if self.reduction.adasum else [sent]  # Adasum treats each gradient by itself
-        return self._start_sums(tensors, self._names[bucket[0]]), ()  # there is nothing for Horovod to decompress
+        return self._start_sum(sent, self._names[bucket[0]]), ()  # there is nothing for Horovod to decompress
 
     def _place(self) -> None:
         """Give the buckets memory; on CPUs that of which the ranks of a host see each other's, if possible."""
         sizes, device = [bucket.num_bytes for bucket in self._buckets], self._buckets[0][0].device
-        sums_in_place = device.type == "cpu" and not (self.reduction.fp16_wire or self.reduction.adasum)
+        sums_in_place = device.type == "cpu" and not self.reduction.fp16_wire
         memory = self._share(sum(sizes)) if sums_in_place else None
         if memory is None:
             memory = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
@@ -155,14 +149,13 @@ class BucketedOptimizer:
         self.is_placed = True
 
 
-def in_buckets(parameters: Sequence[nn.Parameter], count: int | None = None) -> list[Bucket]:
-    """Return buckets of `parameters`, the last first: `count` of similar size, or of 25 MB and at last a small one."""
+def in_buckets(parameters: Sequence[nn.Parameter]) -> list[Bucket]:
+    """Return buckets of `parameters`, the last first: of 25 MB and at last a small one."""
     sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
-    full, last = (_BUCKET_BYTES, _LAST_BYTES) if count is None else (math.ceil(sum(sizes) / count), 0)
     buckets: list[list[nn.Parameter]] = []
-    size, left = full, sum(sizes)
+    size, left = _BUCKET_BYTES, sum(sizes)
     for parameter, its_size in zip(reversed(parameters), reversed(sizes), strict=True):
-        if size >= full or left <= last < left + size or buckets[-1][-1].dtype != parameter.dtype:
+        if size >= _BUCKET_BYTES or left <= _LAST_BYTES < left + size or buckets[-1][-1].dtype != parameter.dtype:
             buckets.append([])
             size = 0
         buckets[-1].append(parameter)

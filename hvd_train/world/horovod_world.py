@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -25,7 +24,7 @@ from typing_extensions import override
 
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.launch import client, launcher, roll_call, slurm
-from hvd_train.world.buckets import BucketedOptimizer, StartSums
+from hvd_train.world.buckets import BucketedOptimizer
 from hvd_train.world.shared_memory import memory_of_ranks
 from hvd_train.world.wire import MOST_BYTES, Piece, packed, pieces, unpacked
 from hvd_train.world.world import Gradients, PendingSum, Place, Reduction, World, complete_gradients
@@ -163,8 +162,6 @@ class HorovodWorld(World):
 
     @override
     def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
-        if reduction.adasum:
-            self._check_adasum()
         its = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter in its]
         frozen = [parameter for parameter in its if not parameter.requires_grad]
@@ -180,15 +177,13 @@ class HorovodWorld(World):
         wrapped.state.update(optimizer.state)  # Horovod copies the parameter groups only
         names = {parameter: name for name, parameter in named}
         self._optimizers[wrapped] = BucketedOptimizer(
-            wrapped, names, compression, reduction, self._sums_by(reduction), self._share, _squares_at
+            wrapped, names, compression, reduction, self._start_bucket, self._share, _squares_at
         )
         return wrapped  # type: ignore[no-any-return]
 
-    def _sums_by(self, reduction: Reduction) -> StartSums:
-        """Return the function that begins to reduce tensors in place. It raises RankLost."""
-        op, factor = hvd.Adasum if reduction.adasum else hvd.Sum, reduction.predivide
-        begin = partial(hvd.grouped_allreduce_async_, op=op, prescale_factor=1 / factor, postscale_factor=factor)
-        return lambda tensors, name: self._begin(lambda: begin(tensors, name=name))
+    def _start_bucket(self, tensor: Tensor, name: str) -> int:
+        """Begin to sum a bucket in place, as a group: Horovod fuses no group with other tensors. Raises RankLost."""
+        return self._begin(lambda: hvd.grouped_allreduce_async_([tensor], name=name, op=hvd.Sum))
 
     def _share(self, num_bytes: int) -> Tensor | None:
         """Return memory of this rank, [num_bytes] uint8, in which Horovod's patch C8 sums tensors in place.
@@ -205,13 +200,6 @@ class HorovodWorld(World):
         _CORE.horovod_place((ctypes.c_void_p * len(addresses))(*addresses), ctypes.c_size_t(num_bytes))
         self._placed = of_ranks  # Horovod reads it
         return of_ranks[self.place.rank]
-
-    def _check_adasum(self) -> None:
-        size = self.place.size
-        if size & (size - 1):
-            raise UsageError(f"--reduction adasum works on 1, 2, 4, 8, ... ranks, not on {size}")
-        if size > 1 and not hvd.mpi_enabled():
-            raise UsageError("--reduction adasum needs MPI: type horovodrun --mpi, or mpirun")
 
     @override
     def regroup(self, optimizer: Optimizer) -> None:

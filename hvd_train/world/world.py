@@ -49,9 +49,6 @@ class Reduction:
     """How the gradients of all ranks are reduced."""
 
     fp16_wire: bool = False  # send gradients as fp16
-    adasum: bool = False  # combine gradients by Adasum (Maleki et al., arXiv 2006.02924) instead of a sum
-    predivide: float = 1.0  # divide gradients by this before they are summed, and multiply them by it afterwards
-    groups: int | None = None  # the number of groups in which gradients are sent; None: groups of about 25 MB
 
 
 class DriverLost(RankLost):
@@ -102,7 +99,6 @@ class World:
         """Return an optimizer for `model` whose backward passes reduce the gradients.
 
         The last backward pass of a step starts the reduction of each gradient as soon as it is ready.
-        Raises: UsageError: if these ranks do not support the reduction.
         """
         return optimizer
 

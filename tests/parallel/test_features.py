@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hvd_train.data.loader import Batch, MicroBatch
-from hvd_train.errors import UsageError
 from hvd_train.network.device import loss_scaler
 from hvd_train.progress.order import BatchLayout
 from hvd_train.state import TrainState
@@ -27,9 +26,6 @@ ON_RANKS: dict[str, dict[str, Any]] = {
     "frozen": {"freeze": "backbone", "unfreeze": ("1:1.*", "3:*")},
     "mixes": {"mixup": 0.2, "cutmix": 1.0},
     "accumulation, average, clipping": {"ema_decay": 0.9, "clip_norm": 0.5, "decay_of": "weights"},
-    "one fusion group": {"fusion_groups": 1},
-    "many fusion groups": {"fusion_groups": 100},
-    "predivided": {"gradient_predivide_factor": 8.0},
     "channels last": {"channels_last": "on"},
     "LARS": {"optimizer": "lars", "learning_rate": 1.0},
     "LAMB": {"optimizer": "lamb", "learning_rate": 0.01},
@@ -37,7 +33,7 @@ ON_RANKS: dict[str, dict[str, Any]] = {
 EVERYTHING: dict[str, Any] = {
     **ON_RANKS["mixes"], **ON_RANKS["frozen"], **ON_RANKS["accumulation, average, clipping"],
     "label_smoothing": 0.1, "precision": "bf16", "compression": "fp16",
-    "sync_batch_norm": True, "channels_last": "on", "epochs": 2, "unfreeze": ("1:*",), "fusion_groups": 3,
+    "sync_batch_norm": True, "channels_last": "on", "epochs": 2, "unfreeze": ("1:*",),
 }  # fmt: skip
 
 
@@ -126,36 +122,3 @@ def test_the_wire_in_fp16_loses_nothing_that_fp16_can_hold(world: World) -> None
             if math.isfinite(found := float(model.weight.grad)):
                 break
         assert found == pytest.approx(expected, rel=2.0**-9, abs=size * 2.0**-24 / scaler.get_scale()), exponent
-
-
-def adasum(first: Tensor, second: Tensor) -> Tensor:
-    """Combine two gradients as Maleki et al. (arXiv 2006.02924) do."""
-    dot = (first * second).sum()
-    return (1 - dot / (2 * first.square().sum())) * first + (1 - dot / (2 * second.square().sum())) * second
-
-
-@pytest.mark.parallel
-def test_adasum(world: World) -> None:
-    """Each rank gets the formula's result for the gradients of all ranks, or a reason why not."""
-    import horovod.torch as hvd
-
-    size, rank = world.place.size, world.place.rank
-    model = own_generator(runs.convnet(10))
-    plain = torch.optim.SGD(model.parameters(), lr=0.1)
-    if size == 3 or (size > 1 and not hvd.mpi_enabled()):
-        with pytest.raises(UsageError, match=r"--reduction adasum (needs MPI|works on 1, 2, 4)"):
-            world.wrap(plain, model, Reduction(adasum=True))
-        return
-    optimizer = world.wrap(plain, model, Reduction(adasum=True))
-    world.expect_passes(optimizer, 1)
-    inputs = torch.cos(torch.arange(4 * 64.0).view(4, 1, 8, 8) * (rank + 1))
-    own = torch.autograd.grad(model(inputs).square().mean(), list(model.parameters()))
-    model.zero_grad(set_to_none=True)
-    torch.autograd.backward(model(inputs).square().mean())
-    with world.reduced(optimizer):
-        pass
-    of_ranks = world.gather([gradient.clone() for gradient in own])
-    for number, parameter in enumerate(model.parameters()):
-        expected = of_ranks[0][number] if size == 1 else adasum(of_ranks[0][number], of_ranks[1][number])
-        assert parameter.grad is not None
-        torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=1e-6)

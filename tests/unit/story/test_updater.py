@@ -1,7 +1,5 @@
 """One optimizer step, against plain torch."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -151,15 +149,3 @@ def test_votes_and_samples_of_all_ranks_come_with_the_gradients(vote: Votes) -> 
     expected = fingerprint(np.array([0, 1, 2, 3] * 2))
     assert run_ranks(3, lambda world: body(world, ledger=True)) == [(vote, expected)] * 3
     assert run_ranks(3, lambda world: body(world, ledger=False)) == [(vote, None)] * 3
-
-
-def test_adasum_gets_the_mean_gradient_of_each_rank() -> None:
-    """Not a fraction of the mean over the global batch."""
-    half = dataclasses.replace(batch(4), micro_batches=batch(4).micro_batches[:1])
-    model = InDoublePrecision()
-    inputs, targets = half.micro_batches[0].batch
-    F.cross_entropy(model(inputs), targets).backward()
-    norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-    state = state_of(InDoublePrecision())
-    found = take(Config().replace(reduction="adasum"), state, half)
-    assert found.gradient_norm == pytest.approx(float(norm), rel=ROUNDINGS)

@@ -16,16 +16,18 @@ import os
 import horovod.torch as hvd
 import torch
 from torch import nn
+from hvd_train.world import buckets
 from hvd_train.world.horovod_world import HorovodWorld
 from hvd_train.world.world import Reduction
 
+buckets._BUCKET_BYTES = 80  # a layer
 world = HorovodWorld()
 os.environ["HOROVOD_ELASTIC"] = "1"
 model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4))
-grouped = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction(groups=2))
+grouped = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction())
 own = world._optimizers[grouped]
-sent, start = [], own._start_sums
-own._start_sums = lambda tensors, name: (sent.append(name), start(tensors, name))[1]
+sent, start = [], own._start_sum
+own._start_sum = lambda tensor, name: (sent.append(name), start(tensor, name))[1]
 
 def begin(passes):
     model.zero_grad(set_to_none=True)
@@ -71,19 +73,18 @@ print("done")
 
 
 @pytest.mark.parametrize(
-    ("megabytes", "count", "expected"),
+    ("megabytes", "expected"),
     [
-        ([1, 1, 1], None, [[1, 1, 1]]),
-        ([1, 2, 3, 20, 10, 9], None, [[9, 10, 20], [3], [2, 1]]),
-        ([400, 1, 2], None, [[2, 1, 400]]),
-        ([3, 400, 1, 2], None, [[2, 1, 400], [3]]),
-        ([1, 2, 3, 4], 2, [[4, 3], [2, 1]]),
+        ([1, 1, 1], [[1, 1, 1]]),
+        ([1, 2, 3, 20, 10, 9], [[9, 10, 20], [3], [2, 1]]),
+        ([400, 1, 2], [[2, 1, 400]]),
+        ([3, 400, 1, 2], [[2, 1, 400], [3]]),
     ],
 )
-def test_buckets_begin_with_the_last_layer(megabytes: list[int], count: int | None, expected: list[list[int]]) -> None:
+def test_buckets_begin_with_the_last_layer(megabytes: list[int], expected: list[list[int]]) -> None:
     """They hold 25 MB, or whole parameters of more; the last that is sent holds at most 4 MB."""
     parameters = [nn.Parameter(torch.empty(size * 2**18, device="meta")) for size in megabytes]
-    assert [[len(p) // 2**18 for p in bucket] for bucket in in_buckets(parameters, count)] == expected
+    assert [[len(p) // 2**18 for p in bucket] for bucket in in_buckets(parameters)] == expected
 
 
 def test_a_gradient_is_a_view_of_its_bucket() -> None:

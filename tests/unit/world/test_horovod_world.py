@@ -13,7 +13,7 @@ from hvd_train.run import same_everywhere
 from hvd_train.world import horovod_world
 from hvd_train.world.horovod_world import HorovodInternalError, HorovodWorld, RankGroup, hvd
 from hvd_train.world.wire import packed, unpacked
-from hvd_train.world.world import Place, Reduction
+from hvd_train.world.world import Place
 
 
 class FourRanks(HorovodWorld):
@@ -38,7 +38,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> FourRanks:
         lambda world: world.broadcast("value", root=1),
         lambda world: world.broadcast_tensors([torch.ones(1)], 0),
         lambda world: world.gather("value"),
-        lambda world: world._sums_by(Reduction())([torch.ones(1)], "gradients"),
+        lambda world: world._start_bucket(torch.ones(1), "gradients"),
     ],
     ids=["sum", "broadcast", "tensors", "gather", "gradients"],
 )
@@ -65,7 +65,7 @@ def test_the_reason_is_that_of_the_sum_that_broke(world: FourRanks, monkeypatch:
     monkeypatch.setattr(hvd, "synchronize", Mock(side_effect=HorovodInternalError("NCCL said: remote error")))
     world.start_sum(torch.ones(1), "step")
     with pytest.raises(RankLost, match="remote error"):
-        world._sums_by(Reduction())([torch.ones(1)], "gradients")
+        world._start_bucket(torch.ones(1), "gradients")
     optimizer = torch.optim.SGD([torch.ones(1)])
     world._optimizers[optimizer] = Mock(synchronize=shut_down)
     with pytest.raises(RankLost, match="remote error"), world.reduced(optimizer):
