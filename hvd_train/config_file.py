@@ -15,8 +15,10 @@ from hvd_train.errors import UsageError, unknown_name
 MOST_BYTES = 2**18
 """Largest config.yaml, which YAML takes seconds to read; a run writes a hundredth of it."""
 
-_RETIRED = {"data_changed": False, "repeated_augmentation": 1}
-_RETIRED |= {"reduction": "average", "gradient_predivide_factor": 1, "fusion_groups": None}
+_RETIRED: dict[str, Any] = {
+    "data_changed": False, "repeated_augmentation": 1,
+    "reduction": "average", "gradient_predivide_factor": 1, "fusion_groups": None,
+}  # fmt: skip
 """Settings of earlier versions, in files of their runs, with the only value that this version stands for."""
 
 

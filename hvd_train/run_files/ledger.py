@@ -106,7 +106,7 @@ def audit(folder: Path) -> Audit:
         raise UsageError(f"{folder} has no {LEDGER}: train with --ledger to have one")
     try:
         start = _last_event(metrics, "start", "num_samples")
-        num_samples, seed = facts = start.get("num_samples"), start.get("seed")
+        num_samples, seed = facts = [start.get(name, -1) for name in ("num_samples", "seed")]
         if not all(type(fact) is int and least <= fact < 2**63 for fact, least in zip(facts, (1, 0), strict=True)):
             raise UsageError(f"{metrics} does not say how many samples there are, and in which order: cannot judge")
         if start.get("repeated_augmentation", 1) != 1:
