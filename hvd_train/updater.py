@@ -16,7 +16,7 @@ from hvd_train.data.loader import Batch, MicroBatch
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.network.buffers import StepBuffers
 from hvd_train.network.device import autocast, seed
-from hvd_train.network.normalization import sums_in_passes
+from hvd_train.network.normalization import sums_of_layers
 from hvd_train.progress import order
 from hvd_train.progress.clock import Split
 from hvd_train.progress.metrics import Totals
@@ -79,7 +79,7 @@ class Updater:
         self._ledger, self._clip_norm = config.run.ledger, config.optimizer.clip_norm
         self._autocast = autocast(config, device)
         self._buffers = StepBuffers(model, device, config.model.average_buffers)
-        self._sums_in_passes = sums_in_passes(model, world, device)
+        self._sums_of_layers = sums_of_layers(model, world)
         self._forward = ExitStack()  # what a forward pass runs in
         self.lost: RankLost | None = None  # noticed in a pass of this update
         self._held_fixed: list[nn.Parameter] = []  # of other optimizers, in this update
@@ -131,7 +131,7 @@ class Updater:
         for parameter in self._held_fixed:
             parameter.requires_grad_(False)
         self._world.expect_passes(self._optimizer, len(batch.micro_batches))
-        self._sums_in_passes.begin_step(len(batch.micro_batches), batch.num_micro_batches)
+        self._sums_of_layers.begin_step(len(batch.micro_batches), batch.num_micro_batches)
         self._buffers.begin()
         self._watched_updates -= 1
         self._note_gradients()
@@ -140,7 +140,7 @@ class Updater:
         """Begin the forward pass of a micro-batch: from the same buffers and random numbers on any rank."""
         self._micro = micro
         if micro is self.batch.micro_batches[-1]:
-            self._sums_in_passes.begin_last_micro_batch()
+            self._sums_of_layers.begin_last_micro_batch()
         self._buffers.put_back()
         again = (self._turn,) if self._turn else ()
         seed(self._device, order.key(self._seed, MICRO_BATCH, self._state.progress.step, micro.number, *again))
@@ -164,7 +164,7 @@ class Updater:
             torch.autograd.backward(self._state.scaler.scale(sum_of(measures[LOSS])), self._share)
         except RankLost as error:
             self.lost = error
-        self.lost = self.lost or self._sums_in_passes.lost
+        self.lost = self.lost or self._sums_of_layers.lost
         self._note_gradients()
         self._mark("backward")
 
@@ -187,7 +187,7 @@ class Updater:
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
         """Inside this block run a forward pass that counts for nothing, after `begin`, without other ranks."""
-        with self._sums_in_passes.rehearsal(), self._autocast:
+        with self._sums_of_layers.rehearsal(), self._autocast:
             yield
         self._buffers.put_back()
 
@@ -223,7 +223,7 @@ class Updater:
         self._check_gradients()
         if not self.batch.micro_batches:
             self._send_message()
-        self._sums_in_passes.end_step()
+        self._sums_of_layers.end_step(self._device)
         meanwhile()
 
         optimizer, scaler, batch = self._optimizer, self._state.scaler, self.batch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,41 +14,48 @@ from hvd_train.errors import RankLost
 from hvd_train.world.world import World
 
 _SHARED_NAME = "batch_norm"
+Add = Callable[[Tensor, str], Tensor]
 
 
 def synchronised(model: nn.Module, world: World) -> nn.Module:
     """Replace each batch norm layer by a SyncBatchNorm. Parameters and statistics are the same tensors."""
     layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
+    sums = SumsOfLayers(world, max((layer.num_features for _, layer in layers), default=0))
     for name, layer in layers:
         parent, _, own_name = name.rpartition(".")
-        synchronised_layer = SyncBatchNorm(layer, SumOverRanks(world, f"batch_norm.{name}"))
+        synchronised_layer = SyncBatchNorm(layer, sums, f"batch_norm.{name}")
         if not name:
             return synchronised_layer
         setattr(model.get_submodule(parent), own_name, synchronised_layer)
     return model
 
 
-class SumOverRanks:
-    """Sums tensors over the ranks of a world. A deep copy of a layer shares it."""
+class SumsOfLayers:
+    """Sums over the ranks for all SyncBatchNorm layers of a model. A deep copy of a layer shares them.
 
-    padded: int | None = None  # the length of all sums in a pass in which some ranks have no micro-batch
+    In the last pass of a step, a rank without a micro-batch does not run the model, which may not work without samples.
+    It adds zeros until the other ranks report the end. All sums of such a pass have the same name and length.
+    """
+
     lost: RankLost | None = None  # a fault in this step; from then on each sum is this rank's own
-    alone = False  # whether this rank runs a pass that counts for nothing
 
-    def __init__(self, world: World, name: str) -> None:
-        self._world, self._name = world, name
+    def __init__(self, world: World, most_features: int = 0) -> None:
+        """`most_features` is the largest number of features of a layer, 0 without layers."""
+        self._world, self._most_features = world, most_features
+        self._length = 2 * most_features + 2  # of all sums in a pass in which some ranks have no micro-batch
+        self._some_lack_one = self._lacks_one = self._pads = self._alone = False
 
     def __call__(self, tensor: Tensor, name: str) -> Tensor:
         """Return the sum of `tensor` over all ranks.
 
         After a fault it is this rank's own: an error would end the loop of the user's own, and the step is done again.
         """
-        if self.alone or self.lost is not None:
+        if self._alone or self.lost is not None:
             return tensor
         try:
-            if self.padded is None:
-                return self._world.sum(tensor, f"{self._name}.{name}")
-            row = tensor.new_zeros(self.padded)
+            if not self._pads:
+                return self._world.sum(tensor, name)
+            row = tensor.new_zeros(self._length)
             row[: len(tensor)] = tensor
             row[-1] = 1  # more sums follow
             return self._world.sum(row, _SHARED_NAME)[: len(tensor)]
@@ -56,79 +63,53 @@ class SumOverRanks:
             self.lost = error
             return tensor
 
-    def __deepcopy__(self, memo: object) -> SumOverRanks:
+    def __deepcopy__(self, memo: object) -> SumsOfLayers:
         return self
-
-
-class SumsInPasses:
-    """Lets ranks without a micro-batch take part in the layers' sums.
-
-    In the last pass of a step, a rank without a micro-batch does not run the model, which may not work without samples.
-    It adds zeros until the other ranks report the end. All sums of such a pass have the same name and length.
-    """
-
-    def __init__(self, sums: Sequence[SumOverRanks], longest: int, world: World, device: torch.device) -> None:
-        """`longest` is the length of the longest sum of a layer."""
-        self._sums, self._length, self._world, self._device = sums, longest + 1, world, device
-        self._some_lack_one = self._lacks_one = False
 
     def begin_step(self, num_mine: int, num_micro_batches: int) -> None:
         """Begin a step with these numbers of micro-batches, here and in all."""
         full_passes, left = divmod(num_micro_batches, self._world.place.size)
-        self._some_lack_one = bool(self._sums) and left > 0
+        self._some_lack_one = self._most_features > 0 and left > 0
         self._lacks_one = self._some_lack_one and num_mine == full_passes
-        self._pad(None)
-        for each in self._sums:
-            each.lost = None
-
-    @property
-    def lost(self) -> RankLost | None:
-        """A fault in a sum of this step, if there was one."""
-        return next((each.lost for each in self._sums if each.lost is not None), None)
+        self._pads, self.lost = False, None
 
     def begin_last_micro_batch(self) -> None:
         """Begin the last micro-batch of this rank."""
-        if self._some_lack_one and not self._lacks_one:
-            self._pad(self._length)
+        self._pads = self._some_lack_one and not self._lacks_one
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
         """Run passes that count for nothing inside this block, without other ranks."""
-        for each in self._sums:
-            each.alone = True
+        self._alone = True
         yield
-        for each in self._sums:
-            each.alone = False
+        self._alone = False
 
-    def end_step(self) -> None:
+    def end_step(self, device: torch.device) -> None:
         """End the last micro-batch: release the ranks without one, or be one of them. Raises RankLost."""
         if self._some_lack_one:
-            self._pad(None)
+            self._pads = False
             # The last number is above 0 until the ranks with a micro-batch report the end.
-            while self._world.sum(torch.zeros(self._length, device=self._device), _SHARED_NAME)[-1] > 0:
+            while self._world.sum(torch.zeros(self._length, device=device), _SHARED_NAME)[-1] > 0:
                 pass
 
-    def _pad(self, length: int | None) -> None:
-        for each in self._sums:
-            each.padded = length
 
-
-def sums_in_passes(model: nn.Module, world: World, device: torch.device) -> SumsInPasses:
+def sums_of_layers(model: nn.Module, world: World) -> SumsOfLayers:
     """Return the sums over ranks of the SyncBatchNorm layers of `model`."""
-    layers = [layer for layer in model.modules() if isinstance(layer, SyncBatchNorm)]
-    longest = max((2 * layer.num_features + 1 for layer in layers), default=0)
-    return SumsInPasses([layer.add for layer in layers], longest, world, device)
+    return next((layer.sums for layer in model.modules() if isinstance(layer, SyncBatchNorm)), SumsOfLayers(world))
 
 
 class SyncBatchNorm(_BatchNorm):
     """Batch norm (Ioffe and Szegedy, arXiv 1502.03167) over all ranks; all take part in each training pass."""
 
-    def __init__(self, plain: _BatchNorm, add: SumOverRanks) -> None:
+    def __init__(self, plain: _BatchNorm, sums: SumsOfLayers, name: str) -> None:
         super().__init__(plain.num_features, plain.eps, plain.momentum, plain.affine, plain.track_running_stats)
         for name, value in (*plain.named_parameters(recurse=False), *plain.named_buffers(recurse=False)):
             setattr(self, name, value)
         self.training = plain.training
-        self.add = add
+        self.sums, self._name = sums, name
+
+    def _add(self, tensor: Tensor, kind: str) -> Tensor:
+        return self.sums(tensor, f"{self._name}.{kind}")
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002  # torch's name
         """Accept any number of dimensions."""
@@ -143,7 +124,7 @@ class SyncBatchNorm(_BatchNorm):
         if self.running_mean is not None:
             centre = self.running_mean.float().clone()
         output: Tensor
-        output, mean, variance, count = _SyncBatchNorm.apply(input, self.weight, self.bias, centre, self.eps, self.add)
+        output, mean, variance, count = _SyncBatchNorm.apply(input, self.weight, self.bias, centre, self.eps, self._add)
         if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
@@ -156,7 +137,7 @@ class SyncBatchNorm(_BatchNorm):
 class _SyncBatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, centre: Tensor, eps: float, add: SumOverRanks
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, centre: Tensor, eps: float, add: Add
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         shape = (1, -1, *[1] * (x.dim() - 2))
         over = [0, *range(2, x.dim())]
