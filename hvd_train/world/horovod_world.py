@@ -26,7 +26,7 @@ from hvd_train.errors import RankLost, UsageError
 from hvd_train.launch import client, launcher, roll_call, slurm
 from hvd_train.world.buckets import BucketedOptimizer
 from hvd_train.world.shared_memory import memory_of_ranks
-from hvd_train.world.wire import MOST_BYTES, Piece, packed, pieces, unpacked
+from hvd_train.world.wire import MOST_BYTES, arrived, outgoing, packed, pieces, unpacked
 from hvd_train.world.world import Gradients, PendingSum, Place, Reduction, World, complete_gradients
 
 T = TypeVar("T")
@@ -132,16 +132,15 @@ class HorovodWorld(World):
         while under_way:
             under_way.popleft()()
 
-    def _start_piece(self, piece: Piece, root: int, name: str) -> Callable[[], None]:
-        is_root = self.place.rank == root
-        payload = piece.outgoing() if is_root else piece.room()
+    def _start_piece(self, piece: Sequence[Tensor], root: int, name: str) -> Callable[[], None]:
+        payload = outgoing(piece)
         with as_rank_lost():
             handle = hvd.broadcast_async_(payload, root, name=name)
 
         def wait() -> None:
             _wait(handle)
-            if not is_root:
-                piece.arrived(payload)
+            if self.place.rank != root:
+                arrived(piece, payload)
 
         return wait
 

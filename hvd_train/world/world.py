@@ -85,7 +85,7 @@ class World:
         return value
 
     def broadcast_tensors(self, tensors: Sequence[Tensor], root: int) -> None:
-        """Fill the `tensors` of every rank from rank `root`, on the CPU without a copy.
+        """Fill the `tensors` of every rank from rank `root`.
 
         All ranks pass the same number of tensors, of the same shapes, types and orders in memory, without gaps.
         After a RankLost the tensors of other ranks may hold any mixture of their own values and the root's.

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from hvd_train.errors import RankLost
-from hvd_train.world.wire import MOST_BYTES, packed, pieces, unpacked
+from hvd_train.world.wire import MOST_BYTES, arrived, outgoing, packed, pieces, unpacked
 from hvd_train.world.world import (
     Gradients,
     LocalWorld,
@@ -126,9 +126,9 @@ class ThreadWorld(World):
     def broadcast_tensors(self, tensors: Sequence[Tensor], root: int) -> None:
         is_root = self.place.rank == root
         for piece in pieces(tensors, self.most_bytes):
-            payload = self._exchange("tensors", piece.outgoing() if is_root else None)[root]
+            payload = self._exchange("tensors", outgoing(piece) if is_root else None)[root]
             if not is_root:
-                piece.arrived(piece.room().copy_(payload))
+                arrived(piece, payload)
 
     @override
     def gather(self, value: T) -> list[T]:
