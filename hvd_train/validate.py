@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hvd_train.data.loader import Loader
 from hvd_train.errors import UsageError, first_few
 from hvd_train.network.buffers import unchanged
-from hvd_train.progress.order import BatchLayout, InSequence, assignments
+from hvd_train.progress.order import BatchLayout, Order, assignments
 from hvd_train.tasks.measures import Field, Measuring, numbers_of, totals_of, values_of
 from hvd_train.tasks.task import Scores, Task
 from hvd_train.world.world import World
@@ -33,7 +33,7 @@ def evaluate(
     model.eval()
     rank, size = world.place.rank, world.place.size
     layout = BatchLayout(micro_batch * size, micro_batch)  # the same micro-batches for every world size
-    work = assignments(InSequence(loader.num_samples), 0, layout, rank, size)
+    work = assignments(Order(loader.num_samples), 0, layout, rank, size)
     with unchanged(model):
         if not measuring.fields:  # a rank may have no samples
             measuring(model, loader.example(2), 2)

@@ -23,7 +23,6 @@ _ROUNDS = 8  # 4 suffice for a pseudo-random permutation (Luby and Rackoff 1988)
 _WORD = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio
 _BLOCK, _STEPS = 1 << 12, 64  # the most samples of a rank, and the most steps, looked up at once
-_SMALL = 1 << 12  # up to this domain, a table of all words is computed once
 _AT_ONCE = 1 << 20  # samples whose fingerprint is computed at once
 _NONE = np.empty(0, dtype=np.int64)
 
@@ -57,13 +56,14 @@ def uniforms(seed: int, epoch: int, indices: Indices, count: int) -> npt.NDArray
 
 
 class Order:
-    """Maps the positions of an epoch to samples."""
+    """Maps the positions of an epoch to samples: here in the stored order, as in an evaluation."""
 
-    num_samples: int  # in the data set, and positions in the epoch
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples  # in the data set, and positions in the epoch
 
     def at(self, positions: Indices) -> Indices:
         """Return the samples at these positions, int64 of the same shape."""
-        raise NotImplementedError
+        return positions
 
     def __getitem__(self, span: slice) -> Indices:
         return self.at(np.arange(*span.indices(self.num_samples), dtype=np.int64))
@@ -76,24 +76,19 @@ class EpochOrder(Order):
     """
 
     def __init__(self, seed: int, epoch: int, num_samples: int) -> None:
-        self.num_samples = num_samples
+        super().__init__(num_samples)
         self._half = np.uint64(max(1, math.ceil((num_samples - 1).bit_length() / 2)))
         self._mask = np.uint64((1 << int(self._half)) - 1)
         self._keys = [np.uint64(key(seed, epoch, 0, number)) for number in range(_ROUNDS)]
-        domain = 1 << 2 * int(self._half)
-        self._table = self._feistel(np.arange(domain, dtype=np.uint64)) if domain <= _SMALL else None
 
     @override
     def at(self, positions: Indices) -> Indices:
-        words = self._permuted(positions.astype(np.uint64))
+        words = self._feistel(positions.astype(np.uint64))
         outside = np.flatnonzero(words >= self.num_samples)
         while len(outside):
-            words[outside] = self._permuted(words[outside])
+            words[outside] = self._feistel(words[outside])
             outside = outside[words[outside] >= self.num_samples]
         return words.astype(np.int64)
-
-    def _permuted(self, words: Words) -> Words:
-        return self._feistel(words) if self._table is None else self._table[words]
 
     def _feistel(self, words: Words) -> Words:
         left, right = words >> self._half, words & self._mask
@@ -101,17 +96,6 @@ class EpochOrder(Order):
             left, right = right, left ^ (scramble(right ^ round_key) & self._mask)
         joined: Words = (left << self._half) | right
         return joined
-
-
-class InSequence(Order):
-    """The order of an evaluation, which is the stored one."""
-
-    def __init__(self, num_samples: int) -> None:
-        self.num_samples = num_samples
-
-    @override
-    def at(self, positions: Indices) -> Indices:
-        return positions
 
 
 @dataclass(frozen=True)
@@ -194,15 +178,12 @@ def assignments(order: Order, cursor: int, layout: BatchLayout, rank: int, size:
         batches = [steps[number] for number in range(len(steps))[first : first + at_once]]
         pieces = map(layout.micro_batches, batches)
         spans = [{number: micro[number] for number in range(rank, len(micro), size)} for micro in pieces]
-        positions = (np.arange(span.start, span.stop, dtype=np.int64) for mine in spans for span in mine.values())
-        numbers = order.at(np.concatenate([_NONE, *positions]))
-        end = 0
+        positions = [np.arange(span.start, span.stop, dtype=np.int64) for mine in spans for span in mine.values()]
+        samples = order.at(np.concatenate([_NONE, *positions]))
+        of_micro_batches = iter(np.split(samples, np.cumsum([*map(len, positions)], dtype=np.int64)))
         for batch, mine in zip(batches, spans, strict=True):
-            micro_batches = []
-            for number, span in mine.items():
-                micro_batches.append(MicroBatchSamples(number, numbers[end : end + len(span)]))
-                end += len(span)
-            yield Assignment(len(batch), len(layout.micro_batches(batch)), tuple(micro_batches))
+            micro_batches = tuple(MicroBatchSamples(number, next(of_micro_batches)) for number in mine)
+            yield Assignment(len(batch), len(layout.micro_batches(batch)), micro_batches)
 
 
 def choose_layout(batch: BatchConfig, size: int, num_samples: int) -> BatchLayout:
@@ -296,7 +277,10 @@ def learning_rate_factor(schedule: ScheduleConfig, epochs_done: float) -> float:
     if kind == "constant":
         return 1.0
     if plugin.is_reference(kind):
-        return _own_factor(kind, epochs_done)
+        factor = plugin.load("schedule", kind)(epochs_done)
+        if not isinstance(factor, (int, float)) or not 0 <= factor < math.inf:
+            raise UsageError(f"--schedule {kind}: {factor!r} after {epochs_done:g} epochs is not a number from 0 on")
+        return float(factor)
     length = schedule.epochs - warmup
     share = min(1.0, (epochs_done - warmup) / length) if length else 1.0
     if kind == "linear":
@@ -306,10 +290,3 @@ def learning_rate_factor(schedule: ScheduleConfig, epochs_done: float) -> float:
 
 def _half_cosine(start: float, end: float, share: float) -> float:
     return end + (start - end) * 0.5 * (1 + math.cos(math.pi * share))
-
-
-def _own_factor(name: str, epochs_done: float) -> float:
-    factor = plugin.load("schedule", name)(epochs_done)
-    if not isinstance(factor, (int, float)) or not 0 <= factor < math.inf:
-        raise UsageError(f"--schedule {name} returned {factor!r} after {epochs_done:g} epochs, not a number from 0 on")
-    return float(factor)

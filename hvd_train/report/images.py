@@ -108,7 +108,7 @@ def predict(run: Path, device: str, *, trust: bool = False) -> Predictions:
         raise UsageError(f"its task is {config.model.task}; predictions are shown for classification")
     try:
         for batch in loader.load(
-            0, order.assignments(order.InSequence(loader.num_samples), 0, order.BatchLayout(size, size), 0, 1)
+            0, order.assignments(order.Order(loader.num_samples), 0, order.BatchLayout(size, size), 0, 1)
         ):
             for micro in batch.micro_batches:
                 with autocast(config, parts.device):

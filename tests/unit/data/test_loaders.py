@@ -11,7 +11,7 @@ from hvd_train.data.augment import Augment
 from hvd_train.data.dataset import Arrays, DataSet
 from hvd_train.data.loader import ArrayLoader, Batch, MapLoader, Prepare
 from hvd_train.errors import UsageError
-from hvd_train.progress.order import BatchLayout, EpochOrder, InSequence, assignments
+from hvd_train.progress.order import BatchLayout, EpochOrder, Order, assignments
 from tests.support.runs import CPU, PLAIN, PLAIN_DATA, RandomItems, flat
 
 LAYOUT = BatchLayout(8, 3)
@@ -116,7 +116,7 @@ def test_processes_get_what_a_function_defines() -> None:
             return self.twice(self.values[index])
 
     loader = MapLoader(Local(), None, CPU, seed=0, num_workers=2, collate=lambda items: torch.stack(items) + 1)
-    (batch,) = loader.load(0, assignments(InSequence(6), 0, BatchLayout(6, 6), 0, 1))
+    (batch,) = loader.load(0, assignments(Order(6), 0, BatchLayout(6, 6), 0, 1))
     assert batch.micro_batches[0].batch.tolist() == [1, 3, 5, 7, 9, 11]
     loader.close()
 
