@@ -11,13 +11,11 @@ from hvd_train.config import ModelConfig
 from hvd_train.errors import UsageError, first_few
 from hvd_train.network.models import head_of
 
-_UNFREEZE = re.compile(r"(\d+):(.+)")
-
 
 def check(config: ModelConfig) -> None:
     """Raise UsageError if `--unfreeze` is malformed or lacks `--freeze`."""
     for entry in config.unfreeze:
-        if not _UNFREEZE.fullmatch(entry):
+        if not re.fullmatch(r"\d+:.+", entry):
             raise UsageError(f"--unfreeze {entry}: write it as EPOCH:PATTERN, as in --unfreeze 5:layer4.* 10:*")
     if config.unfreeze and config.freeze == "none":
         raise UsageError("--unfreeze without --freeze: nothing is frozen")
@@ -26,8 +24,6 @@ def check(config: ModelConfig) -> None:
 def frozen(config: ModelConfig, model: nn.Module, epoch: int) -> set[str]:
     """Return the names of frozen parameters in `epoch` (from 0). Raises UsageError if all are, or nothing matches."""
     names = [name for name, _ in model.named_parameters()]
-    if config.freeze == "none":
-        return set()
     if config.freeze == "backbone":
         head = head_of(model)
         if head is None:
@@ -35,8 +31,7 @@ def frozen(config: ModelConfig, model: nn.Module, epoch: int) -> set[str]:
         frozen_names = {name for name in names if not name.startswith(f"{head}.")}
     else:
         frozen_names = _matching(config.freeze, names)
-    stages = [match.groups() for entry in config.unfreeze if (match := _UNFREEZE.fullmatch(entry))]
-    for first_epoch, pattern in stages:
+    for first_epoch, _, pattern in (entry.partition(":") for entry in config.unfreeze):
         thawed = _matching(pattern, names)  # before its epoch, too: a pattern without a match is an error at once
         if epoch >= int(first_epoch):
             frozen_names -= thawed
@@ -64,18 +59,12 @@ def apply(config: ModelConfig, model: nn.Module, epoch: int) -> bool:
 
 
 def prepare(config: ModelConfig, model: nn.Module) -> None:
-    """Make the parameters of `ever_trained` require a gradient. Call it before `optim.build`. Raises UsageError."""
+    """Let all parameters that train in any epoch require a gradient, for `optim.build`. Raises UsageError."""
     if config.freeze != "none":
-        trained = ever_trained(config, model)
+        last_stage = max((int(entry.partition(":")[0]) for entry in config.unfreeze), default=0)
+        never_trained = frozen(config, model, last_stage)
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name in trained)
-
-
-def ever_trained(config: ModelConfig, model: nn.Module) -> set[str]:
-    """Return the names of the parameters that train in any epoch. Raises UsageError as `frozen` does."""
-    names = {name for name, _ in model.named_parameters()}
-    last_stage = max((int(entry.partition(":")[0]) for entry in config.unfreeze), default=0)
-    return names - frozen(config, model, last_stage)
+            parameter.requires_grad_(name not in never_trained)
 
 
 def _matching(pattern: str, names: Iterable[str]) -> set[str]:
