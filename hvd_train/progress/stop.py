@@ -33,19 +33,12 @@ class StopSignal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *traceback: object) -> None:
-        self._restore()
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
         if isinstance(error, HvdTrainError):  # the recorded signal does not come a second time
             error.asked_to_end = self.received is not None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = number
-        hangup = self._previous.pop(signal.SIGHUP, None)
-        self._restore()
-        if hangup is not None:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
-            self._previous[signal.SIGHUP] = hangup
-
-    def _restore(self) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._previous.clear()
+        for other, handler in self._previous.items():
+            signal.signal(other, signal.SIG_IGN if other == signal.SIGHUP else handler)
