@@ -11,6 +11,7 @@ import textwrap
 import time
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,7 @@ def _run_by_mpi(trainings: Sequence[tuple[str, Config]], workers: int, folder: P
         from mpi4py import MPI
     except ImportError:
         raise UsageError("a sweep on several ranks needs mpi4py: pip install mpi4py") from None
-    from hvd_train.world.horovod_world import HorovodWorld, RankGroup
+    from hvd_train.world.horovod_world import HorovodWorld
 
     all_ranks = MPI.COMM_WORLD
     if all_ranks.size < workers:
@@ -85,9 +86,9 @@ def _run_by_mpi(trainings: Sequence[tuple[str, Config]], workers: int, folder: P
     mine = all_ranks.Split(group if group < at_a_time else MPI.UNDEFINED, all_ranks.rank)
     rows = []
     if mine != MPI.COMM_NULL:
-        ranks = RankGroup(mine, on_host.rank, on_host.size)
+        world = partial(HorovodWorld, communicator=mine, local=(on_host.rank, on_host.size))
         here = trainings[group::at_a_time]
-        rows = [_try(name, config, HorovodWorld(ranks), speaks=mine.rank == 0) for name, config in here]
+        rows = [_try(name, config, world(), speaks=mine.rank == 0) for name, config in here]
     roll_call.come_together(all_ranks)
     texts = roll_call.gathered(all_ranks, json.dumps([row for row in rows if row]))
     of_all: list[dict[str, Any]] = list(itertools.chain(*(json.loads(text) for text in texts)))

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -39,25 +39,18 @@ if _HAS_C8 := hasattr(_CORE, "horovod_squares"):
 _PIECES_UNDER_WAY = 4  # while one is sent, the ranks agree on the next ones, which takes as long on a fast link
 
 
-@dataclass(frozen=True)
-class RankGroup:
-    """A group of the ranks of an MPI job that trains a model of its own."""
-
-    communicator: Any  # mpi4py's, of these ranks
-    local_rank: int  # among all ranks of the job on this host; decides the GPU
-    local_size: int  # how many ranks of the job this host has
-
-
 class HorovodWorld(World):
     """The ranks that horovodrun, mpirun or srun has started, or a group of them.
 
-    `facts` are values, by name, that must be equal on all ranks. The constructor waits for all ranks. Raises:
-    UsageError: if facts differ; RankLost: if a rank does not start.
+    `facts` are values, by name, that must be equal on all ranks. A group is given by mpi4py's `communicator` of its
+    ranks, and its place by `local`: the rank and size among all ranks of the job on this host, which decide the GPU.
+    The constructor waits for all ranks. Raises: UsageError: if facts differ; RankLost: if a rank does not start.
     """
 
-    def __init__(self, group: RankGroup | None = None, facts: Mapping[str, str] | None = None) -> None:
-        self._group = group
-        self._facts = facts or {}
+    def __init__(
+        self, facts: Mapping[str, str] | None = None, communicator: Any = None, local: tuple[int, int] | None = None
+    ) -> None:
+        self._facts, self._communicator, self._local = facts or {}, communicator, local
         # Fusion depends on timing, and the order of additions on the place in the fused buffer: runs would differ.
         os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
         # After a minute Horovod names a live rank that does not take part; this ends the job.
@@ -72,15 +65,13 @@ class HorovodWorld(World):
 
     def _connect(self) -> None:
         """Start Horovod with all ranks, which sets `place`, and compare their facts."""
-        board = roll_call.store(os.environ) if self._group is None else None
+        board = roll_call.store(os.environ) if self._communicator is None else None
         if board is not None:
             rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
             roll_call.call(board, rank, size, self._facts, os.environ)
-        if self._group is None:
-            self.place = start()
-        else:
-            place = start(self._group.communicator)
-            self.place = replace(place, local_rank=self._group.local_rank, local_size=self._group.local_size)
+        self.place = start(self._communicator)
+        if self._local is not None:
+            self.place = replace(self.place, local_rank=self._local[0], local_size=self._local[1])
         if board is None:  # MPI has waited for all ranks
             try:
                 self.compare(self._facts)

@@ -11,7 +11,7 @@ from hvd_train.config import Config
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.run import same_everywhere
 from hvd_train.world import horovod_world
-from hvd_train.world.horovod_world import HorovodInternalError, HorovodWorld, RankGroup, hvd
+from hvd_train.world.horovod_world import HorovodInternalError, HorovodWorld, hvd
 from hvd_train.world.wire import packed, unpacked
 from hvd_train.world.world import Place
 
@@ -86,14 +86,14 @@ def test_runs_of_a_sweep_keep_the_gpus_of_the_whole_job(world: FourRanks, monkey
     """Otherwise each run would take GPU 0."""
     monkeypatch.setattr(HorovodWorld, "compare", Mock())
     monkeypatch.setattr(horovod_world, "start", lambda communicator: Place(0, 2, 0, 2, 0))
-    place = HorovodWorld(RankGroup(None, local_rank=2, local_size=4)).place
+    place = HorovodWorld(communicator=Mock(), local=(2, 4)).place
     assert place == Place(0, 2, 2, 4, 0)
 
 
 def test_ranks_of_mpi_that_differ_are_refused_and_leave(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a launcher's store they are compared once they have connected, and none waits for another."""
     stopped = Mock()
-    monkeypatch.setattr(horovod_world, "start", lambda: Place(0, 2, 0, 2, 0))
+    monkeypatch.setattr(horovod_world, "start", lambda _: Place(0, 2, 0, 2, 0))
     monkeypatch.setattr(horovod_world, "stop", stopped)
     monkeypatch.setattr(HorovodWorld, "gather", lambda _, facts: [facts, {**facts, "--seed": "1"}])
     with pytest.raises(UsageError, match=r"the ranks differ in --seed: 0 on .*; 1 on "):
