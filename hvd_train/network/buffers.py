@@ -173,29 +173,24 @@ class _Means:
     """Averaged buffers of one kind, floating point or integer; one tensor holds the changes of all of them."""
 
     def __init__(self, buffers: Sequence[Buffer], device: torch.device) -> None:
-        # torch's layers write into their statistics; a user's layer may assign a new tensor.
-        buffers = sorted(buffers, key=is_statistic, reverse=True)
-        self._tensors = [buffer.tensor for buffer in buffers]
-        self._assigned = [(n, buffer) for n, buffer in enumerate(buffers) if not is_statistic(buffer)]
+        self._buffers, self._tensors = buffers, [buffer.tensor for buffer in buffers]
         self._before = [torch.empty_like(tensor) for tensor in self._tensors]
         self._counts = not self._tensors[0].is_floating_point()
         self.changes, self._views = _row(self._tensors, torch.float32, device)
         self._step, self._step_views = _row(self._tensors, torch.int64 if self._counts else torch.float32, device)
 
     def begin(self) -> None:
-        for number, buffer in self._assigned:
-            self._tensors[number] = buffer.tensor
+        self._tensors = [buffer.tensor for buffer in self._buffers]
         torch._foreach_copy_(self._before, self._tensors)
         self.changes.zero_()
 
     def put_back(self) -> None:
-        for number, buffer in self._assigned:
-            buffer.put(self._tensors[number])
+        for buffer, tensor in zip(self._buffers, self._tensors, strict=True):
+            buffer.put(tensor)  # a layer of the user's own may have assigned another
         torch._foreach_copy_(self._tensors, self._before)
 
     def add_changes(self) -> None:
-        now = self._tensors[: len(self._tensors) - len(self._assigned)] + [b.tensor for _, b in self._assigned]
-        torch._foreach_add_(self._views, torch._foreach_sub(now, self._before))
+        torch._foreach_add_(self._views, torch._foreach_sub([each.tensor for each in self._buffers], self._before))
 
     def add(self, mean: Tensor) -> None:
         self._step.copy_(mean.round() if self._counts else mean)
