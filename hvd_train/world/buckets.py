@@ -1,13 +1,15 @@
-"""Gradients in flat buckets, which Horovod's optimizer reduces in place."""
+"""Gradients in flat buckets, which Horovod's optimizer reduces in place, if possible in memory that all ranks see."""
 
+import contextlib
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hvd_train.world.world import Gradients, Reduction
+from hvd_train.world.world import Gradients, Reduction, World
 
 _BUCKET_BYTES = 25 * 2**20  # a bucket is sent while the gradients of the next are computed
 _LAST_BYTES = 4 * 2**20  # nothing is left to compute while the last bucket is sent
@@ -162,3 +164,24 @@ def in_buckets(parameters: Sequence[nn.Parameter]) -> list[Bucket]:
         size += its_size
         left -= its_size
     return [Bucket(bucket) for bucket in buckets]
+
+
+def memory_of_ranks(world: World, num_bytes: int) -> list[Tensor]:
+    """Return memory of each rank, [num_bytes] uint8, which begins as zeros; an empty list if a rank cannot see it all.
+
+    It has no name in a file system, and the kernel frees it with the last tensor of all ranks. Waits for all ranks.
+    """
+    of_ranks = []
+    with contextlib.ExitStack() as files:
+        number = -1
+        with contextlib.suppress(OSError):
+            file = os.memfd_create("hvd_train")
+            files.callback(os.close, file)
+            os.posix_fallocate(file, 0, num_bytes)  # if memory is limited, this fails, and not a later write
+            number = file
+        for process, its_number in world.gather((os.getpid(), number)):
+            with contextlib.suppress(RuntimeError):
+                path = f"/proc/{process}/fd/{its_number}"
+                of_ranks.append(torch.from_file(path, shared=True, size=num_bytes, dtype=torch.uint8))
+        complete = all(world.gather(len(of_ranks) == world.place.size))
+    return of_ranks if complete else []

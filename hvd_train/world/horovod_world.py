@@ -24,8 +24,7 @@ from typing_extensions import override
 
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.launch import client, launcher, roll_call, slurm
-from hvd_train.world.buckets import BucketedOptimizer
-from hvd_train.world.shared_memory import memory_of_ranks
+from hvd_train.world.buckets import BucketedOptimizer, memory_of_ranks
 from hvd_train.world.wire import MOST_BYTES, arrived, outgoing, packed, pieces, unpacked
 from hvd_train.world.world import Gradients, PendingSum, Place, Reduction, World, complete_gradients
 

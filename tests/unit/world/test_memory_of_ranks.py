@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from hvd_train.world.shared_memory import memory_of_ranks
+from hvd_train.world.buckets import memory_of_ranks
 from tests.support.worlds import ThreadWorld, run_ranks
 
 
