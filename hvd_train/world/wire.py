@@ -58,7 +58,7 @@ def outgoing(piece: Sequence[Tensor]) -> Tensor:
 
 def arrived(piece: Sequence[Tensor], payload: Tensor) -> None:
     """Copy the `outgoing` bytes of another rank into a piece."""
-    for part, received in zip(piece, payload.split([len(part) for part in piece]), strict=True):
+    for part, received in zip(piece, torch.split(payload, [len(part) for part in piece]), strict=True):
         part.copy_(received)
 
 
