@@ -1,6 +1,5 @@
 """Load initial weights: torchvision's by name, or a file with a state_dict."""
 
-import copy
 import pickle
 import re
 import struct
@@ -74,13 +73,13 @@ def normalisation(weights: str, model: str) -> tuple[tuple[float, ...], tuple[fl
 def start_from(weights: str, model: nn.Module, name: str, num_classes: int) -> str:
     """Load `weights` into the model `name`; return a line for the user. Raises UsageError if that fails."""
     loaded, part = _from_file(Path(weights)) if is_file(weights) else (_from_torchvision(weights, name), "")
-    before = copy.deepcopy(model.state_dict())
-    state = _with_names_of(before, loaded)
+    own = model.state_dict()
+    state = _with_names_of(own, loaded)
     head, left_out = head_of(model), _AUXILIARY.get(name, ())
     for key in [key for key in state if key.startswith(left_out)]:
         del state[key]
-    own_head = {key for key in before if head is not None and key.startswith(f"{head}.")}
-    fresh = {key for key in own_head if key not in state or state[key].shape != before[key].shape}
+    own_head = {key for key in own if head is not None and key.startswith(f"{head}.")}
+    fresh = {key for key in own_head if key not in state or state[key].shape != own[key].shape}
     for key in fresh & state.keys():
         del state[key]
     # With the model's version only, torch and torchvision convert the tensors of older files.
@@ -92,7 +91,6 @@ def start_from(weights: str, model: nn.Module, name: str, num_classes: int) -> s
     except (RuntimeError, ValueError) as error:
         faults = [line.strip() for line in str(error).splitlines()[-1:]]
     if faults:
-        model.load_state_dict(before)
         raise UsageError(f"--weights {weights} do not fit --model {name}: {'; '.join(faults)}")
     new_head = f", but a new last layer ({head}) for {num_classes} classes" if fresh else ""
     return f"starting from the weights {weights}{part}{new_head}"
