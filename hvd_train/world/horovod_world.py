@@ -114,25 +114,22 @@ class HorovodWorld(World):
 
     @override
     def broadcast_tensors(self, tensors: Sequence[Tensor], root: int) -> None:
-        under_way: deque[Callable[[], None]] = deque()
-        for number, piece in enumerate(pieces(tensors)):
-            if len(under_way) == _PIECES_UNDER_WAY:
-                under_way.popleft()()
-            under_way.append(self._start_piece(piece, root, f"hvd_train.tensors.{number % _PIECES_UNDER_WAY}"))
-        while under_way:
-            under_way.popleft()()
+        under_way: deque[tuple[int, list[Tensor], Tensor]] = deque()
 
-    def _start_piece(self, piece: Sequence[Tensor], root: int, name: str) -> Callable[[], None]:
-        payload = outgoing(piece)
-        with as_rank_lost():
-            handle = hvd.broadcast_async_(payload, root, name=name)
-
-        def wait() -> None:
+        def finish_first() -> None:
+            handle, piece, payload = under_way.popleft()
             _wait(handle)
             if self.place.rank != root:
                 arrived(piece, payload)
 
-        return wait
+        for number, piece in enumerate(pieces(tensors)):
+            if len(under_way) == _PIECES_UNDER_WAY:
+                finish_first()
+            payload, name = outgoing(piece), f"hvd_train.tensors.{number % _PIECES_UNDER_WAY}"
+            with as_rank_lost():
+                under_way.append((hvd.broadcast_async_(payload, root, name=name), piece, payload))
+        while under_way:
+            finish_first()
 
     @override
     def gather(self, value: T) -> list[T]:
@@ -360,7 +357,7 @@ def _short_time_slices() -> Iterator[None]:
 def _set_time_slice(nanoseconds: int) -> None:
     """Set the time slice of this thread by sched_setattr(2), and keep its niceness; ignore errors."""
     number = _SCHED_SETATTR.get(platform.machine())
-    if number is None or platform.system() != "Linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
+    if number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return
     nice = os.getpriority(os.PRIO_PROCESS, 0)  # of the thread, on Linux
     # struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period
