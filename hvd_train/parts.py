@@ -227,7 +227,8 @@ def fresh_state(
     fp16_wire = uses_fp16_wire(config, parts.device)
     reduction = Reduction(fp16_wire=fp16_wire)
     # Before `wrap`: the average is a copy of the model, which must not have Horovod's hooks.
-    average = optim.moving_average(config.optimizer, parts.model, config.model.average_buffers)
+    decay, patterns = config.optimizer.ema_decay, config.model.average_buffers
+    average = None if decay is None else optim.MovingAverage(parts.model, decay, patterns)
     return TrainState(
         model=parts.model,
         optimizers={name: world.wrap(optimizer, parts.model, reduction) for name, optimizer in optimizers.items()},

@@ -3,7 +3,7 @@
 import ast
 import copy
 import inspect
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -44,8 +44,14 @@ def _value(text: str) -> Any:
 
 
 def _built(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[str, Any]) -> Optimizer:
-    if config.optimizer in ("lars", "lamb"):
-        return _of_timm(config, groups, common)
+    of_sgd = {"momentum": config.momentum, "nesterov": config.nesterov}
+    if config.optimizer in ("lars", "lamb"):  # arXiv 1708.03888 and 1904.00962
+        try:
+            from timm.optim.lamb import Lamb
+            from timm.optim.lars import Lars
+        except ImportError:
+            raise UsageError(f"--optimizer {config.optimizer}: timm is not installed: pip install timm") from None
+        return Lamb(groups, **common) if config.optimizer == "lamb" else Lars(groups, **of_sgd, **common)
     if plugin.is_reference(config.optimizer):
         return _own(config.optimizer, groups, common)
     # Fused optimizers pass over memory once; they take only real numbers without gaps in memory.
@@ -54,7 +60,7 @@ def _built(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[s
     if config.optimizer != "sgd":
         cls: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
         return _never_compiled(cls)(groups, **common)
-    built = _never_compiled(torch.optim.SGD)(groups, momentum=config.momentum, nesterov=config.nesterov, **common)
+    built = _never_compiled(torch.optim.SGD)(groups, **of_sgd, **common)
     for parameter in (p for group in groups for p in group["params"] if config.momentum):
         # Without momenta fused SGD (torch 2.15) fails at a parameter that thaws later.
         built.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -128,25 +134,13 @@ def parameter_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str
     return [group for group in groups if group["params"]]
 
 
-def _of_timm(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[str, Any]) -> Optimizer:
-    """Return LARS (arXiv 1708.03888) or LAMB (arXiv 1904.00962)."""
-    try:
-        from timm.optim.lamb import Lamb
-        from timm.optim.lars import Lars
-    except ImportError:
-        raise UsageError(f"--optimizer {config.optimizer}: timm is not installed: pip install timm") from None
-
-    if config.optimizer == "lamb":
-        return Lamb(groups, **common)
-    return Lars(groups, momentum=config.momentum, nesterov=config.nesterov, **common)
-
-
 class MovingAverage(AveragedModel):
     """The exponential moving average of a model's weights and averaged buffers; other buffers are copies."""
 
-    def __init__(self, model: nn.Module, decay: float, averaged: Set[str]) -> None:
+    def __init__(self, model: nn.Module, decay: float, patterns: Sequence[str] = ()) -> None:
+        """`patterns` name averaged buffers, as in `buffers.averaged`."""
         super().__init__(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)  # type: ignore[no-untyped-call]
-        self._averaged = averaged
+        self._averaged = buffers.averaged(model, patterns)
 
     @override
     def update_parameters(self, model: nn.Module) -> None:
@@ -155,12 +149,6 @@ class MovingAverage(AveragedModel):
         for buffer, own in zip(buffers.buffers_of(model), buffers.buffers_of(self.module), strict=True):
             if buffer.name not in self._averaged:
                 buffers.copy_into(own, buffer.tensor)
-
-
-def moving_average(config: OptimizerConfig, model: nn.Module, patterns: Sequence[str] = ()) -> MovingAverage | None:
-    """Return the moving average of `model`, or None without `--ema-decay`."""
-    averaged = buffers.averaged(model, patterns)
-    return None if config.ema_decay is None else MovingAverage(model, config.ema_decay, averaged)
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from hvd_train import checkpoint
 from hvd_train.checkpoint import MAGIC, BadCheckpoint, DiskStore, committed, newest_good, path_of, read
-from hvd_train.config import OptimizerConfig
 from hvd_train.network import optim
 from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files import run_folder
@@ -179,7 +178,7 @@ def test_weights_for_use_are_a_plain_state_dict() -> None:
     disk, state = store(), state_at(5)
     disk.save_weights("model-best.pt", state_at(1))
     torch.nn.Linear(3, 2).load_state_dict(torch.load(RUN / "model-best.pt", weights_only=True))
-    state.average = optim.moving_average(OptimizerConfig(ema_decay=0.5), state.model, ())
+    state.average = optim.MovingAverage(state.model, 0.5)
     with torch.no_grad():
         state.model.get_parameter("bias").fill_(6.0)
     disk.save_weights("model-best.pt", state)

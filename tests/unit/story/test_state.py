@@ -47,7 +47,7 @@ def complete() -> TrainState:
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     scaler.scale(torch.ones(()))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    average = optim.moving_average(OptimizerConfig(ema_decay=0.5), model, ())
+    average = optim.MovingAverage(model, 0.5)
     state = TrainState(model, {"": optimizer}, scaler, BatchLayout(20, 4), average=average)
     model(torch.ones(4, 1, 8, 8)).square().mean().backward()
     optimizer.step()
