@@ -15,6 +15,8 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from hvd_train.errors import UsageError, first_few
 from hvd_train.world.world import World
 
+_COUNTS = (torch.int32, torch.int64)
+
 
 @dataclass(frozen=True)
 class Buffer:
@@ -54,21 +56,17 @@ def is_statistic(buffer: Buffer) -> bool:
 def averaged(model: nn.Module, patterns: Sequence[str]) -> set[str]:
     """Return the names of buffers that a step averages over micro-batches.
 
-    These are running statistics and matches of `patterns` (`--average-buffers`); others take micro-batch 0's value.
-    Raises UsageError if a pattern matches no buffer, or a buffer without numbers to average.
+    These are running statistics and matches of `patterns` (`--average-buffers`) that have a mean; others take
+    micro-batch 0's value. Raises UsageError if a pattern matches none.
     """
-    buffers = buffers_of(model)
-    names = {buffer.name for buffer in buffers if is_statistic(buffer)}
+    numbers = [b for b in buffers_of(model) if b.tensor.is_floating_point() or b.tensor.dtype in _COUNTS]
+    names = {buffer.name for buffer in numbers if is_statistic(buffer)}
     for pattern in patterns:
-        matching = [buffer for buffer in buffers if fnmatchcase(buffer.name, pattern)]
+        matching = {buffer.name for buffer in numbers if fnmatchcase(buffer.name, pattern)}
         if not matching:
-            others = first_few([buffer.name for buffer in buffers if not is_statistic(buffer)])
-            raise UsageError(f"--average-buffers: no buffer of the model is called {pattern}; there are {others}")
-        for buffer in matching:
-            if not (buffer.tensor.is_floating_point() or buffer.tensor.dtype in (torch.int32, torch.int64)):
-                kind = str(buffer.tensor.dtype).removeprefix("torch.")
-                raise UsageError(f"--average-buffers {pattern}: {buffer.name} holds {kind}, which has no mean")
-        names.update(buffer.name for buffer in matching)
+            others = first_few([buffer.name for buffer in numbers if not is_statistic(buffer)])
+            raise UsageError(f"--average-buffers: no buffer with a mean is called {pattern}; there are {others}")
+        names |= matching
     return names
 
 
