@@ -53,8 +53,8 @@ class Clocks:
     @classmethod
     def of(cls, config: Config) -> Clocks:
         """Return clocks that start now; the time limit has run since the start of the job."""
-        passed = launcher.running_for(os.environ, launcher.age_s())
-        return cls(Timer(config.run.commit_seconds), Timer(config.run.max_seconds, passed=passed))
+        passed, limit = launcher.running_for(os.environ, launcher.age_s()), config.run.max_seconds
+        return cls(Timer(config.run.commit_seconds), Timer(None if limit is None else limit - passed))
 
 
 class Training:

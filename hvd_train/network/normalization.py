@@ -43,7 +43,7 @@ class SumsOfLayers:
         """`most_features` is the largest number of features of a layer, 0 without layers."""
         self._world, self._most_features = world, most_features
         self._length = 2 * most_features + 2  # of all sums in a pass in which some ranks have no micro-batch
-        self._some_lack_one = self._lacks_one = self._pads = self._alone = False
+        self._some_lack_one = self._pads = self._alone = False
 
     def __call__(self, tensor: Tensor, name: str) -> Tensor:
         """Return the sum of `tensor` over all ranks.
@@ -68,14 +68,13 @@ class SumsOfLayers:
 
     def begin_step(self, num_mine: int, num_micro_batches: int) -> None:
         """Begin a step with these numbers of micro-batches, here and in all."""
-        full_passes, left = divmod(num_micro_batches, self._world.place.size)
+        self._full_passes, left = divmod(num_micro_batches, self._world.place.size)
         self._some_lack_one = self._most_features > 0 and left > 0
-        self._lacks_one = self._some_lack_one and num_mine == full_passes
-        self._pads, self.lost = False, None
+        self._pads, self._num_mine, self.lost = False, num_mine, None
 
     def begin_last_micro_batch(self) -> None:
         """Begin the last micro-batch of this rank."""
-        self._pads = self._some_lack_one and not self._lacks_one
+        self._pads = self._some_lack_one and self._num_mine > self._full_passes
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:

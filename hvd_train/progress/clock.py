@@ -87,11 +87,8 @@ class Split:
 class Timer:
     """Becomes due some seconds after its creation or last reset; never, if `seconds` is None."""
 
-    def __init__(
-        self, seconds: float | None, now: Callable[[], float] = time.monotonic, *, passed: float = 0.0
-    ) -> None:
-        """Start the timer as if `passed` seconds were over already."""
-        self._limit, self._now, self._start = seconds, now, now() - passed
+    def __init__(self, seconds: float | None, now: Callable[[], float] = time.monotonic) -> None:
+        self._limit, self._now, self._start = seconds, now, now()
 
     @property
     def due(self) -> bool:

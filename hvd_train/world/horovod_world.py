@@ -233,8 +233,12 @@ def start(communicator: Any = None) -> Place:
 
     Raises: RankLost, ValueError or OSError: if the ranks cannot connect.
     """
-    with as_rank_lost(), _short_time_slices():
-        hvd.init(comm=communicator)
+    _set_time_slice(_SHORTEST_SLICE_NS)
+    try:
+        with as_rank_lost():
+            hvd.init(comm=communicator)
+    finally:
+        _set_time_slice(0)  # the kernel's default
     return Place(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank())
 
 
@@ -339,23 +343,13 @@ def _rendezvous_of_srun() -> Any:
     return server
 
 
-@contextmanager
-def _short_time_slices() -> Iterator[None]:
-    """Give threads that this thread starts inside the block a time slice of 0.1 ms.
+def _set_time_slice(nanoseconds: int) -> None:
+    """Set the time slice of this thread, and of threads that it starts, by sched_setattr(2); ignore errors.
 
     Since Linux 6.6 a thread that wakes waits for the end of the running thread's slice, which the kernel checks once a
     tick, usually every 4 ms. A reduction by Gloo, whose threads wake at every message, takes less. Since Linux 6.12 a
-    thread with a shorter slice runs first (Documentation/scheduler/sched-eevdf.rst). Other systems are unchanged.
+    thread with a shorter slice runs first (Documentation/scheduler/sched-eevdf.rst).
     """
-    _set_time_slice(_SHORTEST_SLICE_NS)
-    try:
-        yield
-    finally:
-        _set_time_slice(0)  # the kernel's default
-
-
-def _set_time_slice(nanoseconds: int) -> None:
-    """Set the time slice of this thread by sched_setattr(2), and keep its niceness; ignore errors."""
     number = _SCHED_SETATTR.get(platform.machine())
     if number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return
