@@ -251,7 +251,8 @@ class RunConfig:
     gpu_ids: tuple[int, ...] | None = free(None)
     """GPUs of each host, in the order of the local ranks that use them; default: 0, 1, 2, ..."""
     output_dir: Path | None = free(None)
-    """Run folder; default: the stopped run of the same command, else runs/RECIPE-TIME."""
+    """Run folder; default: the stopped run of the same command, else runs/RECIPE-TIME. s3://BUCKET/RUN is short for
+    --output-dir runs/s3/BUCKET/RUN --copy-to s3://BUCKET/RUN."""
     copy_to: str | None = free(None)
     """Also keep the run folder at this URL (s3://..., gs://... or another of fsspec): copied after each commit, and
     fetched where --output-dir has no run yet."""
@@ -286,10 +287,13 @@ class RunConfig:
         _check(self, "at least 1", "commit_steps", "keep_checkpoints", "log_steps", "eval_epochs")
         _check(self, "a number above 0", "commit_seconds")
         _ = self.max_seconds, self.profiled_steps, self.trackers  # may raise
-        url = re.match(r"(\w+):/", str(self.output_dir))
-        if url or (self.copy_to and not self.output_dir):
-            given = f"--output-dir {self.output_dir} is no folder" if url else f"--copy-to {self.copy_to}"
-            raise UsageError(f"{given}: name a folder of this machine, too: --output-dir FOLDER --copy-to URL")
+        if self.copy_to and not self.output_dir:
+            raise UsageError(f"--copy-to {self.copy_to}: name a folder of this machine, too: --output-dir FOLDER")
+        if url := re.match(r"(\w+):/(.+)", str(self.output_dir)):  # a Path has one slash less
+            if self.copy_to or url[1] == "file" or ".." in url[2].split("/"):
+                raise UsageError(f"--output-dir {self.output_dir}: type a folder, or a URL as in s3://BUCKET/RUN")
+            object.__setattr__(self, "copy_to", f"{url[1]}://{url[2]}")
+            object.__setattr__(self, "output_dir", Path("runs", url[1], url[2]))
 
     @property
     def trackers(self) -> tuple[str, ...]:

@@ -77,14 +77,22 @@ def test_a_storage_that_fails_does_not_end_the_training(
         remote.fetch(URL, Path("two"), print)
 
 
+def test_a_url_as_run_folder_is_copied_from_a_folder_of_that_name() -> None:
+    trained(LocalWorld(), small_config(output_dir=Path(URL), epochs=1))
+    assert Path("runs/memory/bucket/run/summary.json").exists()
+    assert "summary.json" in names("")
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
         ({"copy_to": URL, "output_dir": None}, "name a folder of this machine, too"),
-        ({"output_dir": Path("s3://bucket/run")}, r"--output-dir s3:/bucket/run is no folder: .* --copy-to URL"),
+        ({"output_dir": Path("s3://bucket/../run")}, "type a folder, or a URL"),
+        ({"output_dir": Path("file:///folder")}, "type a folder, or a URL"),
+        ({"output_dir": Path("s3://bucket/run"), "copy_to": URL}, "type a folder, or a URL"),
     ],
 )
-def test_a_folder_of_this_machine_is_needed(settings: Any, says: str) -> None:
+def test_a_wrong_place_for_the_copy_is_one_line(settings: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         small_config(**settings)
 
