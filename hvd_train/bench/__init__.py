@@ -1,1 +1,1 @@
-"""How fast it is: the step, the input, and numbers of workers. `record` writes the results."""
+"""How fast it is: the step, and numbers of workers. `record` writes the results."""

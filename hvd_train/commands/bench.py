@@ -6,29 +6,19 @@ import contextlib
 import os
 import socket
 import zlib
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hvd_train.commands.train import parse_train
-from hvd_train.config import Config
 from hvd_train.console import show
 from hvd_train.errors import UsageError, unknown_name, whole_number
 from hvd_train.flags import take, take_number
 from hvd_train.launch import launcher, roll_call
 from hvd_train.run_files import run_folder
 
-if TYPE_CHECKING:
-    from hvd_train.bench.record import Measurement
-    from hvd_train.world.world import World
-
 TOOLS = """usage: hvd-train bench TOOL ...
 
   throughput [RECIPE] [flags of train] [--steps N] [--repetitions R]
                            images/s of the real step, and where its time goes: on random images, or on --data
-  input [RECIPE] [flags of train] [--seconds S] [--repetitions R]
-                           images/s of the data pipeline alone
   scaling --np 1,2,4 [--hosts FILE] [RECIPE] [flags of train] [--mode weak|strong] [--controller gloo|mpi]
                            a training on each number of workers, and a table of them, with charts
 
@@ -38,7 +28,7 @@ All take --json FILE. On several ranks: horovodrun -np 2 hvd-train bench through
 
 def bench(arguments: list[str]) -> int:
     """Run a tool; return 0, or 1 if a training of `scaling` failed. Raises UsageError before anything is measured."""
-    tools = {"throughput": _throughput, "input": _input, "scaling": _scaling}
+    tools = {"throughput": _throughput, "scaling": _scaling}
     if not arguments or arguments[0] in ("-h", "--help"):
         print(TOOLS, end="")
         return 0 if arguments else 2
@@ -56,47 +46,26 @@ def _throughput(arguments: list[str], path: Path | None) -> int:
     config = parse_train(rest, "bench throughput")
     flags = {argument.partition("=")[0].replace("_", "-") for argument in rest}
     roll_call.started(os.environ)
-    from hvd_train.bench import throughput
-
-    config = throughput.without_files(config, own_data=bool(flags & {"--data", "--data-dir"}))
-    measure = partial(throughput.measure, config, steps=steps, repetitions=repetitions)
-    return _measure("throughput", path, config, measure, throughput.table)
-
-
-def _input(arguments: list[str], path: Path | None) -> int:
-    seconds, rest = take_number(arguments, "--seconds", 3)
-    repetitions, rest = take_number(rest, "--repetitions", 3)
-    config = parse_train(rest, "bench input")
-    roll_call.started(os.environ)
-    from hvd_train.bench import pipeline
-
-    measure = partial(pipeline.measure, config, seconds=seconds, repetitions=repetitions)
-    return _measure("input", path, config, measure, pipeline.table)
-
-
-def _measure(
-    tool: str, path: Path | None, config: Config, measure: Callable[[World], Measurement], table: Callable[..., str]
-) -> int:
-    """Measure on all ranks, print the table on rank 0 and write the record to `path`."""
     import torch
 
-    from hvd_train.bench import record
+    from hvd_train.bench import record, throughput
     from hvd_train.network.device import gpu_name
     from hvd_train.run import check, connect
     from hvd_train.world.world import together
 
+    config = throughput.without_files(config, own_data=bool(flags & {"--data", "--data-dir"}))
     check(config)
     with contextlib.closing(connect(config)) as world:
         first = world.place.rank == 0
         together(world, lambda: record.check_target(path) if first else None)
         world.meet()
-        measurement = measure(world)
+        measurement = throughput.measure(config, world, steps=steps, repetitions=repetitions)
         names = world.gather(socket.gethostname())
         if first:
-            show(table(measurement))
+            show(throughput.table(measurement))
         if first and path is not None:
             about = run_folder.environment(names, gpu_name(torch.device(measurement["device"])))
-            record.write(path, {"bench": tool, "environment": about, **measurement})
+            record.write(path, {"bench": "throughput", "environment": about, **measurement})
     return 0
 
 

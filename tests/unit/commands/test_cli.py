@@ -91,7 +91,7 @@ def test_a_sweep_without_a_launcher_trains_sequentially(capsys: pytest.CaptureFi
         ("doctor --hosts nowhere", "cannot read the host file nowhere: No such file or directory"),
         ("sweep digits --model resnet18,resnet81", "unknown model 'resnet81'"),
         ("bench scaling --np 1_0", "--np 1_0"),
-        ("bench input --json no/found.json", "--json no/found.json"),
+        ("bench throughput --json no/found.json", "--json no/found.json"),
     ],
 )
 def test_wrong_arguments_are_one_line(line: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
