@@ -103,8 +103,9 @@ class Training:
 
         Raises: RankLost: if no other world can form; FaultRepeats: if the same step fails again and again.
         """
-        self.profile.end("RankLost ended it" if lost else "hosts came or went", alone=True)
-        self.membership.leave("a rank was lost" if lost else "hosts came or went")
+        why = "a rank was lost" if lost else "hosts came or went"
+        self.profile.drop(why)
+        self.membership.leave(why)
         if lost is not None:
             self.membership.count_fault(lost, self.state.progress.step)
         self.world.meet(self._synchronize, lost)
@@ -180,7 +181,7 @@ class Training:
         self._batches = self.last_result = None
         journal.begin(config.schedule.epochs, parts.train_loader.num_samples, parts.task.sample, parts.task.best)
         journal.catch_up(state.recent, state.last_step, state.last_epoch)
-        self.profile.begin_after(state.progress.step)
+        self.profile.step_done(state.progress.step)
         stopwatch.restart()
 
     def _announce(self) -> None:
@@ -302,7 +303,7 @@ class Training:
         If a rank is lost meanwhile, nothing is closed yet: the next world of an elastic job writes the files.
         """
         state, world, output = self.state, self.world, self.output
-        self.profile.end("the training ended then", alone=False)
+        self.profile.drop("the training has ended")
         if finished:
             confirm_equal(state, world)
         signals = [number for number in world.gather(self.stop.received) if number is not None]
