@@ -37,9 +37,8 @@ class Profile:
         self._steps, self._world, self._device, self._journal = steps, world, device, journal
         self._folder, self._stopwatch, self._split = folder, stopwatch, split
         self._is_active = False
-        self._temporary, self._recording = ExitStack(), ExitStack()  # closing the second ends the recording
+        self._recording = ExitStack()
         self._next_step: Callable[[], object] = lambda: None
-        self._timeline = Path()
         self._trace, self._summary, self._problem = b"", "", ""
 
     def step_done(self, step: int) -> None:
@@ -67,37 +66,33 @@ class Profile:
 
     def _end(self, message: str) -> None:
         self._is_active = False
-        self._attempt(self._temporary.close)
         self._journal.event("profile", message)
 
     def _begin(self) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it prints lines about missing GPUs
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._device.type == "cuda" else [])]
-        folder = Path(self._temporary.enter_context(TemporaryDirectory(prefix="hvd-train-profile-")))
-        file, self._timeline = folder / "torch.json.gz", folder / "horovod.json"
-
-        def export(profiler: torch.profiler.profile) -> None:
-            if self._world.place.rank < _MOST_RANKS:
-                profiler.export_chrome_trace(str(file))
-                self._trace = file.read_bytes()
-                key = f"self_{'device' if self._device.type == 'cuda' else 'cpu'}_time_total"
-                costs = profiler.key_averages()
-                self._summary = costs.table(sort_by=key, row_limit=_LARGEST, max_name_column_width=_NAME_WIDTH)
-
         profiler = torch.profiler.profile(
-            activities=kinds, schedule=lambda _: ProfilerAction.RECORD, on_trace_ready=export, acc_events=True
+            activities=kinds, schedule=lambda _: ProfilerAction.RECORD, on_trace_ready=self._export, acc_events=True
         )
         profiler.step_num = self._steps.start
-        self._recording.callback(self._world.timeline, None)
-        self._world.timeline(self._timeline)
         self._recording.enter_context(profiler)
         self._next_step = profiler.step
+
+    def _export(self, profiler: torch.profiler.profile) -> None:
+        if self._world.place.rank < _MOST_RANKS:
+            with TemporaryDirectory(prefix="hvd-train-profile-") as folder:
+                file = Path(folder, "torch.json.gz")
+                profiler.export_chrome_trace(str(file))
+                self._trace = file.read_bytes()
+            key = f"self_{'device' if self._device.type == 'cuda' else 'cpu'}_time_total"
+            costs = profiler.key_averages()
+            self._summary = costs.table(sort_by=key, row_limit=_LARGEST, max_name_column_width=_NAME_WIDTH)
 
     def _attempt(self, act: Callable[[], object]) -> None:
         """Note an error of the profiler, which must not end the training."""
         try:
             act()
-        except Exception as error:  # noqa: BLE001  # of torch, of Horovod or of the temporary files
+        except Exception as error:  # noqa: BLE001  # of torch or of the temporary file
             reason = (str(error) or type(error).__name__).splitlines()[0]
             self._problem = self._problem or f"rank {self._world.place.rank}: the profiler failed ({reason})"
 
@@ -107,13 +102,10 @@ class Profile:
         path = folder / steps.replace(" ", "-")
         if problem := next((problem for _, problem in traces if problem), None):
             return f"no profile of {steps}: {problem}"
-        files = {f"{path}-rank-{rank}.json.gz": trace for rank, (trace, _) in enumerate(traces[:_MOST_RANKS])}
         try:
             folder.mkdir(exist_ok=True)
-            if self._timeline.exists():
-                files[f"{path}-horovod.json"] = self._timeline.read_bytes()
-            for name, content in files.items():
-                durable.write(Path(name), content)
+            for rank, (trace, _) in enumerate(traces[:_MOST_RANKS]):
+                durable.write(Path(f"{path}-rank-{rank}.json.gz"), trace)
         except OSError as error:
             return f"no profile of {steps}: cannot write {path}-*: {error.strerror}"
         of = f"{min(len(traces), _MOST_RANKS)} of {counted(len(traces), 'rank')}"

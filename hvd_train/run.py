@@ -118,8 +118,6 @@ def check(config: Config) -> None:
         remote.file_system(config.run.copy_to)
     if config.run.weights_format == "safetensors" and importlib.util.find_spec("safetensors") is None:
         raise UsageError("--weights-format safetensors: safetensors is not installed: pip install safetensors")
-    if config.run.profile is not None and os.environ.get(launcher.TIMELINE, launcher.ON_DEMAND) != launcher.ON_DEMAND:
-        raise UsageError(f"--profile writes Horovod's timeline itself: unset {launcher.TIMELINE}")
     # A job that continues has read the file.
     named = config.run.resume not in ("auto", "never") and not launcher.continues(os.environ)
     if named and not Path(config.run.resume).is_file():
@@ -142,8 +140,6 @@ def connect(config: Config | None = None) -> World:
             f"{launched.launcher} started {launched.size} ranks, but Horovod cannot be imported ({error}): "
             "type `python packaging/build_horovod.py` in a checkout of hvd_train, or `make env` there"
         ) from error
-    if config is not None and config.run.profile is not None:
-        os.environ[launcher.TIMELINE] = launcher.ON_DEMAND
     return (ElasticWorld if launcher.elastic(os.environ) else HorovodWorld)(facts=same_everywhere(config))
 
 

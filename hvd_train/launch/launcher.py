@@ -69,8 +69,6 @@ DRIVER_ADDRESSES = "HVD_TRAIN_DRIVER_ADDRESSES"  # addresses of the driver, like
 INTERFACES = "HVD_TRAIN_INTERFACES"  # network interfaces that the user named, if any
 CONTINUES = "HVD_TRAIN_CONTINUES"  # "1" if the process continues a job, so that `--resume never` no longer holds
 
-TIMELINE, ON_DEMAND = "HOROVOD_TIMELINE", "DYNAMIC"  # at the rendezvous all ranks must have this variable, or none
-
 
 def elastic(environ: Mapping[str, str]) -> bool:
     """Return whether this process is a worker of an elastic job."""

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -23,7 +22,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from hvd_train.errors import RankLost, UsageError
-from hvd_train.launch import client, launcher, roll_call, slurm
+from hvd_train.launch import client, roll_call, slurm
 from hvd_train.world.buckets import BucketedOptimizer, memory_of_ranks
 from hvd_train.world.wire import MOST_BYTES, arrived, outgoing, packed, pieces, unpacked
 from hvd_train.world.world import Gradients, PendingSum, Place, Reduction, World, complete_gradients
@@ -205,14 +204,6 @@ class HorovodWorld(World):
             gradients = bucketed.synchronize() if bucketed.reduces else complete_gradients(optimizer)
         with bucketed.horovod.skip_synchronize():
             yield gradients
-
-    @override
-    def timeline(self, path: Path | None) -> None:
-        if os.environ.get(launcher.TIMELINE) == launcher.ON_DEMAND:
-            if path is None:
-                hvd.stop_timeline()
-            else:
-                hvd.start_timeline(str(path))
 
     @override
     def transport(self, device: torch.device) -> str:

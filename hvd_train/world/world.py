@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, TypeVar
 
 import torch
@@ -142,12 +141,6 @@ class World:
 
     def leave(self, *, failed: bool) -> None:
         """Say that this rank trains no more, though it may still write files; if it `failed`, nobody waits for it."""
-
-    def timeline(self, path: Path | None) -> None:
-        """Start Horovod's timeline on rank 0; None stops it.
-
-        Does nothing if HOROVOD_TIMELINE was not DYNAMIC when Horovod started.
-        """
 
     def requested(self, *, got_signal: bool = False) -> Request:
         """Return what the job asks of this rank, without waiting: it is called before each step.

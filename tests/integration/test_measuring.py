@@ -43,7 +43,7 @@ def test_a_documented_command(line: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("launcher", ["gloo", "mpi"])
-def test_two_ranks_and_horovod_are_traced(launcher: str, tmp_path: Path) -> None:
+def test_two_ranks_are_traced(launcher: str, tmp_path: Path) -> None:
     command = launch_line(launcher, 2, HVD_TRAIN, "train", "digits", "--epochs", "1", "--profile", "4:6")
     output = output_of([*command, "--output-dir", "run"], tmp_path)
     assert "profile of steps 4 to 6, on 2 of 2 ranks: run/profile/steps-4-to-6-*" in output
@@ -52,6 +52,3 @@ def test_two_ranks_and_horovod_are_traced(launcher: str, tmp_path: Path) -> None
         trace = json.loads(gzip.decompress((files / f"steps-4-to-6-rank-{rank}.json.gz").read_bytes()))
         names = {event["name"] for event in trace["traceEvents"]}
         assert {"ProfilerStep#4", "ProfilerStep#5", "ProfilerStep#6"} <= names
-    events = json.loads((files / "steps-4-to-6-horovod.json").read_text())
-    assert {"ALLREDUCE", "NEGOTIATE_ALLREDUCE"} <= {event.get("name") for event in events}
-    assert any("grouped_allreduce" in event["args"].get("name", "") for event in events if event["ph"] == "M")

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -164,8 +163,6 @@ class ThreadWorld(World):
         return together(self, build)
 
     @override
-    def timeline(self, path: Path | None) -> None: ...
-
     @override
     def requested(self, *, got_signal: bool = False) -> Request:
         return "stop" if got_signal else "train"

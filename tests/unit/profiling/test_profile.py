@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hvd_train.errors import RankLost, UsageError
+from hvd_train.errors import RankLost
 from hvd_train.run_files import durable
 from hvd_train.world.world import LocalWorld, PendingSum, World
 from tests.support.runs import Weights, equal, small_config, trained
@@ -98,9 +98,3 @@ def test_what_fails_costs_the_profile_only(
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     weights(profile="2:3")
     assert [shown.startswith(line) for shown in capsys.readouterr().out.splitlines() if "no profile" in shown] == [True]
-
-
-def test_a_timeline_of_the_users_own_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOROVOD_TIMELINE", "mine.json")
-    with pytest.raises(UsageError, match="unset HOROVOD_TIMELINE"):
-        weights(profile="2")
