@@ -4,10 +4,12 @@ import contextlib
 import dataclasses
 import io
 import re
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import tyro
+from typing_extensions import override
 
 from hvd_train.config import Config
 from hvd_train.errors import UsageError, unknown_name, whole_number
@@ -40,35 +42,30 @@ def parse_flags(cls: type[T], arguments: Sequence[str], program: str, default: T
     return value
 
 
-def take(arguments: list[str], flag: str, needs: str) -> tuple[str | None, list[str]]:
-    """Take a flag and its value, `--flag value` or `--flag=value`, out of the arguments of a command.
+def take(arguments: list[str], **flags: Any) -> tuple[Namespace, list[str]]:
+    """Take flags with their values out of the arguments of a command; return them, and the other arguments.
 
-    Returns the value or None, and the other arguments. Raises UsageError without a value; `needs` says what is needed.
+    The default of a flag says what it takes: False nothing, a number a whole number from 1 on, and a text or None
+    any text. Raises UsageError.
     """
-    for index, argument in enumerate(arguments):
-        if argument.startswith(f"{flag}="):
-            return argument.partition("=")[2], arguments[:index] + arguments[index + 1 :]
-        if argument == flag:
-            if index + 1 == len(arguments):
-                raise UsageError(f"{flag} needs {needs}")
-            return arguments[index + 1], arguments[:index] + arguments[index + 2 :]
-    return None, arguments
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    for name, default in flags.items():
+        kinds: dict[type, Any] = {bool: {"action": "store_true"}, int: {"type": _from_one}}
+        parser.add_argument(f"--{name.replace('_', '-')}", **kinds.get(type(default), {}), default=default)
+    return parser.parse_known_args(arguments)
 
 
-def take_switch(arguments: list[str], flag: str) -> tuple[bool, list[str]]:
-    """Take a flag without a value out of the arguments; return whether it was there, and the other arguments."""
-    return flag in arguments, [argument for argument in arguments if argument != flag]
+class _Parser(ArgumentParser):
+    @override
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message.removeprefix("argument "))
 
 
-def take_number(arguments: list[str], flag: str, default: int) -> tuple[int, list[str]]:
-    """Take a flag with a number from 1 to below a billion, as `take` does; without the flag it is `default`."""
-    text, arguments = take(arguments, flag, "a number")
-    if text is None:
-        return default, arguments
+def _from_one(text: str) -> int:
     number = whole_number(text)
     if number is None or not 1 <= number < 10**9:
-        raise UsageError(f"{flag} {text}: it must be a whole number from 1 on")
-    return number, arguments
+        raise ArgumentTypeError(f"{text}: it must be a whole number from 1 on")
+    return number
 
 
 def _one_line(report: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from hvd_train.commands.train import parse_train
 from hvd_train.console import show
 from hvd_train.errors import UsageError, unknown_name, whole_number
-from hvd_train.flags import take, take_number
+from hvd_train.flags import take
 from hvd_train.launch import launcher, roll_call
 from hvd_train.run_files import run_folder
 
@@ -36,13 +36,12 @@ def bench(arguments: list[str]) -> int:
         raise unknown_name("tool of bench", arguments[0], tools)
     if {"-h", "--help"} & set(arguments):
         print(TOOLS)  # the flags of a training follow
-    json_file, rest = take(arguments[1:], "--json", "the path of a file")
-    return tools[arguments[0]](rest, None if json_file is None else Path(json_file))
+    options, rest = take(arguments[1:], json=None)
+    return tools[arguments[0]](rest, options.json and Path(options.json))
 
 
 def _throughput(arguments: list[str], path: Path | None) -> int:
-    steps, rest = take_number(arguments, "--steps", 20)
-    repetitions, rest = take_number(rest, "--repetitions", 5)
+    options, rest = take(arguments, steps=20, repetitions=5)
     config = parse_train(rest, "bench throughput")
     flags = {argument.partition("=")[0].replace("_", "-") for argument in rest}
     roll_call.started(os.environ)
@@ -59,7 +58,7 @@ def _throughput(arguments: list[str], path: Path | None) -> int:
         first = world.place.rank == 0
         together(world, lambda: record.check_target(path) if first else None)
         world.meet()
-        measurement = throughput.measure(config, world, steps=steps, repetitions=repetitions)
+        measurement = throughput.measure(config, world, **vars(options))
         names = world.gather(socket.gethostname())
         if first:
             show(throughput.table(measurement))
@@ -72,17 +71,14 @@ def _throughput(arguments: list[str], path: Path | None) -> int:
 def _scaling(arguments: list[str], path: Path | None) -> int:
     if launcher.launched(os.environ):
         raise UsageError("bench scaling starts its ranks itself: type it without a launcher")
-    numbers, rest = take(arguments, "--np", "numbers of workers, as in --np 1,2,4")
-    host_file, rest = take(rest, "--hosts", "a host file")
-    mode, rest = take(rest, "--mode", "weak or strong")
-    controller, rest = take(rest, "--controller", "gloo or mpi")
+    options, rest = take(arguments, np=None, hosts=None, mode="weak", controller="gloo")
     config = parse_train(rest, "bench scaling")
     from hvd_train.bench import record, scaling
 
-    counts = sorted({whole_number(part) or 0 for part in (numbers or "").split(",")})
+    counts = sorted({whole_number(part) or 0 for part in (options.np or "").split(",")})
     if counts[0] < 1:
-        raise UsageError(f"--np {numbers or ''}: write numbers of workers from 1 on, as in --np 1,2,4")
-    mode, controller = mode or "weak", controller or "gloo"
+        raise UsageError(f"--np {options.np}: write numbers of workers from 1 on, as in --np 1,2,4")
+    mode, controller = options.mode, options.controller
     if mode not in ("weak", "strong") or controller not in ("gloo", "mpi"):
         raise UsageError(f"--mode {mode} --controller {controller}: they must be weak or strong, and gloo or mpi")
     record.check_target(path)
@@ -92,7 +88,7 @@ def _scaling(arguments: list[str], path: Path | None) -> int:
 
     check(config)
     about = {"bench": "scaling", "environment": run_folder.environment([socket.gethostname()], None), "mode": mode}
-    measurement = scaling.run(sizes, about, host_file=host_file, controller=controller)
+    measurement = scaling.run(sizes, about, host_file=options.hosts, controller=controller)
     if path is not None:
         record.write(path, measurement)
     return 1 if any(row["failed"] for row in measurement["rows"]) else 0

@@ -20,7 +20,7 @@ from hvd_train.bench import record
 from hvd_train.commands.train import parse_train
 from hvd_train.config import Config
 from hvd_train.errors import HvdTrainError, UsageError
-from hvd_train.flags import take, take_number
+from hvd_train.flags import take
 from hvd_train.launch import launcher, roll_call
 from hvd_train.run_files import durable, history
 from hvd_train.run_files.journal import labelled
@@ -36,9 +36,9 @@ _COLUMNS = (
 
 def sweep(arguments: list[str]) -> int:
     """Train every combination of values; return 0 if each finished, else 1. Raises UsageError before any starts."""
-    workers, arguments = take_number(arguments, "--workers-per-run", 1)
-    output, arguments = take(arguments, "--output-dir", "a folder")
-    folder = Path(output or f"runs/sweep-{zlib.crc32(' '.join(arguments).encode()):08x}")  # one command, one folder
+    options, arguments = take(arguments, workers_per_run=1, output_dir=None)
+    workers, name = options.workers_per_run, f"sweep-{zlib.crc32(' '.join(arguments).encode()):08x}"
+    folder = Path(options.output_dir or f"runs/{name}")  # one command, one folder
     from hvd_train.run import check  # imports torch
     from hvd_train.world.world import LocalWorld
 

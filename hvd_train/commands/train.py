@@ -8,7 +8,7 @@ from hvd_train import config_file, console, plugin, recipes
 from hvd_train.config import Config
 from hvd_train.console import PROGRAM
 from hvd_train.errors import UsageError
-from hvd_train.flags import parse_flags, take, take_switch
+from hvd_train.flags import parse_flags, take
 from hvd_train.launch import roll_call
 
 # Flags of other trainers that have another name here.
@@ -41,8 +41,8 @@ def train(arguments: list[str]) -> int:
 
 def config(arguments: list[str]) -> int:
     """Check the settings, print them as YAML and return 0. Raises UsageError for wrong settings."""
-    trust, arguments = take_switch(arguments, "--trust")
-    settings = parse_train(arguments, "config", trust=trust)
+    options, arguments = take(arguments, trust=False)
+    settings = parse_train(arguments, "config", trust=options.trust)
     from hvd_train.run import check  # imports torch
 
     check(settings)
@@ -52,14 +52,13 @@ def config(arguments: list[str]) -> int:
 
 def show_data(arguments: list[str]) -> int:
     """Write the picture, print its path and return 0. Raises UsageError for wrong settings or output."""
-    output, arguments = take(arguments, "--output", "the path of a picture")
-    trust, arguments = take_switch(arguments, "--trust")
-    settings = parse_train(arguments, "show-data", trust=trust)
+    options, arguments = take(arguments, output="show-data.png", trust=False)
+    settings = parse_train(arguments, "show-data", trust=options.trust)
     from hvd_train.report.images import show  # imports torch
     from hvd_train.run import check
 
     check(settings)
-    path = Path(output or "show-data.png")
+    path = Path(options.output)
     show(settings, path)
     console.show(f"picture: {path}")
     return 0
@@ -71,8 +70,8 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
     Without `trust` the file must name no code that no flag names. Raises UsageError, which names `command`.
     """
     arguments = [_renamed(argument) for argument in arguments]
-    file, arguments = take(arguments, "--config", "the path of a config.yaml")
-    path = None if file is None else Path(file)
+    options, arguments = take(arguments, config=None)
+    path = options.config and Path(options.config)
     recipe = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
     if path is None:
         base = recipes.get(recipe or recipes.DEFAULT)

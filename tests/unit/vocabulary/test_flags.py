@@ -9,7 +9,7 @@ import pytest
 
 from hvd_train import Config, _version, errors, plugin
 from hvd_train.errors import TYPES, HvdTrainError, UsageError
-from hvd_train.flags import parse_flags, take, take_number
+from hvd_train.flags import parse_flags, take
 
 
 @pytest.mark.parametrize(
@@ -30,14 +30,19 @@ def test_a_wrong_flag_is_one_line(arguments: list[str], message: str, capsys: py
 def test_a_flag_is_removed_from_the_arguments_of_another_parser() -> None:
     for typed in (["--np", "4"], ["--np=4"]):
         arguments = ["digits", *typed, "--epochs", "3"]
-        assert take(arguments, "--np", "a number") == ("4", ["digits", "--epochs", "3"])
-        assert take_number(arguments, "--np", 1) == (4, ["digits", "--epochs", "3"])
-    assert take(["--np-more", "4"], "--np", "a number") == (None, ["--np-more", "4"])
-    with pytest.raises(UsageError, match=r"^--json needs the path of a file$"):
-        take(["digits", "--json"], "--json", "the path of a file")
-    for text in ("0", "1000000000", "x"):
-        with pytest.raises(UsageError, match=f"^--np {text}: it must be a whole number from 1 on$"):
-            take_number(["--np", text], "--np", 2)
+        found, others = take(arguments, np=1, mode="weak", trust=False, json=None)
+        assert vars(found) == {"np": 4, "mode": "weak", "trust": False, "json": None}
+        assert others == ["digits", "--epochs", "3"]
+    line = ["--np-more", "4", "--trust", "-b=2", "--lr", "-1", "-a", "x y", "--mode=strong", "digits"]
+    found, others = take(line, np=1, mode="weak", trust=False)
+    assert vars(found) == {"np": 1, "mode": "strong", "trust": True}
+    assert others == ["--np-more", "4", "-b=2", "--lr", "-1", "-a", "x y", "digits"]
+    for words, message in (
+        (["digits", "--json"], "--json: expected one argument"),
+        *((["--np", text], f"--np: {text}: it must be a whole number from 1 on") for text in ("0", "1000000000", "x")),
+    ):
+        with pytest.raises(UsageError, match=f"^{message}"):
+            take(words, np=2, mode="weak", json=None)
 
 
 def test_each_error_has_its_own_exit_code_and_can_be_sent() -> None:
