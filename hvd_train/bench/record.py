@@ -4,7 +4,7 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,17 +53,10 @@ def written_speed(record: Measurement) -> str:
     return f"{mean} (95%: {written(ends[0])} to {written(ends[1])})" if ends else mean
 
 
-def table(columns: Sequence[tuple[str, str, str]], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Write rows as a table, right-aligned, with a dash for None. A column has a key, a title and a format or ""."""
-
-    def cell(value: Any, form: str) -> str:
-        if value is None or isinstance(value, str):
-            return value or "-"
-        return format(value, form) if form else written(value)
-
-    cells = [[title for _, title, _ in columns], *([cell(row[key], form) for key, _, form in columns] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join("  ".join(map(str.rjust, line, widths)) for line in cells)
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Write rows of text, the first of which has the titles, right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.rjust, row, widths)) for row in rows)
 
 
 def check_target(path: Path | None) -> None:

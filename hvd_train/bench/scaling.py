@@ -2,13 +2,12 @@
 
 import csv
 import io
-import json
+import itertools
 import math
 import shlex
 import signal
 import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hvd_train import config_file, plain_file
@@ -16,35 +15,23 @@ from hvd_train.bench import record
 from hvd_train.bench.record import Measurement
 from hvd_train.config import Config
 from hvd_train.console import show
-from hvd_train.errors import UsageError
+from hvd_train.errors import UsageError, counted
 from hvd_train.launch.launcher import horovodrun, program, reasons
 from hvd_train.progress import order
-from hvd_train.report.curves import COLUMNS, RECORD, charts
-from hvd_train.run_files import durable, run_folder
-
-TABLE, TEXT = "scaling.csv", "scaling.txt"
-_NOTHING: Measurement = {key: None for key, _, _ in COLUMNS}
+from hvd_train.report.curves import RECORD, TITLES, cells, charts
+from hvd_train.run_files import durable, history, run_folder
+from hvd_train.run_files.history import number
 
 
-@dataclass(frozen=True)
-class Size:
-    """A training on `workers` workers: its settings and its run folder."""
-
-    workers: int
-    config: Config
-    folder: Path
-
-
-def plan(config: Config, counts: Sequence[int], mode: str, folder: Path) -> list[Size]:
-    """Return the trainings to run, each with a run folder below `folder`. Raises UsageError if that has other runs."""
-    sizes = []
+def plan(config: Config, counts: Sequence[int], mode: str, folder: Path) -> dict[int, Config]:
+    """Return the settings for each number of workers. Raises UsageError if their run folders have other settings."""
+    sizes = {}
     for workers in counts:
         path = folder / f"np-{workers}"
-        size = Size(workers, sized(config, workers, mode).replace(output_dir=path, progress="lines"), path)
+        sizes[workers] = size = sized(config, workers, mode).replace(output_dir=path, progress="lines")
         before = path / run_folder.CONFIG
-        if before.exists() and (found := size.config.differences(config_file.load(before))):
+        if before.exists() and (found := size.differences(config_file.load(before))):
             raise UsageError(f"{path} is a run with other settings ({'; '.join(found)}): name another --output-dir")
-        sizes.append(size)
     return sizes
 
 
@@ -60,42 +47,42 @@ def sized(config: Config, workers: int, mode: str) -> Config:
     return config.replace(batch_size=size, global_batch_size=total, accumulation_steps=1)
 
 
-def run(sizes: list[Size], about: Measurement, *, host_file: str | None, controller: str) -> Measurement:
+def run(
+    folder: Path, sizes: Mapping[int, Config], about: Measurement, *, host_file: str | None, controller: str
+) -> Measurement:
     """Train all sizes, write the table after each, and return the record. Raises KeyboardInterrupt, as `train`."""
-    folder = sizes[0].folder.parent
     folder.mkdir(parents=True, exist_ok=True)
     rows, measured = list[Measurement](), Measurement()
-    for size in sizes:
-        failed, name = None, f"{size.workers} worker{'s' * (size.workers != 1)}"
-        if (size.folder / run_folder.SUMMARY).exists():
-            show(f"{name}: trained already, in {size.folder}")
+    for workers, config in sizes.items():
+        failed, path, name = None, folder / f"np-{workers}", counted(workers, "worker")
+        if (path / run_folder.SUMMARY).exists():
+            show(f"{name}: trained already, in {path}")
         else:
-            launcher = horovodrun(size.workers, host_file, controller)
-            settings = size.folder.with_suffix(".yaml").resolve()
+            launcher, settings = horovodrun(workers, host_file, controller), path.with_suffix(".yaml").resolve()
             line = [*launcher, program("hvd-train"), "train", "--config", str(settings)]
             show(f"{name}: {shlex.join(line)}")
-            failed = train(line, size)
-        rows.append({**_NOTHING, "workers": size.workers, "failed": failed} if failed else row_of(size))
+            failed = train(line, config, path)
+        rows.append({"workers": workers, "failed": failed} if failed else row_of(workers, config, path))
         add_efficiency(rows)
         show(f"{name}: {failed or '{:,.1f} images/s'.format(rows[-1]['samples_per_second'] or math.nan)}")
         measured = {**about, "rows": rows}
         record.write(folder / RECORD, measured)
         text = io.StringIO()
-        writer = csv.DictWriter(text, [*_NOTHING, "failed"], lineterminator="\n")
+        writer = csv.DictWriter(text, dict.fromkeys(itertools.chain(*rows)), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-        durable.write_text(folder / TABLE, text.getvalue())
-        durable.write_text(folder / TEXT, table(rows) + "\n")
+        durable.write_text(folder / "scaling.csv", text.getvalue())
+        durable.write_text(folder / "scaling.txt", table(rows) + "\n")
         for chart_name, chart in charts(rows).items():
             durable.write(folder / f"{chart_name}.png", chart.image("png"))
     show(f"\n{table(rows)}\n\nfiles: {folder}")
     return measured
 
 
-def train(line: Sequence[str], size: Size) -> str | None:
+def train(line: Sequence[str], config: Config, folder: Path) -> str | None:
     """Train one size; return why it failed, or None. Raises KeyboardInterrupt after SIGINT or SIGTERM."""
-    durable.write_text(size.folder.with_suffix(".yaml"), config_file.dump(size.config))
-    log_file = size.folder.with_suffix(".log")
+    durable.write_text(folder.with_suffix(".yaml"), config_file.dump(config))
+    log_file = folder.with_suffix(".log")
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     with open(log_file, "ab", opener=plain_file.in_place) as log:
         begins = log.tell()
@@ -109,41 +96,41 @@ def train(line: Sequence[str], size: Size) -> str | None:
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
-    if code == 0 and (size.folder / run_folder.SUMMARY).exists():
+    if code == 0 and (folder / run_folder.SUMMARY).exists():
         return None
     output = log_file.read_bytes()[begins:].decode(errors="replace")
     found = reasons(output)
     return f"{found[-1] if found else f'exit code {code}'} (all it printed: {log_file})"
 
 
-def row_of(size: Size) -> Measurement:
+def row_of(workers: int, config: Config, folder: Path) -> Measurement:
     """Return the row of a finished training, from the files in its run folder."""
-    summary = json.loads(plain_file.read_text(size.folder / run_folder.SUMMARY))
-    lines = [json.loads(line) for line in plain_file.read_text(size.folder / run_folder.METRICS).splitlines()]
-    epochs = [line for line in lines if line["kind"] == "epoch"]
-    samples = next(line["num_samples"] for line in lines if line.get("name") == "start")
-    layout = order.choose_layout(size.config.batch, size.workers, samples)
+    found = history.read(folder)
+    samples, figure = found.samples_per_epoch or 0, found.goal[0]
+    layout = order.choose_layout(config.batch, workers, samples)
     # A run that was resumed for its last few steps has no speed in its summary.
-    speeds = [summary["samples_per_second"], *(line["samples_per_second"] for line in reversed(epochs))]
+    speeds = [number(record, "samples_per_second") for record in (found.summary, *reversed(found.epochs))]
     speed = next(filter(None, speeds), None)
-    losses = [line["val_loss"] for line in epochs if line.get("val_loss") is not None]
-    about = {"workers": size.workers, "global_batch_size": layout.global_batch, "samples_per_second": speed}
+    losses = [loss for epoch in found.epochs if (loss := number(epoch, "val_loss")) is not None]
     return {
-        **about,
-        "learning_rate": order.peak_learning_rate(size.config.optimizer, layout.global_batch),
+        "workers": workers,
+        "learning_rate": order.peak_learning_rate(config.optimizer, layout.global_batch),
+        "global_batch_size": layout.global_batch,
         "steps_per_epoch": len(layout.batches(range(samples))),
         "epoch_seconds": samples / speed if speed else None,
+        "samples_per_second": speed,
         "efficiency": None,
         "val_loss": min(losses, default=None),
-        "test_loss": summary.get("test_loss"),
-        "top1": summary.get("test_top1", summary.get("best_top1")),
+        "test_loss": found.summary.get("test_loss"),
+        "figure": figure,
+        figure: found.summary.get(f"test_{figure}", found.summary.get(f"best_{figure}")),
         "failed": None,
     }
 
 
 def add_efficiency(rows: Sequence[Measurement]) -> None:
     """Set the efficiency of rows: images per second and worker over the first known speed."""
-    measured = [row for row in rows if row["samples_per_second"]]
+    measured = [row for row in rows if row.get("samples_per_second")]
     for row in measured:
         base = measured[0]["samples_per_second"] / measured[0]["workers"]
         row["efficiency"] = row["samples_per_second"] / row["workers"] / base
@@ -152,4 +139,4 @@ def add_efficiency(rows: Sequence[Measurement]) -> None:
 def table(rows: Sequence[Measurement]) -> str:
     """Write the rows as a table, with a line for each size that failed."""
     failures = [f"{row['workers']} workers failed: {row['failed']}" for row in rows if row["failed"]]
-    return "\n".join([record.table(COLUMNS, rows), *failures])
+    return "\n".join([record.table([TITLES, *map(cells, rows)]), *failures])

@@ -47,7 +47,6 @@ def batches(loader: Loader, config: Config, place: Place) -> Iterator[Batch]:
 WARM_UP = 5  # steps that pay for allocation, the choice of algorithms and the first exchange of names between ranks
 _IMAGE_SIZES = {"digits": 8, "cifar10": 32, "cifar100": 32}
 _LEARNING_RATE = 1e-6  # with a larger one some networks diverge on random labels and skip the update
-_COLUMNS = (("phase", "phase", ""), ("milliseconds", "ms a step", ",.3f"), ("share", "share", ".1%"))
 
 
 def without_files(config: Config, *, own_data: bool) -> Config:
@@ -126,7 +125,7 @@ def table(measured: Measurement) -> str:
     settings, step = measured["config"], measured["seconds_per_step"]
     data, size = settings["data"]["data"], settings["data"]["image_size"]
     split, skipped = measured["split"].items(), measured["skipped_steps"]
-    rows = [{"phase": phase, "milliseconds": 1000 * seconds, "share": seconds / step} for phase, seconds in split]
+    phases = [(phase, f"{1000 * seconds:,.3f}", f"{seconds / step:.1%}") for phase, seconds in split]
     return (
         f"{settings['model']['model']} ({measured['parameters'] / 1e6:.2f} M parameters) on {data}"
         f"{f' images of {size} pixels' if size else ''}, "
@@ -135,6 +134,6 @@ def table(measured: Measurement) -> str:
         f"{measured['global_batch_size']} images a step in micro-batches of {measured['batch_size']}\n"
         f"images/s         {written_speed(measured)}\n"
         f"a worker         {written(measured['samples_per_second_per_worker'])}\n"
-        f"ms a step        {written(1000 * step)}\n{record.table(_COLUMNS, rows)}"
+        f"ms a step        {written(1000 * step)}\n{record.table([('phase', 'ms a step', 'share'), *phases])}"
         f"{f'{chr(10)}{skipped} steps were skipped: their loss or gradient was not finite' if skipped else ''}"
     )

@@ -88,7 +88,7 @@ def _scaling(arguments: list[str], path: Path | None) -> int:
 
     check(config)
     about = {"bench": "scaling", "environment": run_folder.environment([socket.gethostname()], None), "mode": mode}
-    measurement = scaling.run(sizes, about, host_file=options.hosts, controller=controller)
+    measurement = scaling.run(folder, sizes, about, host_file=options.hosts, controller=controller)
     if path is not None:
         record.write(path, measurement)
     return 1 if any(row["failed"] for row in measurement["rows"]) else 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import math
 import os
 import textwrap
 import time
@@ -27,11 +26,6 @@ from hvd_train.run_files.journal import labelled
 
 if TYPE_CHECKING:
     from hvd_train.world.world import World
-
-_COLUMNS = (
-    *(("name", "training", ""), ("score", "best", ""), ("loss", "loss", ".4f"), ("seconds", "seconds", ".0f")),
-    ("run", "run", ""),
-)
 
 
 def sweep(arguments: list[str]) -> int:
@@ -104,7 +98,7 @@ def _try(name: str, config: Config, world: World, *, speaks: bool) -> dict[str, 
     started = time.perf_counter()
     folder = config.run.output_dir
     assert folder is not None
-    row: dict[str, Any] = {"name": name, "run": str(folder), "failed": None}
+    row: dict[str, Any] = {"name": name, "run": str(folder), "failed": None, "best": None, "loss": None}
     with contextlib.ExitStack() as stack:
         if speaks:
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -113,10 +107,11 @@ def _try(name: str, config: Config, world: World, *, speaks: bool) -> dict[str, 
             stack.enter_context(contextlib.redirect_stdout(log))
         try:
             result = train(config, world=world)
-            name_of_best, higher = history.read(folder).goal if speaks else ("", True)
-            best, last = result.best.get(name_of_best, math.nan), result.scores.get("loss", math.nan)
-            row |= {"figure": name_of_best, "higher": higher, "best": best, "loss": last, "epochs": result.epochs}
             row["failed"] = None if result.finished else "stopped"
+            if speaks:
+                figure, higher = history.read(folder).goal
+                row |= {"figure": figure, "higher": higher, "best": history.number(result.best, figure)}
+                row |= {"loss": history.number(result.scores, "loss"), "epochs": result.epochs}
         except HvdTrainError as error:
             row["failed"] = str(error)
         except Exception as error:  # noqa: BLE001  # a model may raise anything
@@ -130,19 +125,21 @@ def _try(name: str, config: Config, world: World, *, speaks: bool) -> dict[str, 
 
 def _conclude(rows: list[dict[str, Any]], folder: Path) -> int:
     rows.sort(key=_place)
-    failed = {row["name"]: f"failed: {textwrap.shorten(row['failed'], 60)}" for row in rows if row["failed"]}
-    shown = [{"loss": None, **row, "score": failed.get(row["name"]) or _score(row)} for row in rows]
-    console.show(record.table(_COLUMNS, shown))
-    finite = [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in rows]
-    durable.write_text(folder / "sweep.json", json.dumps(finite, indent=1) + "\n")
+    lines = [("training", "best", "loss", "seconds", "run")]
+    for row in rows:
+        score = f"failed: {textwrap.shorten(row['failed'], 60)}" if row["failed"] else _score(row)
+        loss = "-" if row["loss"] is None else f"{row['loss']:.4f}"
+        lines.append((row["name"], score, loss, f"{row['seconds']:.0f}", row["run"]))
+    console.show(record.table(lines))
+    durable.write_text(folder / "sweep.json", json.dumps(rows, indent=1) + "\n")
     return 1 if any(row["failed"] for row in rows) else 0
 
 
 def _place(row: dict[str, Any]) -> tuple[bool, bool, float, str]:
     """Return a key: the best first, those without a score later, and failed ones last."""
-    best = row.get("best", math.nan)
-    return row["failed"] is not None, math.isnan(best), -best if row.get("higher") else best, row["name"]
+    best = row["best"]
+    return row["failed"] is not None, best is None, (best or 0.0) * (-1 if row.get("higher") else 1), row["name"]
 
 
 def _score(row: dict[str, Any]) -> str:
-    return "not evaluated" if math.isnan(row["best"]) else labelled(row["figure"], row["best"])
+    return "not evaluated" if row["best"] is None else labelled(row["figure"], row["best"])

@@ -14,7 +14,7 @@ from hvd_train.report import page
 from hvd_train.report.page import Chart, Line, pieces
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.history import History, Record, number, speeds, thinned
-from hvd_train.run_files.journal import label
+from hvd_train.run_files.journal import label, labelled
 
 Axis = tuple[str, str, float]  # the label of the x axis, the field of a record with its values, and their unit
 
@@ -134,7 +134,7 @@ def _events(run: History, axis: Axis) -> list[tuple[float, str]]:
 
 
 RECORD = "scaling.json"
-COLUMNS = (
+_COLUMNS = (  # the key of a row, the title of its column, and the format of its numbers
     ("workers", "workers", ",.0f"),
     ("learning_rate", "learning rate", ".4g"),
     ("global_batch_size", "global batch", ",.0f"),
@@ -144,9 +144,17 @@ COLUMNS = (
     ("efficiency", "efficiency", ".1%"),
     ("val_loss", "best val loss", ".4f"),
     ("test_loss", "test loss", ".4f"),
-    ("top1", "top-1", ".2%"),
 )
-"""Key of a row, title of its column, and format of its numbers."""
+TITLES = (*(title for _, title, _ in _COLUMNS), "best")
+
+
+def cells(row: Record) -> list[str]:
+    """Return the text of the cells of a row, one for each of TITLES."""
+    name = str(row.get("figure", "top1"))  # of the task; earlier versions had only this one
+    values = [(number(row, key), form) for key, _, form in _COLUMNS]
+    best = number(row, name)
+    texts = ["—" if value is None else format(value, form) for value, form in values]
+    return [*texts, "—" if best is None else labelled(name, best)]
 
 
 @dataclass(frozen=True)
@@ -189,11 +197,9 @@ def scaling(scalings: Sequence[Scaling]) -> Markup:
         return Markup().join([pieces.paragraph("No measured scaling: add the folder of a `hvd-train bench scaling`.")])
     body = []
     for measured in scalings:
-        cells = [[(number(row, key), form) for key, _, form in COLUMNS] for row in measured.rows]
-        rows = [["—" if value is None else format(value, form) for value, form in row] for row in cells]
         body += [
             pieces.heading(f"{measured.path.resolve().name}: {measured.mode} scaling"),
-            pieces.table([title for _, title, _ in COLUMNS], rows, numbers=True),
+            pieces.table(TITLES, [cells(row) for row in measured.rows], numbers=True),
             pieces.figures(charts(measured.rows).values()),
         ]
     return Markup().join(body)

@@ -12,8 +12,8 @@ import pytest
 
 from hvd_train import config_file, recipes
 from hvd_train.bench import scaling
-from hvd_train.bench.scaling import Size
 from hvd_train.errors import UsageError
+from tests.support.run_folders import epoch, start, step, write
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ def test_a_run_folder_with_other_settings_is_refused() -> None:
     """A run with the same settings resumes."""
     folder = Path("out")
     sizes = scaling.plan(recipes.digits(), [1, 2], "weak", folder)
-    sizes[0].folder.mkdir(parents=True)
-    (sizes[0].folder / "config.yaml").write_text(config_file.dump(sizes[0].config))
+    Path("out/np-1").mkdir(parents=True)
+    Path("out/np-1/config.yaml").write_text(config_file.dump(sizes[1]))
     assert scaling.plan(recipes.digits(), [1, 2], "weak", folder) == sizes
     with pytest.raises(UsageError, match="other settings"):
         scaling.plan(recipes.digits().replace(seed=7), [1, 2], "weak", folder)
@@ -51,7 +51,7 @@ def test_each_size_updates_the_table(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr(scaling, "train", Mock(side_effect=["no \x1b[2J room", KeyboardInterrupt]))
     sizes = scaling.plan(recipes.digits(), [1, 2], "strong", Path("out"))
     with pytest.raises(KeyboardInterrupt):
-        scaling.run(sizes, {"bench": "scaling"}, host_file=None, controller="gloo")
+        scaling.run(Path("out"), sizes, {"bench": "scaling"}, host_file=None, controller="gloo")
     rows = json.loads(Path("out/scaling.json").read_text())["rows"]
     assert [(row["workers"], row["failed"]) for row in rows] == [(1, "no \x1b[2J room")]
     assert "1 workers failed: no" in Path("out/scaling.txt").read_text()
@@ -62,7 +62,7 @@ def test_each_size_updates_the_table(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def train(program: str) -> str | None:
     line = [sys.executable, "-c", f"import os, signal, sys\nfrom pathlib import Path\n{program}"]
-    return scaling.train(line, Size(2, recipes.digits(), Path("np-2")))
+    return scaling.train(line, recipes.digits(), Path("np-2"))
 
 
 def test_a_failed_training_has_a_reason() -> None:
@@ -86,3 +86,20 @@ def test_a_signal_reaches_the_training() -> None:
         train(program)
     assert Path("np-2.log").read_text() == "ended\n"
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_row_has_the_figure_of_its_task() -> None:
+    """It is of the test set if there is one. A row of an earlier version has a top-1."""
+    folder = write(Path("np-2"), [start(best="error", higher=False), step(1), epoch(1)], summary=True)
+    summary = {"samples_per_second": 0.0, "best_error": 0.3, "test_loss": None}
+    for facts, value in ((summary, 0.3), ({**summary, "test_error": 0.25}, 0.25)):
+        (folder / "summary.json").write_text(json.dumps(facts))
+        row = scaling.row_of(2, recipes.digits(), folder)
+        assert (row["figure"], row["error"], row["samples_per_second"], row["steps_per_epoch"]) == (
+            "error",
+            value,
+            100,
+            16,
+        )
+        assert f"error {value:.4f}" in scaling.table([row])
+    assert "top-1 98.00%" in scaling.table([{"workers": 1, "top1": 0.98, "failed": None}])
