@@ -21,36 +21,13 @@ _T = (
 
 
 def estimate(values: Sequence[float]) -> tuple[float, list[float] | None]:
-    """Return the mean and its 95% interval by Student's t (None: a single value)."""
+    """Return the mean of positive values and its 95% interval by Student's t (None: a single value)."""
     mean, degrees = statistics.fmean(values), len(values) - 1
     if not degrees:
         return mean, None
     t = _T[degrees - 1] if degrees <= len(_T) else 1.96 + 2.4 / degrees
     half = t * statistics.stdev(values) / math.sqrt(len(values))
-    return mean, [round(mean - half, 6), round(mean + half, 6)]
-
-
-def speed(samples_per_second: Sequence[float], ranks: int) -> Measurement:
-    """Return the images per second of all ranks and of one, for a record."""
-    mean, interval = estimate(samples_per_second)
-    if interval is not None:
-        interval[0] = max(0.0, interval[0])  # Student's t knows no sign, and few values make it wide
-    return {
-        "samples_per_second": round(mean, 3),
-        "samples_per_second_interval": interval,
-        "samples_per_second_per_worker": round(mean / ranks, 3),
-    }
-
-
-def written(value: float) -> str:
-    """Write a number with at least three digits."""
-    return f"{value:,.{max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0}f}"
-
-
-def written_speed(record: Measurement) -> str:
-    """Write the images per second of a record, with the interval if it is known."""
-    mean, ends = written(record["samples_per_second"]), record["samples_per_second_interval"]
-    return f"{mean} (95%: {written(ends[0])} to {written(ends[1])})" if ends else mean
+    return mean, [round(max(0.0, mean - half), 6), round(mean + half, 6)]  # few values make it wide
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

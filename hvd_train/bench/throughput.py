@@ -2,14 +2,11 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from typing import TypeVar
-
-import torch
 
 from hvd_train.bench import record
-from hvd_train.bench.record import Measurement, written, written_speed
+from hvd_train.bench.record import Measurement
 from hvd_train.config import Config
 from hvd_train.data.loader import Ahead, Batch, Loader
 from hvd_train.network import freeze, optim
@@ -19,21 +16,6 @@ from hvd_train.progress.clock import PHASES
 from hvd_train.progress.order import EpochOrder, assignments, choose_layout
 from hvd_train.updater import Votes
 from hvd_train.world.world import Place, World, barrier, together
-
-T = TypeVar("T")
-
-
-def repeat(world: World, device: torch.device, action: Callable[[], T], count: int) -> tuple[list[T], list[float]]:
-    """Repeat an action on all ranks; return this rank's results and the slowest rank's seconds."""
-    results, seconds = list[T](), list[float]()
-    for _ in range(count):
-        barrier(world)
-        synchronize(device)
-        started = time.perf_counter()
-        results.append(action())
-        synchronize(device)
-        seconds.append(time.perf_counter() - started)
-    return results, [max(of_ranks) for of_ranks in zip(*world.gather(seconds), strict=True)]
 
 
 def batches(loader: Loader, config: Config, place: Place) -> Iterator[Batch]:
@@ -64,16 +46,24 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Me
     """Time steps and return the record on all ranks. Raises UsageError as a training does when it starts."""
     with closing(Stepper(config, world)) as stepper:
         stepper.take(WARM_UP)
-        skipped_before = stepper.state.progress.skipped
-        results, seconds = repeat(world, stepper.device, lambda: stepper.split_of(steps), repetitions)
+        skipped_before, results, own_seconds = stepper.state.progress.skipped, [], []
+        for _ in range(repetitions):
+            barrier(world)
+            synchronize(stepper.device)
+            started = time.perf_counter()
+            results.append(stepper.split_of(steps))
+            own_seconds.append(time.perf_counter() - started)
+        seconds = [max(of_ranks) for of_ranks in zip(*world.gather(own_seconds), strict=True)]
     skipped = stepper.state.progress.skipped - skipped_before
-    speeds = [images / longest for (images, _), longest in zip(results, seconds, strict=True)]
-    device, layout = stepper.device, stepper.state.layout
+    speeds = [images / slowest for (images, _), slowest in zip(results, seconds, strict=True)]
+    device, layout, (mean, interval) = stepper.device, stepper.state.layout, record.estimate(speeds)
     about = {"workers": world.place.size, "device": device.type, "controller": world.transport(device)}
     about |= {"global_batch_size": layout.global_batch, "batch_size": layout.micro_batch}
     about |= {"channels_last": uses_channels_last(config, device), "steps": steps, "repetitions": repetitions}
     return {
-        **record.speed(speeds, world.place.size),
+        "samples_per_second": round(mean, 3),
+        "samples_per_second_interval": interval,
+        "samples_per_second_per_worker": round(mean / world.place.size, 3),
         "samples_per_second_of_repetitions": [round(samples_per_second, 3) for samples_per_second in speeds],
         "seconds_per_step": round(sum(seconds) / (steps * repetitions), 6),
         "split": {phase: round(sum(split[phase] for _, split in results) / repetitions, 6) for phase in PHASES},
@@ -123,7 +113,8 @@ class Stepper:
 def table(measured: Measurement) -> str:
     """Write the record as a table."""
     settings, step = measured["config"], measured["seconds_per_step"]
-    data, size = settings["data"]["data"], settings["data"]["image_size"]
+    data, size, ends = settings["data"]["data"], settings["data"]["image_size"], measured["samples_per_second_interval"]
+    interval = f" (95%: {ends[0]:,.1f} to {ends[1]:,.1f})" if ends else ""
     split, skipped = measured["split"].items(), measured["skipped_steps"]
     phases = [(phase, f"{1000 * seconds:,.3f}", f"{seconds / step:.1%}") for phase, seconds in split]
     return (
@@ -132,8 +123,8 @@ def table(measured: Measurement) -> str:
         f"{settings['precision']['precision']}, compression {measured['compression']}\n"
         f"{measured['workers']} x {measured['device']} ({measured['controller']}), "
         f"{measured['global_batch_size']} images a step in micro-batches of {measured['batch_size']}\n"
-        f"images/s         {written_speed(measured)}\n"
-        f"a worker         {written(measured['samples_per_second_per_worker'])}\n"
-        f"ms a step        {written(1000 * step)}\n{record.table([('phase', 'ms a step', 'share'), *phases])}"
+        f"images/s         {measured['samples_per_second']:,.1f}{interval}\n"
+        f"a worker         {measured['samples_per_second_per_worker']:,.1f}\n"
+        f"ms a step        {1000 * step:,.2f}\n{record.table([('phase', 'ms a step', 'share'), *phases])}"
         f"{f'{chr(10)}{skipped} steps were skipped: their loss or gradient was not finite' if skipped else ''}"
     )

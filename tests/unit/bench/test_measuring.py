@@ -29,14 +29,11 @@ def test_random_images_replace_files() -> None:
     assert throughput.without_files(recipes.get("digits"), own_data=True).data.data == "digits"
 
 
-def test_the_interval_of_a_speed_has_no_negative_end() -> None:
-    assert record.speed([1.0, 100.0], ranks=1)["samples_per_second_interval"][0] == 0
-
-
 @pytest.mark.parametrize("count", [3, 60])
 def test_the_interval_is_students(count: int) -> None:
-    """A single repetition has none."""
-    values = [float(number * number % 7) for number in range(count)]
+    """A single repetition has none, and its ends are not negative."""
+    values = [9.0 + number * number % 7 for number in range(count)]
     mean, found = record.estimate(values)
     assert found == pytest.approx(stats.t.interval(0.95, count - 1, mean, stats.sem(values)), rel=3e-3, abs=3e-3)
     assert record.estimate([3.0]) == (3.0, None)
+    assert record.estimate([1.0, 100.0])[1][0] == 0
