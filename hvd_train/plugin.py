@@ -18,10 +18,6 @@ HUGGING_FACE = "hf:"
 """Prefix of the folder of a data set of Hugging Face's `datasets`."""
 
 
-class Untrusted(UsageError):
-    """A run names code to import, and the user did not allow it."""
-
-
 def is_reference(name: str) -> bool:
     """Return whether a name means the user's own code, as `mine:model` does."""
     return ":" in name and not name.startswith((TIMM, HUGGING_FACE))
@@ -33,10 +29,10 @@ def needs_trust(name: str) -> bool:
 
 
 def check_trusted(source: str, names: Mapping[str, str]) -> None:
-    """Raise Untrusted if a file, which another user may have written, names code; `names` are values by setting."""
+    """Raise UsageError if a file, which another user may have written, names code; `names` are values by setting."""
     for setting, name in names.items():
         if needs_trust(name):
-            raise Untrusted(
+            raise UsageError(
                 f"{source} names code ({setting}: {name}), which only `train` imports unasked; "
                 "if you trust who wrote it, add --trust"
             )

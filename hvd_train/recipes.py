@@ -13,8 +13,7 @@ def digits() -> Config:
 
     `horovodrun -np 2 hvd-train train digits`: under a minute on two CPU cores, at least 98% top-1.
     """
-    return Config().replace(
-        recipe="digits",
+    return Config(recipe="digits").replace(
         data="digits", model="digits-convnet", batch_size=None, global_batch_size=64,
         optimizer="sgd", learning_rate=0.1, nesterov=True, weight_decay=5e-4,
         epochs=20, schedule="cosine", warmup_epochs=1,
@@ -26,8 +25,7 @@ def cifar10_resnet18_transfer() -> Config:
 
     `horovodrun -np 2 hvd-train train cifar10-resnet18-transfer --download`: 2 GPUs; not trained to its end here.
     """
-    return Config().replace(
-        recipe="cifar10-resnet18-transfer",
+    return Config(recipe="cifar10-resnet18-transfer").replace(
         data="cifar10", image_size=224, model="resnet18", weights="DEFAULT", freeze="backbone",
         batch_size=32, accumulation_steps=4, optimizer="adam", learning_rate=0.001, weight_decay=0.0,
         epochs=50, schedule="cosine", warmup_epochs=1, precision="fp16",
@@ -39,8 +37,7 @@ def cifar10_resnet50() -> Config:
 
     `horovodrun -np 4 hvd-train train cifar10-resnet50 --download`: 4 GPUs; not trained to its end here.
     """
-    return Config().replace(
-        recipe="cifar10-resnet50",
+    return Config(recipe="cifar10-resnet50").replace(
         data="cifar10", workers=8, model="resnet50", batch_size=128,
         learning_rate=0.1, lr_scaling="linear", lr_base_batch=128, weight_decay=5e-4,
         epochs=200, schedule="cosine", warmup_epochs=5,
@@ -54,8 +51,7 @@ def imagenet20_vgg19() -> Config:
     classes are the user's choice. DATA holds train/, val/ and test/; the weights of the lowest validation loss are kept
     and tested at the end. The learning rate is 1e-4 times the square root of the number of workers.
     """
-    return Config().replace(
-        recipe="imagenet20-vgg19",
+    return Config(recipe="imagenet20-vgg19").replace(
         data="folder", data_dir=Path("data/imagenet20"), model="vgg19", weights="DEFAULT", batch_size=32,
         optimizer="adam", learning_rate=1e-4, lr_scaling="sqrt", lr_base_batch=32, weight_decay=0.0,
         epochs=100, schedule="constant", best_by="loss",
@@ -68,8 +64,7 @@ def imagenet_resnet50() -> Config:
     `horovodrun -np 8 hvd-train train imagenet-resnet50 --data-dir DATA`: 8 GPUs, mixed precision; 76.1% top-1 published
     (torchvision, IMAGENET1K_V1). AlexNet and VGG start at a learning rate of 0.01.
     """
-    return Config().replace(
-        recipe="imagenet-resnet50",
+    return Config(recipe="imagenet-resnet50").replace(
         data="folder", data_dir=Path("data/imagenet"), workers_per_host=32, model="resnet50", batch_size=208,
         learning_rate=0.1, lr_scaling="linear", lr_base_batch=256, weight_decay=1e-4,
         epochs=90, schedule="step", decay_epochs=(30, 60), warmup_epochs=5, precision="fp16", compression="fp16",
@@ -82,8 +77,7 @@ def imagenet_resnet50_modern() -> Config:
     `horovodrun -np 8 hvd-train train imagenet-resnet50-modern --data-dir DATA`: 8 GPUs, mixed precision; 80.9% top-1
     published (torchvision, IMAGENET1K_V2), but with repeated augmentation, which this recipe does not have.
     """
-    return Config().replace(
-        recipe="imagenet-resnet50-modern",
+    return Config(recipe="imagenet-resnet50-modern").replace(
         data="folder", data_dir=Path("data/imagenet"), image_size=176, val_crop_size=224, val_resize_size=232,
         workers=8, augment="trivial", random_erasing=0.1, mixup=0.2, cutmix=1.0,
         model="resnet50", batch_size=128, optimizer="sgd", learning_rate=0.5, lr_scaling="linear", lr_base_batch=1024,
@@ -97,8 +91,7 @@ def diabetes_regression() -> Config:
 
     `horovodrun -np 2 hvd-train train diabetes-regression`: a few seconds on two CPU cores, mean error below 0.46.
     """
-    return Config().replace(
-        recipe="diabetes-regression",
+    return Config(recipe="diabetes-regression").replace(
         data=f"{SAMPLES}:diabetes", model=f"{SAMPLES}:perceptron", task="regression",
         batch_size=None, global_batch_size=32, workers=0, optimizer="adam", learning_rate=0.003, weight_decay=0.0,
         epochs=30, schedule="cosine", warmup_epochs=0,
@@ -110,8 +103,7 @@ def digits_segmentation() -> Config:
 
     `horovodrun -np 2 hvd-train train digits-segmentation`: under a minute on two CPU cores, a mean IoU above 0.9.
     """
-    return Config().replace(
-        recipe="digits-segmentation",
+    return Config(recipe="digits-segmentation").replace(
         data=f"{SAMPLES}:digit_masks", model=f"{SAMPLES}:pixel_network", task="segmentation",
         batch_size=None, global_batch_size=64, workers=0, optimizer="adam", learning_rate=0.01, weight_decay=0.0,
         epochs=20, schedule="cosine", warmup_epochs=1,
@@ -123,8 +115,7 @@ def python_language_model() -> Config:
 
     `horovodrun -np 2 hvd-train train python-language-model`: under a minute on two CPU cores, a perplexity below 6.
     """
-    return Config().replace(
-        recipe="python-language-model",
+    return Config(recipe="python-language-model").replace(
         data=f"{SAMPLES}:python_topics", model=f"{SAMPLES}:ByteModel", task="language-model",
         batch_size=None, global_batch_size=128, workers=0, optimizer="adam", learning_rate=0.01, weight_decay=0.0,
         clip_norm=1.0, epochs=5, schedule="cosine", warmup_epochs=0.2,

@@ -188,7 +188,7 @@ def trained_parts(
 ) -> tuple[Config, Parts]:
     """Return the config of a run or checkpoint, and its parts with the trained weights.
 
-    Arguments are as in `evaluate`. Raises UsageError if the target cannot be used, and Untrusted if it names code.
+    Arguments are as in `evaluate`. Raises UsageError if the target cannot be used or names code that is not trusted.
     """
     config, trained, data = read_target(target)
     config = config if device is None else config.replace(device=device)
