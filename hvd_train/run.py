@@ -94,22 +94,36 @@ def evaluate(
     `model`, `data` and `task` are the arguments that `train` had. Code that the run names is imported only with
     `trust`. Raises UsageError if `target` is neither a run nor a checkpoint, or names code that is not trusted.
     """
+    own = Own(model, data, task)
     with closing(world or connect()) as here:
         here.meet()
-        return _evaluate(target, here, device, Own(model, data, task), trust=trust)
+        config, parts = together(here, lambda: trained_parts(target, here.place, device, own, trust=trust))
+        here.compare(identity.facts(parts.data))
+        if parts.val_loader is None:
+            raise UsageError(f"{target}: its data set has no validation set")
+        scores = evaluate_model(
+            parts.task,
+            parts.evaluation,
+            parts.model,
+            parts.val_loader,
+            here,
+            micro_batch=config.batch.eval_batch_size,
+            device=parts.device,
+            autocast=autocast(config, parts.device),
+        )
+    of_run = "best weights" if (target / checkpoint.BEST).exists() else "last weights: the run has no best yet"
+    return dataclasses.replace(scores, weights=of_run if target.is_dir() else "weights of the checkpoint")
 
 
 def check(config: Config) -> None:
     """Raise UsageError for what is wrong before the ranks connect."""
-    if config.data.data != OWN:
-        sources.check_name(config.data.data)
-    if config.model.model != OWN:
-        models.check_name(config.model.model)
-    if config.model.task != OWN:
-        tasks.check_name(config.model.task)
+    settings = config.settings()
+    for setting, check_name in (("data", sources.check_name), ("model", models.check_name), ("task", tasks.check_name)):
+        if settings[setting] != OWN:
+            check_name(settings[setting])
     for setting in ("optimizer", "schedule"):
-        if plugin.is_reference(name := config.settings()[setting]):
-            plugin.load(setting, name)
+        if plugin.is_reference(settings[setting]):
+            plugin.load(setting, settings[setting])
     if config.model.weights is not None:
         weights.check(config.model.weights, config.model.model)
     freeze.check(config.model)
@@ -160,24 +174,6 @@ def same_everywhere(config: Config | None) -> dict[str, str]:
     return found
 
 
-def _evaluate(target: Path, world: World, device: str | None, own: Own, *, trust: bool) -> Scores:
-    config, parts = together(world, lambda: trained_parts(target, world.place, device, own, trust=trust))
-    world.compare(identity.facts(parts.data))
-    if parts.val_loader is None:
-        raise UsageError(f"{target}: its data set has no validation set")
-    scores = evaluate_model(
-        parts.task,
-        parts.evaluation,
-        parts.model,
-        parts.val_loader,
-        world,
-        micro_batch=config.batch.eval_batch_size,
-        device=parts.device,
-        autocast=autocast(config, parts.device),
-    )
-    return dataclasses.replace(scores, weights=which_weights(target))
-
-
 def trained_parts(
     target: Path,
     place: Place,
@@ -219,7 +215,8 @@ def read_target(target: Path) -> tuple[Config, dict[str, torch.Tensor], Identity
         if (path := next(found, None)) is None:
             raise UsageError(f"{target} has no {checkpoint.BEST} yet: it was stopped before its first evaluation")
         try:
-            return config, weights.tensors_in(path), _data_of(target / run_folder.DATA)
+            text = plain_file.read_bytes(target / run_folder.DATA) if (target / run_folder.DATA).exists() else b"null"
+            return config, weights.tensors_in(path), json.loads(text)  # no file: the disk may have been full
         except weights.UNREADABLE as error:
             raise UsageError(f"cannot read the weights {path}: {weights.why_unreadable(error)}") from None
     if not target.exists():
@@ -227,23 +224,6 @@ def read_target(target: Path) -> tuple[Config, dict[str, torch.Tensor], Identity
     snapshot = checkpoint.read(target)
     config = config_file.from_dict(snapshot["config"], source=str(target))
     return config, state.result_in(snapshot), snapshot["data"]
-
-
-def _data_of(path: Path) -> Identity | None:
-    try:
-        found: Identity | None = json.loads(plain_file.read_bytes(path))
-        return found
-    except FileNotFoundError:  # the disk may have been full
-        return None
-
-
-def which_weights(target: Path) -> str:
-    """Describe the weights that `read_target` takes from a run folder or a checkpoint file."""
-    if not target.is_dir():
-        return "weights of the checkpoint"
-    if not (target / checkpoint.BEST).exists():
-        return "last weights: the run has no best yet"
-    return "best weights"
 
 
 OWN = "custom"  # the name in the config of a function that cannot be imported

@@ -42,11 +42,13 @@ def sweep(arguments: list[str]) -> int:
         trainings.append((name, parse_train(words, "sweep").replace(output_dir=path, progress="lines")))
         check(trainings[-1][1])
     if launcher.launched(os.environ) is not None:
-        return _run_by_mpi(trainings, workers, folder)
-    if workers > 1:
+        rows = _train_by_mpi(trainings, workers, folder)
+    elif workers > 1:
         raise UsageError(f"--workers-per-run {workers} needs a launcher: type `mpirun -np {workers} hvd-train sweep`")
-    rows = [_try(name, config, LocalWorld(), speaks=True) for name, config in trainings]
-    return _conclude([row for row in rows if row], folder)
+    else:
+        rows = [_try(name, config, LocalWorld(), speaks=True) for name, config in trainings]
+        _conclude(rows, folder)
+    return 1 if any(row["failed"] for row in rows) else 0
 
 
 def combinations(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -63,8 +65,8 @@ def combinations(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
     ]
 
 
-def _run_by_mpi(trainings: Sequence[tuple[str, Config]], workers: int, folder: Path) -> int:
-    """Split the ranks into groups of `workers`, train one setting at a time on each and return the exit code."""
+def _train_by_mpi(trainings: Sequence[tuple[str, Config]], workers: int, folder: Path) -> list[dict[str, Any]]:
+    """Split the ranks into groups of `workers`, train one setting at a time on each and return all rows."""
     try:
         from mpi4py import MPI
     except ImportError:
@@ -78,21 +80,22 @@ def _run_by_mpi(trainings: Sequence[tuple[str, Config]], workers: int, folder: P
     group = all_ranks.rank // workers
     on_host = all_ranks.Split_type(MPI.COMM_TYPE_SHARED)
     mine = all_ranks.Split(group if group < at_a_time else MPI.UNDEFINED, all_ranks.rank)
-    rows = []
+    rows, speaks = [], mine != MPI.COMM_NULL and mine.rank == 0
     if mine != MPI.COMM_NULL:
         world = partial(HorovodWorld, communicator=mine, local=(on_host.rank, on_host.size))
         here = trainings[group::at_a_time]
-        rows = [_try(name, config, world(), speaks=mine.rank == 0) for name, config in here]
+        rows = [_try(name, config, world(), speaks=speaks) for name, config in here]
     roll_call.come_together(all_ranks)
-    texts = roll_call.gathered(all_ranks, json.dumps([row for row in rows if row]))
-    of_all: list[dict[str, Any]] = list(itertools.chain(*(json.loads(text) for text in texts)))
-    code = _conclude(of_all, folder) if all_ranks.rank == 0 else 0
+    texts = roll_call.gathered(all_ranks, json.dumps(rows if speaks else []))
+    rows = list(itertools.chain(*map(json.loads, texts)))
+    if all_ranks.rank == 0:
+        _conclude(rows, folder)
     roll_call.come_together(all_ranks)  # rank 0 has written a file
-    return int(roll_call.gathered(all_ranks, str(code))[0])
+    return rows
 
 
-def _try(name: str, config: Config, world: World, *, speaks: bool) -> dict[str, Any] | None:
-    """Train with one setting, log to a file next to its run folder; return its row on the rank that `speaks`."""
+def _try(name: str, config: Config, world: World, *, speaks: bool) -> dict[str, Any]:
+    """Train with one setting and return its row, whole on the rank that `speaks`, which logs next to the run folder."""
     from hvd_train.run import train
 
     started = time.perf_counter()
@@ -112,18 +115,15 @@ def _try(name: str, config: Config, world: World, *, speaks: bool) -> dict[str, 
                 figure, higher = history.read(folder).goal
                 row |= {"figure": figure, "higher": higher, "best": history.number(result.best, figure)}
                 row |= {"loss": history.number(result.scores, "loss"), "epochs": result.epochs}
-        except HvdTrainError as error:
-            row["failed"] = str(error)
         except Exception as error:  # noqa: BLE001  # a model may raise anything
-            row["failed"] = f"{type(error).__name__}: {error}"
+            row["failed"] = str(error) if isinstance(error, HvdTrainError) else f"{type(error).__name__}: {error}"
     row["seconds"] = round(time.perf_counter() - started, 1)
-    if not speaks:
-        return None
-    console.show(f"{name}: {row['failed'] or _score(row)} ({row['seconds']:.0f} s)")
+    if speaks:
+        console.show(f"{name}: {row['failed'] or _score(row)} ({row['seconds']:.0f} s)")
     return row
 
 
-def _conclude(rows: list[dict[str, Any]], folder: Path) -> int:
+def _conclude(rows: list[dict[str, Any]], folder: Path) -> None:
     rows.sort(key=_place)
     lines = [("training", "best", "loss", "seconds", "run")]
     for row in rows:
@@ -132,7 +132,6 @@ def _conclude(rows: list[dict[str, Any]], folder: Path) -> int:
         lines.append((row["name"], score, loss, f"{row['seconds']:.0f}", row["run"]))
     console.show(record.table(lines))
     durable.write_text(folder / "sweep.json", json.dumps(rows, indent=1) + "\n")
-    return 1 if any(row["failed"] for row in rows) else 0
 
 
 def _place(row: dict[str, Any]) -> tuple[bool, bool, float, str]:
