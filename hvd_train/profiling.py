@@ -10,9 +10,9 @@ import torch
 from torch.profiler import ProfilerAction, ProfilerActivity
 
 from hvd_train.errors import counted
+from hvd_train.output import Output
 from hvd_train.progress.clock import Split, Stopwatch
 from hvd_train.run_files import durable
-from hvd_train.run_files.journal import Journal
 from hvd_train.world.world import World
 
 FOLDER = "profile"
@@ -24,18 +24,10 @@ class Profile:
     """Records the chosen steps once. An error of the profiler or a change of world ends only the profile."""
 
     def __init__(
-        self,
-        steps: range,
-        world: World,
-        device: torch.device,
-        journal: Journal,
-        folder: Path | None,
-        stopwatch: Stopwatch,
-        split: Split,
+        self, steps: range, world: World, device: torch.device, output: Output, *clocks: Stopwatch | Split
     ) -> None:
-        """`steps` may be empty; `folder` is the run folder on the rank that writes it, None on other ranks."""
-        self._steps, self._world, self._device, self._journal = steps, world, device, journal
-        self._folder, self._stopwatch, self._split = folder, stopwatch, split
+        """`steps` may be empty; `clocks` leave out the time that this takes before and after them."""
+        self._steps, self._world, self._device, self._output, self._clocks = steps, world, device, output, clocks
         self._is_active = False
         self._recording = ExitStack()
         self._next_step: Callable[[], object] = lambda: None
@@ -49,14 +41,14 @@ class Profile:
         if self._is_active:
             self._attempt(self._recording.close)
             traces = self._world.gather((self._trace, self._problem))
-            self._end(self._written(self._folder / FOLDER, traces) if self._folder else "")
+            self._end(self._written(self._output.path / FOLDER, traces) if self._output.path else "")
         elif self._steps and step + 1 == self._steps.start:
             self._is_active = True
             self._attempt(self._begin)
         else:
             return
-        self._stopwatch.restart()
-        self._split.restart()
+        for clock in self._clocks:
+            clock.restart()
 
     def drop(self, reason: str) -> None:
         """End a profile that lacks steps. Nothing is written."""
@@ -66,7 +58,7 @@ class Profile:
 
     def _end(self, message: str) -> None:
         self._is_active = False
-        self._journal.event("profile", message)
+        self._output.journal.event("profile", message)
 
     def _begin(self) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it prints lines about missing GPUs

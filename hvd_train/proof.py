@@ -18,7 +18,6 @@ from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.network.buffers import tensors_in
 from hvd_train.run_files import ledger, run_folder
-from hvd_train.state import Snapshot
 
 Act = Callable[[subprocess.Popen[bytes]], None]
 _TENSORS = "model", "average", "buffers", "optimizers"
@@ -67,12 +66,6 @@ class Run:
         whole = plain_file.read_text(path).rpartition("\n")[0] if path.exists() else ""
         return [record for record in map(json.loads, whole.splitlines()) if record["kind"] == "step"]
 
-    def result(self) -> Snapshot:
-        """Return the state after its last step. Raises UsageError if there is none."""
-        if (snapshot := checkpoint.newest_good(self.folder, say)) is None:
-            raise UsageError(f"{self.folder} has no checkpoint")
-        return snapshot
-
 
 def kill_a_worker(driver: subprocess.Popen[bytes]) -> None:
     """Kill the worker with number 1 of an elastic job."""
@@ -90,13 +83,18 @@ def differences(alone: Run, other: Run, tolerance: float) -> list[str]:
             values = f"{two.get(names[0])} for {one[names[0]]}"
             found.append(f"step {one['step']} is the first that differs, in {names[0]}: {values}")
             break
-    mine, its = alone.result(), other.result()
+    mine, its = (checkpoint.newest_good(run.folder, say) for run in (alone, other))
+    if mine is None or its is None:
+        raise UsageError(f"{(other if mine else alone).folder} has no checkpoint")
     own, own_of_other = (snapshot["point"]["own"] for snapshot in (mine, its))
     found += [f"registered {name!r} differs" for name in own if _differ(own[name], own_of_other.get(name), tolerance)]
     tensors = dict(tensors_in({name: its[name] for name in _TENSORS}))
     for name, tensor in tensors_in({name: mine[name] for name in _TENSORS}):
-        if _differ(tensor, tensors.get(name), tolerance):
-            found.append(f"the first tensor that differs is {name.strip('/')}{_distance(tensor, tensors.get(name))}")
+        if _differ(tensor, its_tensor := tensors.get(name), tolerance):
+            by = ""
+            if its_tensor is not None and its_tensor.shape == tensor.shape:
+                by = f", by {float((tensor.double() - its_tensor.double()).abs().max()):.2g}"
+            found.append(f"the first tensor that differs is {name.strip('/')}{by}")
             break
     return found
 
@@ -115,9 +113,3 @@ def _differ(one: Any, two: Any, tolerance: float) -> bool:
     if isinstance(one, float) and isinstance(two, float):
         return abs(one - two) > tolerance * max(1.0, abs(one))
     return bool(one != two)
-
-
-def _distance(one: torch.Tensor, two: torch.Tensor | None) -> str:
-    if two is None or one.shape != two.shape:
-        return ", which has another shape"
-    return f", by {float((one.double() - two.double()).abs().max()):.2g}"

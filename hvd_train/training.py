@@ -177,7 +177,7 @@ class Training:
         self.clocks = replace(self.clocks, split=split_on(parts.device))
         self.updater = build_updater(config, self.world, parts, self.clocks.split)
         steps, stopwatch, split = config.run.profiled_steps, self.clocks.stopwatch, self.clocks.split
-        self.profile = Profile(steps, self.world, parts.device, journal, self.output.path, stopwatch, split)
+        self.profile = Profile(steps, self.world, parts.device, self.output, stopwatch, split)
         self._batches = self.last_result = None
         journal.begin(config.schedule.epochs, parts.train_loader.num_samples, parts.task.sample, parts.task.best)
         journal.catch_up(state.recent, state.last_step, state.last_epoch)
