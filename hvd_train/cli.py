@@ -95,8 +95,8 @@ def overview() -> str:
   bench TOOL ...           measure: throughput, scaling (`hvd-train bench` says more)
   prove python FILE.py ... run a script alone, stopped and resumed, on 3 ranks, and with a worker killed; compare
   export RUN|CHECKPOINT    weights and a program of the trained model (torch.export; ONNX with --onnx)
-  report RUN [RUN ...] [--output FILE.html] [--no-predictions] [--trust]
-                           one page about runs: curves, throughput, differences, predictions; opens anywhere
+  report RUN [RUN ...] [--output FILE.html]
+                           one page about runs: curves, throughput, differences; opens anywhere
   watch RUN [--once]       the state of a running or finished training, in the terminal
   doctor [--hosts FILE]    what this machine and this build of Horovod can do, or a whole cluster
   --version                {__version__}

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -18,9 +18,6 @@ from hvd_train.errors import UsageError
 from hvd_train.flags import parse_flags
 from hvd_train.run_files import durable
 from hvd_train.run_files.journal import form, label
-
-if TYPE_CHECKING:
-    from hvd_train.report.report import Predictions
 
 
 @dataclass(frozen=True)
@@ -77,12 +74,6 @@ class ReportOptions:
     """Run folders; a folder of `bench scaling` brings its table and plots."""
     output: Path = Path("report.html")
     """File of the page; an earlier report of this name is replaced, no other file is."""
-    predictions: bool = True
-    """Compute the confusion matrix and the worst images from the best weights (needs torch and the data)."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of the models for the predictions."""
-    trust: bool = False
-    """Import the code that a run names as its model or data: it gets all of your permissions."""
 
 
 def evaluate(arguments: list[str]) -> int:
@@ -147,17 +138,8 @@ def report(arguments: list[str]) -> int:
 
     _check_output(options.output)
     runs, scalings = open_all(options.runs)
-    predictions: dict[Path, Predictions | str] = {run.path: "left out: --no-predictions" for run in runs}
-    for path in predictions if options.predictions else ():
-        from hvd_train.report.images import predict  # imports torch
-
-        try:
-            predictions[path] = predict(path, options.device, trust=options.trust)
-        except UsageError as error:
-            predictions[path] = f"no predictions: {error}"
-    text = compose(runs, scalings, predictions, datetime.now())
     try:
-        durable.write_text(options.output, text)
+        durable.write_text(options.output, compose(runs, scalings, datetime.now()))
     except OSError as error:
         raise UsageError(f"--output {options.output}: {error.strerror}") from None
     show(f"report: {options.output}")

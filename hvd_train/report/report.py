@@ -1,7 +1,6 @@
 """Compose the page of `hvd-train report` from run folders."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -16,33 +15,6 @@ from hvd_train.report.page import pieces
 from hvd_train.run_files.history import History, Record, number, read
 from hvd_train.run_files.journal import figure, label
 
-_MOST_CLASSES = 24  # of a confusion matrix; of more classes, the pairs confused most often are named
-
-
-@dataclass(frozen=True)
-class MisclassifiedImage:
-    """A validation image that the best weights got wrong."""
-
-    png: bytes
-    truth: str
-    predicted: str
-    confidence: float  # the probability (0 to 1) of the predicted class
-    loss: float  # cross entropy
-    sample: int  # the number in the validation set
-
-    def __str__(self) -> str:
-        answer = f"predicted {self.predicted} ({self.confidence:.0%} sure)"
-        return f"is {self.truth}, {answer}, loss {self.loss:.2f}, no. {self.sample}"
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """What a run's best weights predict on its validation set."""
-
-    classes: tuple[str, ...]
-    counts: Mapping[tuple[int, int], int]  # images by the positions of (truth, predicted) in `classes`
-    worst: tuple[MisclassifiedImage, ...]  # the largest losses, in falling order
-
 
 def open_all(paths: Sequence[Path]) -> tuple[list[History], list[Scaling]]:
     """Return the runs and the measured scalings in these folders. Raises UsageError if a folder is neither."""
@@ -50,10 +22,8 @@ def open_all(paths: Sequence[Path]) -> tuple[list[History], list[Scaling]]:
     return [read(path) for path in paths if not (path / curves.RECORD).is_file()], scalings
 
 
-def compose(
-    runs: Sequence[History], scalings: Sequence[Scaling], predictions: Mapping[Path, Predictions | str], now: datetime
-) -> str:
-    """Return the page. `predictions` has, by the path of a run, its predictions or a text why there are none."""
+def compose(runs: Sequence[History], scalings: Sequence[Scaling], now: datetime) -> str:
+    """Return the page."""
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         names = [str(run.path) for run in runs]
@@ -66,7 +36,6 @@ def compose(
             ("Throughput", curves.throughput(runs, names)),
             ("Where the time goes", curves.phases(runs, names)),
             *sections,
-            ("Predictions", _shown(runs, names, predictions)),
             ("Configuration", _comparison(names, settings, Config().settings())),
             ("What happened", curves.events(runs, names)),
             ("Environment", _comparison(names, [_environment(run) for run in runs])),
@@ -146,34 +115,3 @@ def _environment(run: History) -> Record:
     facts = {key.replace("_", " "): value for key, value in run.environment.items()}
     versions = facts.pop("versions", None)
     return {**facts, **(versions if isinstance(versions, dict) else {})}
-
-
-def _shown(runs: Sequence[History], names: Sequence[str], predictions: Mapping[Path, Predictions | str]) -> Markup:
-    parts = []
-    for run, name in zip(runs, names, strict=True):
-        found = predictions.get(run.path, "not asked for")
-        if isinstance(found, str):
-            parts.append(pieces.gap(f"{name}: {found}" if len(runs) > 1 else found))
-            continue
-        pictures = pieces.pictures([(image.png, str(image)) for image in found.worst])
-        worst = pictures if found.worst else pieces.paragraph("None: every validation image was right.")
-        body = _confused_classes(found) + pieces.heading("Worst-classified images") + worst
-        parts.append(pieces.details(f"{name}: confusion matrix and worst images", body, len(runs) <= 3))
-    return Markup().join(parts)
-
-
-def _confused_classes(found: Predictions) -> Markup:
-    classes, counts = found.classes, found.counts
-    total = sum(counts.values())
-    right = sum(count for (truth, predicted), count in counts.items() if truth == predicted)
-    share = f" ({right / total:.2%})" if total else ""
-    score = f"{right:,} of {total:,} validation images right{share}, by the best weights."
-    if len(classes) <= _MOST_CLASSES:
-        text = f"{score} Rows: what an image is; columns: what the model predicted."
-        numbers = range(len(classes))
-        matrix = [[counts.get((truth, predicted), 0) for predicted in numbers] for truth in numbers]
-        return Markup().join([pieces.paragraph(text), pieces.matrix(classes, matrix)])
-    text = f"{score} The pairs of classes confused most often:"
-    wrong = sorted(((count, *pair) for pair, count in counts.items() if pair[0] != pair[1]), reverse=True)
-    rows = [[classes[truth], classes[predicted], f"{count:,}"] for count, truth, predicted in wrong[:20]]
-    return Markup().join([pieces.paragraph(text), pieces.table(["is", "was taken for", "images"], rows)])

@@ -146,7 +146,7 @@ def test_watch_and_report_accept_values_of_any_type() -> None:
     (run / "summary.json").write_text('{"why": ["x"], "samples_per_second": "fast", "test_top1": {}}')
     (run / "environment.json").write_text('{"host": [1], "versions": 3, "ranks_of_hosts": [], "command": {}}')
     assert cli.run(["watch", "run", "--once"]) == 0
-    assert cli.run(["report", "run", "--no-predictions"]) == 0
+    assert cli.run(["report", "run"]) == 0
 
 
 @pytest.mark.parametrize(("verdict", "code"), [("ok", 0), ("warning", 0), ("broken", 1)])

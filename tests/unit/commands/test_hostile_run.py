@@ -25,12 +25,11 @@ def evil() -> Path:
 
 
 def test_code_of_a_run_is_imported_only_with_trust(evil: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line names the code and what to type; a report has no predictions, and says so."""
+    """One line names the code and what to type."""
     for command, target in (("evaluate", evil), ("export", evil), ("config --config", evil / "config.yaml")):
         assert cli.run([*command.split(), str(target)]) == 2
         assert capsys.readouterr().err == f"hvd-train: {target} {UNASKED}; if you trust who wrote it, add --trust\n"
     assert cli.run(["report", str(evil)]) == 0
-    assert f"no predictions: {evil} names code" in Path("report.html").read_text()
     assert not Path("owned").exists()
     assert cli.run(["evaluate", str(evil), "--trust"]) == 0
     assert Path("owned").exists()

@@ -1,4 +1,4 @@
-"""Images of `hvd-train show-data`, and misclassified images."""
+"""Images of `hvd-train show-data`."""
 
 from pathlib import Path
 
@@ -10,8 +10,7 @@ from hvd_train import cli, recipes
 from hvd_train.data import sources
 from hvd_train.data.dataset import Arrays
 from hvd_train.progress.order import EpochOrder
-from hvd_train.report.images import predict, show
-from hvd_train.run import train
+from hvd_train.report.images import show
 from tests.support import jpegs
 
 
@@ -41,18 +40,3 @@ def test_jpeg_files_with_each_augmentation(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == "picture: show-data.png\n"
     assert Image.open("show-data.png").format == "PNG"
     assert Path("outside").read_text() == "precious"
-
-
-def test_predictions_add_up_to_the_best_score() -> None:
-    result = train(recipes.digits().replace(epochs=1, device="cpu", workers=0, output_dir=Path("run")))
-    predictions = predict(Path("run"), "cpu", trust=True)
-    right = sum(count for (truth, predicted), count in predictions.counts.items() if truth == predicted)
-    assert sum(predictions.counts.values()) == 360
-    assert right / 360 == pytest.approx(result.best["top1"])
-    losses = [image.loss for image in predictions.worst]
-    assert len(losses) == 12
-    assert losses == sorted(losses, reverse=True)
-    for image in predictions.worst:
-        assert image.truth != image.predicted
-        assert 0 < image.confidence <= 1
-        assert image.png.startswith(b"\x89PNG")
