@@ -225,36 +225,42 @@ def _last_event(path: Path, name: str, fact: str) -> dict[str, Any]:
 
 
 class LedgerFile:
-    """Writes an entry when the next one begins: until then steps may join it, and the state holds it."""
+    """Writes an entry when the next one begins: until then steps may join it, and the state holds it.
+
+    Entries that do not fit on the disk are kept, and written before the next ones.
+    """
 
     def __init__(self, folder: RunFolder, step: int, report: Callable[[str], None] = say) -> None:
         """Open the ledger in `folder` and remove entries that reach beyond `step`.
 
         `took` gets their earlier steps again. Raises OSError, and UsageError if the file holds anything but entries.
         """
-        self._folder, self._path = folder, folder.path / LEDGER
+        self._folder, self._path, self._report = folder, folder.path / LEDGER, report
         self._file = folder.append(LEDGER, report)
-        self._last_step = 0
-        self._unwritten: Entry | None = None
+        self._last_step = 0  # in the file
+        self._unwritten = list[Entry]()
         if self._path.exists():
             self._cut(step)
 
     def took(self, entry: Entry) -> None:
         """Record a new or extended entry."""
         if entry.steps[1] > self._last_step:
-            if self._unwritten is not None and self._unwritten.steps[0] != entry.steps[0]:
+            if self._unwritten and self._unwritten[-1].steps[0] == entry.steps[0]:
+                self._unwritten.pop()
+            else:
                 self.complete()
-            self._unwritten = entry
+            self._unwritten.append(entry)
 
     def complete(self) -> None:
-        """Write the entry that steps may still join."""
-        entry, self._unwritten = self._unwritten, None
-        if entry is None or not self._folder.held():
-            return
-        if entry.steps[0] <= self._last_step:  # an earlier process wrote its first steps when it stopped
-            self._cut(entry.steps[0] - 1)
-        self._file.write(entry.line().encode())
-        self._last_step = entry.steps[1]
+        """Write all entries, also the one that steps may still join."""
+        while self._unwritten and self._folder.held():
+            entry = self._unwritten[0]
+            if entry.steps[0] <= self._last_step:  # an earlier process wrote its first steps when it stopped
+                self._cut(entry.steps[0] - 1)
+            if not self._file.write(entry.line().encode()):
+                return
+            self._last_step = entry.steps[1]
+            del self._unwritten[0]
 
     def sync(self) -> None:
         """Force all entries to disk."""
@@ -265,6 +271,8 @@ class LedgerFile:
         """Write all entries, and close the file."""
         self.complete()
         self._file.close()
+        if self._unwritten and self._folder.held():
+            self._report(f"{self._path} ends before step {self._unwritten[0].steps[0]}: the disk is full")
 
     def _cut(self, step: int) -> None:
         """Remove entries beyond `step`, and a torn last line."""

@@ -37,34 +37,19 @@ def test_entries_are_appended_and_links_are_not_followed() -> None:
     assert "cannot write link: it is a symlink, which is not followed" in lines[0]
 
 
-def test_what_does_not_fit_is_written_later_in_order_and_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_left_out_and_reported_once() -> None:
     """A reader never sees a part of a line."""
-    monkeypatch.setattr(durable, "_AGAIN_S", 0.0)
     lines: list[str] = []
     file, write = AppendedFile(PATH, lines.append), os.write
-    file.write(b"one\n")
+    assert file.write(b"one\n")
     with no_room():
-        file.write(b"two\n")
+        assert not file.write(b"two\n")
         file.sync()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "write", lambda number, data: write(number, data[:6]))
-        file.write(b"three\n")  # of both lines six bytes fit
-    assert PATH.read_text() == "one\ntwo\n"
-    file.write(b"four\n")
+        patch.setattr(os, "write", lambda number, data: write(number, data[:2]))
+        assert not file.write(b"three\n")
+    assert PATH.read_text() == "one\n"
+    assert file.write(b"four\n")
     file.close()
-    assert PATH.read_text() == "one\ntwo\nthree\nfour\n"
-    assert lines == ["cannot write file: No space left on device; what belongs there is kept until it fits"]
-
-
-def test_memory_has_an_end_and_the_oldest_entries_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durable, "_AGAIN_S", 0.0)
-    monkeypatch.setattr(durable, "_MOST_BYTES", 10)
-    lines: list[str] = []
-    file = AppendedFile(PATH, lines.append)
-    with no_room():
-        for entry in (b"1234\n", b"2234\n", b"3234\n"):
-            file.write(entry)
-    file.write(b"4234\n")
-    file.close()
-    assert PATH.read_text() == "3234\n4234\n"
-    assert lines[1:] == ["file lacks 2 entries, which could not be written"]
+    assert PATH.read_text() == "one\nfour\n"
+    assert lines == ["cannot write file: No space left on device; training continues"]

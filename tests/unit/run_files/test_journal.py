@@ -11,7 +11,6 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hvd_train.elastic.members import Change, Member
-from hvd_train.run_files import durable
 from hvd_train.run_files import journal as journals
 from hvd_train.run_files.journal import EpochRecord, Moment, RunJournal, StepRecord
 from hvd_train.run_files.ledger import Entry, read
@@ -127,20 +126,25 @@ def test_a_torn_last_line_is_taken_out() -> None:
     assert written() == [1, 2, 3]
 
 
-def test_a_full_disk_postpones_records(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durable, "_AGAIN_S", 0.0)
+def test_a_full_disk_costs_lines_of_metrics_but_none_of_the_ledger(capsys: pytest.CaptureFixture[str]) -> None:
     with journal(ledger=True) as opened:
         for step in range(1, 10):
             with no_room() if 3 <= step <= 6 else nullcontext():
                 opened.took(Entry(0, (step, step), 1, (step - 1, step), step))
                 opened.step(step_record(step))
                 opened.event("note", f"step {step}")
-    assert [line["step"] for line in lines() if line["kind"] == "step"] == list(range(1, 10))
+    assert [line["step"] for line in lines() if line["kind"] == "step"] == [1, 2, 7, 8, 9]
     assert [entry.steps[0] for entry in read(Path("ledger.jsonl"))] == list(range(1, 10))
-    assert [step for step, _ in shown("train/loss")] == list(range(1, 10))
+    assert [step for step, _ in shown("train/loss")] == [1, 2, 7, 8, 9]
     said = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("step ")]
     assert len(said) == 3
     assert all("No space left on device" in line for line in said)
+
+
+def test_a_ledger_that_lacks_its_end_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    with no_room(), journal(ledger=True) as opened:
+        opened.took(Entry(0, (1, 5), 1, (0, 5), 7))
+    assert "ledger.jsonl ends before step 1: the disk is full" in capsys.readouterr().out
 
 
 MEASURES = {"loss": 0.5, "top1": 0.25, "top5": 0.5}
