@@ -100,13 +100,16 @@ def test_an_exact_run() -> None:
 @pytest.mark.parametrize(
     ("entries", "fault"),
     [
-        ([*exact()[:4], *exact()[5:]], "line 5 is of step 6"),
-        ([*exact()[:4], *exact()[3:]], "line 5 is of step 4"),
-        (changed(4, positions=(40, 49)), "epoch 0: 1 samples never"),
-        (changed(4, positions=(39, 50)), "epoch 0: 1 samples more than once"),
-        (changed(19, positions=(90, 102)), "epoch 1: 0 samples more than once, 2 that do not exist"),
-        ([step for step in exact() if step.epoch != 1], "epoch 1: 100 samples never"),
-        (changed(22, epoch=0), "line 23 is of epoch 0, after a later one"),
+        ([*exact()[:4], *exact()[5:]], "line 5: step 6 at position 50 of epoch 0, not step 5 at position 40"),
+        ([*exact()[:4], *exact()[3:]], "line 5: step 4 at position 30 of epoch 0, not step 5 at position 40"),
+        (exact()[1:], "line 1: step 2 at position 10 of epoch 0, not step 1 at position 0"),
+        (changed(4, positions=(40, 49)), "line 6: step 6 at position 50 of epoch 0, not step 6 at position 49"),
+        (changed(4, positions=(39, 50)), "line 5: step 5 at position 39 of epoch 0, not step 5 at position 40"),
+        (changed(4, positions=(40, 40)), "line 5: step 5 at position 40 of epoch 0 takes samples up to position 39"),
+        (changed(19, positions=(90, 102)), "of epoch 1 takes samples up to position 101 of 100"),
+        (changed(19, positions=(90, 99)), "line 21: step 21 at position 0 of epoch 2, not step 21 at position 99"),
+        ([step for step in exact() if step.epoch != 1], "line 11: step 21 at position 0 of epoch 2, not step 11"),
+        (changed(22, epoch=0), "line 23: step 23 at position 20 of epoch 0, not step 23 at position 20 of epoch 2"),
     ],
 )
 def test_what_is_wrong_is_named(entries: list[Entry], fault: str) -> None:
@@ -122,14 +125,10 @@ def test_samples_that_differ_from_the_order_are_found() -> None:
         wrong = fingerprint(np.where(samples == samples[3], 100, samples))
         for entries in (exact(), exact()[: place + 1]):
             entries[place] = replace(entry, fingerprint=wrong)
-            first, stop = entry.positions
-            at = f"positions {first} to {stop - 1} of epoch {entry.epoch}"
-            faults = audit_entries(entries, 100, seed=SEED).faults
-            assert faults == (f"step {place + 1}: not the samples that stand at {at}",)
-    entries = joined(list(steps_of(0, 1000, 5)), 1000)
-    entries[1] = replace(entries[1], fingerprint=1)
-    faults = audit_entries(entries, 1000, seed=SEED).faults
-    assert faults == ("steps 3 to 4: not the samples that stand at positions 10 to 19 of epoch 0",)
+            (first, stop), step = entry.positions, place + 1
+            (fault,) = audit_entries(entries, 100, seed=SEED).faults
+            assert fault.startswith(f"line {step}: step {step} at position {first} of epoch {entry.epoch} to ")
+            assert fault.endswith(f" to step {step} at position {stop - 1}: not the samples that stand there")
 
 
 def test_a_run_with_repeated_samples_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
@@ -138,6 +137,13 @@ def test_a_run_with_repeated_samples_of_an_earlier_version_is_refused(tmp_path: 
     write(tmp_path, {**START, "repeated_augmentation": 2})
     with pytest.raises(UsageError, match="is of a run with --repeated-augmentation"):
         audit(tmp_path)
+
+
+def test_a_run_from_a_file_may_begin_within_an_epoch() -> None:
+    for begin, epochs in ((0, 3), (4, 2), (10, 2)):
+        report = audit_entries(exact()[begin:], 100, seed=SEED, from_step=begin)
+        assert (report.faults, report.epochs) == ((), epochs)
+    assert audit_entries(exact()[5:], 100, seed=SEED, from_step=4).faults
 
 
 def test_the_last_start_of_the_run_counts(tmp_path: Path) -> None:
