@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -136,27 +136,13 @@ def report(arguments: list[str]) -> int:
         raise UsageError("which runs? name at least one run folder, as in hvd-train report runs/*")
     from hvd_train.report.report import compose, open_all  # imports matplotlib
 
-    _check_output(options.output)
     runs, scalings = open_all(options.runs)
     try:
+        with suppress(FileNotFoundError), plain_file.opened(options.output) as file:
+            if b'content="hvd-train report"' not in file.read(1000):
+                raise UsageError(f"--output {options.output} is no report of hvd-train; name another file or delete it")
         durable.write_text(options.output, compose(runs, scalings, datetime.now()))
     except OSError as error:
         raise UsageError(f"--output {options.output}: {error.strerror}") from None
     show(f"report: {options.output}")
     return 0
-
-
-def _check_output(path: Path) -> None:
-    """Raise UsageError if a report cannot be written, or would replace a file that is no report."""
-    if path.is_dir():
-        raise UsageError(f"--output {path} is a folder; name a file in it, as in {path / 'report.html'}")
-    if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"--output {path}: no folder {path.parent} that can be written to")
-    try:
-        with plain_file.opened(path) as file:
-            if b'content="hvd-train report"' not in file.read(1000):
-                raise UsageError(f"--output {path} is no report of hvd-train; name another file, or delete it")
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise UsageError(f"--output {path}: {error.strerror}") from None

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# What a line of metrics.jsonl has besides measures; images_per_second was written until November 2026.
+# What a line of metrics.jsonl has besides measures.
 FACTS = {"kind", "time", "epoch", "step", "samples", "learning_rate", "gradient_norm", "loss_scale", "skipped_steps"}
-FACTS |= {"samples_per_second", "images_per_second", "split", "elapsed", "samples_done", "epochs_done"}
+FACTS |= {"samples_per_second", "split", "elapsed", "samples_done", "epochs_done"}
 
 
 @dataclass(frozen=True)

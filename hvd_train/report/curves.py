@@ -12,7 +12,6 @@ from hvd_train.errors import UsageError
 from hvd_train.progress.clock import PHASES, duration
 from hvd_train.report import page
 from hvd_train.report.page import Chart, Line, pieces
-from hvd_train.run_files import run_folder
 from hvd_train.run_files.history import History, Record, number, speeds, thinned
 from hvd_train.run_files.journal import label, labelled
 
@@ -20,7 +19,6 @@ Axis = tuple[str, str, float]  # the label of the x axis, the field of a record 
 
 _TITLES = {"top1": "Top-1 accuracy", "top5": "Top-5 accuracy"}
 _MOST_MEASURES = 12
-_MOST_EVENTS = 60
 
 
 def learning(runs: Sequence[History], names: Sequence[str]) -> Markup:
@@ -39,12 +37,8 @@ def throughput(runs: Sequence[History], names: Sequence[str]) -> Markup:
     for run, name in zip(runs, names, strict=True):
         times, rates = speeds(run.steps, 60)  # one step and the next differ by noise
         lines.append(("" if len(runs) == 1 else name, [time / unit for time in times if time is not None], rates))
-    marks = [_events(run, axis) for run in runs]
-    charts = [("Samples/s", lines, marks[0] if len(runs) == 1 else [])]
-    if len(runs) > 1:  # a chart of all runs has no room for their events
-        charts += [(f"Samples/s of {line[0]}", [line], m) for line, m in zip(lines, marks, strict=True) if m]
-    figures = [Chart(title, label, of, zero=True, events=m) for title, of, m in charts]
-    return Markup().join([pieces.paragraph(text), pieces.figures(figures)])
+    chart = Chart("Samples/s", label, lines, zero=True, events=_events(runs[0], axis) if len(runs) == 1 else [])
+    return Markup().join([pieces.paragraph(text), pieces.figures([chart])])
 
 
 def phases(runs: Sequence[History], names: Sequence[str]) -> Markup:
@@ -68,9 +62,7 @@ def events(runs: Sequence[History], names: Sequence[str]) -> Markup:
     bodies = []
     for run, name in zip(runs, names, strict=True):
         rows = [[duration(event["elapsed"]), str(event.get("message", ""))] for event in run.events]
-        body = pieces.table(["after", "event"], rows[:_MOST_EVENTS]) if rows else pieces.gap("no events recorded")
-        if len(rows) > _MOST_EVENTS:
-            body += pieces.paragraph(f"and {len(rows) - _MOST_EVENTS} more, in {run.path / run_folder.METRICS}")
+        body = pieces.table(["after", "event"], rows) if rows else pieces.gap("no events recorded")
         bodies.append(pieces.details(f"{name}: {len(rows)} events", body, len(runs) == 1))
     return Markup().join(bodies)
 
@@ -79,7 +71,10 @@ def _learning_charts(runs: Sequence[History], names: Sequence[str], axis: Axis) 
     """Return charts of metrics (training and validation together for a single run) and learning rate."""
     logged = [run.steps if len(run.steps) >= len(run.epochs) else run.epochs for run in runs]
     # A loss that is not finite is null in JSON, next to the other scores of its epoch.
-    evaluated = [[e for e in run.epochs if any(value is not None for _, value in _scores(e))] for run in runs]
+    evaluated = [
+        [e for e in run.epochs if any(name.startswith("val_") and value is not None for name, value in e.items())]
+        for run in runs
+    ]
     measures = list(dict.fromkeys(name for run in runs for name in run.measures))[:_MOST_MEASURES]
     events = _events(runs[0], axis) if len(runs) == 1 else []
     keys = names if len(runs) > 1 else [""]
@@ -92,25 +87,15 @@ def _learning_charts(runs: Sequence[History], names: Sequence[str], axis: Axis) 
         if len(runs) == 1:
             groups = {title: [("training", *training[0][1:]), ("validation", *validation[0][1:])]}
         for name, lines in groups.items():
-            log = metric == "loss" and _is_steep(lines)
-            charts.append(Chart(name, axis[0], lines, percent=metric in _TITLES, log=log, events=events))
+            charts.append(Chart(name, axis[0], lines, percent=metric in _TITLES, events=events))
     rates = [_line(key, run.steps, "learning_rate", axis) for key, run in zip(keys, runs, strict=True)]
     return [*charts, Chart("Learning rate", axis[0], rates)]
-
-
-def _scores(epoch: Record) -> list[tuple[str, object]]:
-    return [(name, value) for name, value in epoch.items() if name.startswith("val_")]
 
 
 def _line(key: str, records: Sequence[Record], field: str, axis: Axis) -> Line:
     _, progress, unit = axis
     places = [None if (place := number(record, progress)) is None else place / unit for record in records]
     return (key, *thinned(places, [number(record, field) for record in records]))
-
-
-def _is_steep(lines: Sequence[Line]) -> bool:
-    values = sorted(value for _, _, y in lines for value in y if value is not None)
-    return bool(values) and values[0] > 0 and values[-1] > 50 * values[0]
 
 
 def _time(runs: Sequence[History]) -> Axis:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,6 @@ Record = Mapping[str, Any]  # a line of metrics.jsonl, or another JSON file
 Curve = tuple[list[float | None], list[float | None]]  # x and y values, equally many; None leaves a gap
 _LARGEST = 1e18  # larger numbers are damage
 _MOST_POINTS = 120  # of a curve: a chart is a few hundred pixels wide
-_MOST_STEPS = 40_000  # pairs of neighbours, from which speeds follow; a million steps would need gigabytes
-_STEP = b'"kind": "step"'
 
 
 @dataclass(frozen=True)
@@ -184,25 +182,16 @@ def _mapping(path: Path, parse: Callable[[str], object], gaps: list[str]) -> dic
 
 
 def _lines(path: Path, gaps: list[str]) -> list[dict[str, Any]]:
-    """Read all lines of a file but steps, and of those at most `_MOST_STEPS` pairs of neighbours."""
     lines, bad = [], []
     try:
-        with plain_file.opened(path, plain_file.MOST_BYTES) as file:
-            count = sum(1 for _ in plain_file.lines(file))
-            every = count // _MOST_STEPS + 1
-            file.seek(0)
-            for line_number, text in enumerate(islice(plain_file.lines(file), count), 1):
-                if line_number % every > 1 and line_number < count and _STEP in text:
-                    continue
-                record = None
-                with suppress(ValueError, RecursionError):
-                    record = json.loads(text.decode(errors="replace"))
-                if isinstance(record, dict) and number(record, "time") is not None:
-                    lines.append(record)
-                    if "images_per_second" in record:
-                        record["samples_per_second"] = record.pop("images_per_second")
-                else:
-                    bad.append(line_number)
+        for line_number, text in enumerate(plain_file.read_bytes(path).splitlines(), 1):
+            record = None
+            with suppress(ValueError, RecursionError):
+                record = json.loads(text.decode(errors="replace"))
+            if isinstance(record, dict) and number(record, "time") is not None:
+                lines.append(record)
+            else:
+                bad.append(line_number)
     except OSError as error:
         gaps.append(f"no metrics: {path.name} cannot be read ({error.strerror})")
         return []

@@ -10,7 +10,6 @@ import pytest
 
 from hvd_train import recipes
 from hvd_train.errors import UsageError
-from hvd_train.run_files import history
 from hvd_train.run_files.history import History, read, speeds
 from hvd_train.run_files.run_folder import claim
 from tests.support.run_folders import epoch, event, start, step, whole_run, write
@@ -70,17 +69,6 @@ def test_speed_between_the_steps_of_an_epoch() -> None:
     run = of(start(), step(9), step(10), epoch(1, 60.0), step(11, 61.0), step(12, 63.0))
     assert speeds(run.steps) == ([9.5, 62.0], [100.0, 50.0])
     assert speeds(run.steps, 1)[1] == [pytest.approx(200 / 3)]
-
-
-def test_of_a_million_steps_some_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events, the last step and speeds stay."""
-    monkeypatch.setattr(history, "_MOST_STEPS", 10)
-    steps = [step(number) for number in range(1, 1001)]
-    run = of(start(), *steps[:500], event("world", 500), *steps[500:])
-    assert len(run.steps) <= 2 * 10 + 1
-    assert [record["name"] for record in run.events] == ["start", "world"]
-    assert (run.furthest("step"), run.seconds) == (1000, 1000)
-    assert set(speeds(run.steps)[1]) == {100.0}
 
 
 def test_progress_of_records() -> None:
