@@ -1,8 +1,7 @@
 """Export a trained model: its weights, and a program that needs no hvd_train."""
 
+import importlib.util
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from hvd_train.world.world import Place
 
 WEIGHTS, PROGRAM, ONNX, CARD = "weights.pt", "model.pt2", "model.onnx", "model.json"
 _CLOSE = 1e-4  # of logits, which are of the order of 1 to 10: the order of additions may differ
+_SHAPES = ({0: torch.export.Dim("batch", min=1)},)
 
 
 def export(target: Path, output: Path, *, onnx: bool, trust: bool = False) -> list[Path]:
@@ -29,16 +29,25 @@ def export(target: Path, output: Path, *, onnx: bool, trust: bool = False) -> li
     model = parts.model.eval()
     if not parts.data.images:
         raise UsageError(f"{target}: only models of images are exported; its weights are in model-best.pt")
+    if onnx and not all(map(importlib.util.find_spec, ("onnx", "onnxscript", "onnxruntime"))):
+        raise UsageError("--onnx needs: pip install onnx onnxscript onnxruntime")
     shape = parts.train_loader.example(1)[0].shape[1:]
     images = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        expected = model(images)
     output.mkdir(parents=True, exist_ok=True)
     with durable.writing(output / WEIGHTS) as file:
         torch.save(model.state_dict(), file)
-    written = [output / WEIGHTS, _program(model, images, expected, output / PROGRAM)]
-    if onnx:
-        written.append(_onnx(model, images, expected, output / ONNX))
+    try:
+        with torch.no_grad():
+            logits = {WEIGHTS: model(images), PROGRAM: _program(model, images, output / PROGRAM)}
+            if onnx:
+                logits[ONNX] = _onnx(model, images, output / ONNX)
+    except Exception as error:  # torch may raise anything for a model that it cannot trace
+        first, *_ = str(error).strip().splitlines() or [type(error).__name__]
+        raise UsageError(f"cannot export this model: {first}") from error
+    for name, found in logits.items():
+        difference = float((found - logits[WEIGHTS]).abs().max())
+        if not difference <= _CLOSE * max(1.0, float(logits[WEIGHTS].abs().max())):
+            raise UsageError(f"{output / name} gives other logits than the model: by up to {difference:.2g}")
     card = {
         "model": config.model.model,
         "classes": parts.data.classes,
@@ -48,46 +57,25 @@ def export(target: Path, output: Path, *, onnx: bool, trust: bool = False) -> li
         "transform_input": bool(getattr(model, "transform_input", False)),
     }
     durable.write_text(output / CARD, json.dumps(card, indent=1) + "\n")
-    return [*written, output / CARD]
+    return [output / name for name in (*logits, CARD)]
 
 
-def _program(model: nn.Module, images: Tensor, expected: Tensor, path: Path) -> Path:
-    with _exporting("torch.export"):
-        program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
+def _program(model: nn.Module, images: Tensor, path: Path) -> Tensor:
+    """Write the program, and return its logits."""
+    program = torch.export.export(model, (images,), dynamic_shapes=_SHAPES)
     with durable.writing(path) as file:
         torch.export.save(program, file)
-    loaded = torch.export.load(path).module()
-    _check(path, expected, lambda: loaded(images))
-    return path
+    logits: Tensor = torch.export.load(path).module()(images)
+    return logits
 
 
-def _onnx(model: nn.Module, images: Tensor, expected: Tensor, path: Path) -> Path:
-    try:
-        import onnxruntime
-        import onnxscript  # noqa: F401  # torch.onnx needs it
-    except ImportError as error:
-        raise UsageError(f"--onnx needs {error.name}: pip install onnx onnxscript onnxruntime") from None
+def _onnx(model: nn.Module, images: Tensor, path: Path) -> Tensor:
+    """Write the ONNX model, and return its logits."""
+    import onnxruntime  # an optional library
+
     path.unlink(missing_ok=True)  # a link would be followed
     options: dict[str, Any] = {"dynamo": True, "external_data": False, "verbose": False}
-    with _exporting("torch.onnx"):
-        torch.onnx.export(model, (images,), path, dynamic_shapes=({0: torch.export.Dim("batch", min=1)},), **options)
+    torch.onnx.export(model, (images,), path, dynamic_shapes=_SHAPES, **options)
     session: Any = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     (name,) = (found.name for found in session.get_inputs())
-    _check(path, expected, lambda: torch.from_numpy(session.run(None, {name: images.numpy()})[0]))
-    return path
-
-
-@contextmanager
-def _exporting(exporter: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # torch may raise anything for a model that it cannot trace
-        first, *_ = str(error).strip().splitlines() or [type(error).__name__]
-        raise UsageError(f"{exporter} cannot take this model: {first}") from error
-
-
-def _check(path: Path, expected: Tensor, run: Callable[[], Tensor]) -> None:
-    with torch.no_grad():
-        difference = float((run() - expected).abs().max())
-    if not difference <= _CLOSE * max(1.0, float(expected.abs().max())):
-        raise UsageError(f"{path} gives other logits than the model: by up to {difference:.2g}; do not use it")
+    return torch.from_numpy(session.run(None, {name: images.numpy()})[0])
