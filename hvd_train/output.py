@@ -26,7 +26,7 @@ from hvd_train.network import optim
 from hvd_train.plugin import is_reference
 from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files import remote, run_folder
-from hvd_train.run_files.journal import Journal, RunJournal
+from hvd_train.run_files.journal import Journal
 from hvd_train.run_files.remote import Copies
 from hvd_train.run_files.run_folder import Busy, RunFolder
 from hvd_train.state import Progress, Snapshot, TrainState, check_same_shapes, of_today
@@ -55,7 +55,7 @@ class Output:
         self._config = config
         self._folder: RunFolder | None = None
         self._claimed: RunFolder | None = None  # the last claim, which `open` may not have followed
-        self.journal: Journal = Journal()
+        self.journal = Journal()
         self.store: Store = Store()
         self._copies: Copies | None = None  # to another file system, if the config says so
 
@@ -123,7 +123,7 @@ class Output:
             # Launchers forward whole lines, and Open MPI always gives ranks a terminal.
             at_terminal = place.size == 1 and sys.stdout.isatty() and "OMPI_COMM_WORLD_SIZE" not in os.environ
             bar = run.progress == "bar" or (run.progress == "auto" and at_terminal)
-            journal = RunJournal(
+            journal = Journal(
                 claim.folder,
                 progress.step,
                 progress.epoch,

@@ -12,9 +12,11 @@ from typing_extensions import override
 from hvd_train.console import printable
 from hvd_train.elastic.members import Change
 from hvd_train.plain_file import read_bytes
-from hvd_train.run_files import trackers
+from hvd_train.progress.clock import duration
+from hvd_train.run_files.durable import AppendedFile
 from hvd_train.run_files.ledger import Entry, LedgerFile
 from hvd_train.run_files.run_folder import METRICS, RunFolder
+from hvd_train.run_files.trackers import Trackers
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ _LINE_SECONDS = 10.0  # the display prints a line this often within a long epoch
 class _LineDisplay:
     """Prints a line for each epoch, and one every ten seconds within."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, silent: bool = False) -> None:
+        self._silent = silent
         self._epochs = self._samples = 0
         self._sample, self._shown = "sample", ["loss"]
         self._last_line = time.monotonic()
@@ -118,7 +121,8 @@ class _LineDisplay:
 
     def say(self, message: str) -> None:
         self._last_line = time.monotonic()
-        print(printable(message, keep="\n\t"), flush=True)
+        if not self._silent:
+            print(printable(message, keep="\n\t"), flush=True)
 
     def close(self) -> None:
         """Restore the console."""
@@ -169,54 +173,19 @@ def _position(moment: Moment, epochs: int) -> str:
 def _time_left(epochs: int, samples_per_epoch: int, epoch: int, cursor: int, samples_per_second: float) -> str:
     if not samples_per_second:
         return "?"
-    hours, rest = divmod(round(((epochs - epoch) * samples_per_epoch - cursor) / samples_per_second), 3600)
-    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+    return duration(round(((epochs - epoch) * samples_per_epoch - cursor) / samples_per_second))
 
 
 class Journal:
-    """Records a training. This class records nothing, on ranks that do not write."""
-
-    def begin(self, epochs: int, samples_per_epoch: int, sample: str, best: str) -> None:
-        """Start the display of a training; `sample` is the name of a sample, `best` the task's best figure."""
-
-    def catch_up(self, recent: Sequence[Entry], last_step: StepRecord | None, last_epoch: EpochRecord | None) -> None:
-        """Write records that the files lack after the writing rank was lost."""
-
-    def progress(self, moment: Moment) -> None:
-        """Show progress; called after every step."""
-
-    def step(self, record: StepRecord) -> None:
-        """Write the metrics of a step."""
-
-    def epoch(self, record: EpochRecord) -> None:
-        """Write the metrics of an epoch."""
-
-    def world(self, change: Change, step: int, seconds: float) -> None:
-        """Report a change of world, which cost `seconds` until its first step."""
-
-    def took(self, entry: Entry) -> None:
-        """Write a new or extended entry of the ledger, if there is one."""
-
-    def event(self, name: str, message: str, **facts: Any) -> None:
-        """Show a message to the user, and write it with facts; `name` is its kind."""
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Write values of the user's own after `step` steps."""
-
-    def close(self) -> None:
-        """Complete the ledger and close the files."""
-
-
-class RunJournal(Journal):
-    """Writes the files of a run folder and shows progress. A full disk delays entries."""
+    """Writes the files of a run folder and shows progress. Without a folder it does neither."""
 
     def __init__(
         self,
-        folder: RunFolder,
-        resumed_step: int,
-        epochs_done: int,
+        folder: RunFolder | None = None,
+        resumed_step: int = 0,
+        epochs_done: int = 0,
         *,
-        live: bool,
+        live: bool = False,
         ledger: bool = False,
         log_to: Sequence[str] = ("tensorboard",),
         settings: Mapping[str, Any] | None = None,
@@ -226,20 +195,25 @@ class RunJournal(Journal):
         `live` shows a bar instead of lines, `ledger` keeps a ledger. `log_to` are names of trackers, which get the
         `settings` of the run. Raises OSError if the files cannot be read.
         """
-        self._display = _TerminalDisplay() if live else _LineDisplay()
-        report = self._display.say
-        self._last_step, self._last_epoch, reached = _forget_after(folder, resumed_step, epochs_done)
-        self.steps_lost = max(0, reached - resumed_step)  # at least: not every step has a line
-        self._lines = folder.append(METRICS, report)
-        self._trackers = trackers.opened(log_to, folder, resumed_step, settings or {}, report)
-        self._ledger = LedgerFile(folder, resumed_step, report) if ledger else None
+        self._display = _TerminalDisplay() if live else _LineDisplay(silent=folder is None)
+        self._lines: AppendedFile | None = None
+        self._trackers: Trackers | None = None
+        self._ledger: LedgerFile | None = None
+        self._last_step = self._last_epoch = self.steps_lost = 0
+        if folder is not None:
+            report = self._display.say
+            self._last_step, self._last_epoch, reached = _forget_after(folder, resumed_step, epochs_done)
+            self.steps_lost = max(0, reached - resumed_step)  # at least: not every step has a line
+            self._lines = folder.append(METRICS, report)
+            self._trackers = Trackers(log_to, folder, resumed_step, settings or {}, report)
+            self._ledger = LedgerFile(folder, resumed_step, report) if ledger else None
 
-    @override
     def begin(self, epochs: int, samples_per_epoch: int, sample: str, best: str) -> None:
+        """Start the display of a training; `sample` is the name of a sample, `best` the task's best figure."""
         self._display.begin(epochs, samples_per_epoch, sample, best)
 
-    @override
     def catch_up(self, recent: Sequence[Entry], last_step: StepRecord | None, last_epoch: EpochRecord | None) -> None:
+        """Write records that the files lack after the writing rank was lost."""
         for entry in recent:
             self.took(entry)
         if last_step is not None and last_step.step > self._last_step:
@@ -247,12 +221,12 @@ class RunJournal(Journal):
         if last_epoch is not None and last_epoch.epoch > self._last_epoch:
             self.epoch(last_epoch)
 
-    @override
     def progress(self, moment: Moment) -> None:
+        """Show progress; called after every step."""
         self._display.progress(moment)
 
-    @override
     def step(self, record: StepRecord) -> None:
+        """Write the metrics of a step."""
         self._last_step = record.step
         values = _flat(vars(record))
         self._write("step", values)
@@ -260,8 +234,8 @@ class RunJournal(Journal):
         seconds = {f"seconds/{phase}": value for phase, value in (record.split or {}).items()}
         self._plot({f"train/{name}": value for name, value in shown.items()} | seconds, record.step)
 
-    @override
     def epoch(self, record: EpochRecord) -> None:
+        """Write the metrics of an epoch."""
         self._last_epoch = record.epoch
         if self._ledger is not None:
             self._ledger.sync()
@@ -269,45 +243,47 @@ class RunJournal(Journal):
         self._plot({f"val/{name}": value for name, value in (record.scores or {}).items()}, record.step)
         self._display.epoch(record)
 
-    @override
     def world(self, change: Change, step: int, seconds: float) -> None:
+        """Report a change of world, which cost `seconds` until its first step."""
         facts = {"step": step, "why": change.reason, "seconds": round(seconds, 3), "steps_lost": change.steps_lost}
         sizes = {"world_size": len(change.after), "previous_size": len(change.before)}
         members = {"left": list(map(str, change.left)), "came": list(map(str, change.came))}
         self.event("world", change.describe(seconds), **facts, **sizes, **members)
         self._plot({"world/size": len(change.after), "world/seconds_to_next_step": seconds}, step)
 
-    @override
     def took(self, entry: Entry) -> None:
+        """Write a new or extended entry of the ledger, if there is one."""
         if self._ledger is not None:
             self._ledger.took(entry)
 
-    @override
     def event(self, name: str, message: str, **facts: Any) -> None:
+        """Show a message to the user, and write it with facts; `name` is its kind."""
         self._display.say(message)
         self._write("event", {"name": name, "message": message, **facts})
 
-    @override
     def log(self, values: Mapping[str, float], step: int) -> None:
+        """Write values of the user's own after `step` steps."""
         self._write("event", {"name": "log", "step": step, **values})
         self._plot(values, step)
 
-    @override
     def close(self) -> None:
-        trackers.close(self._trackers, self._display.say)
-        for file in (self._lines, self._ledger):
+        """Complete the ledger and close the files."""
+        for file in (self._trackers, self._lines, self._ledger):
             if file is not None:
                 file.close()
         self._display.close()
 
     def _write(self, kind: str, values: Mapping[str, Any]) -> None:
+        if self._lines is None:
+            return
         # JSON has no NaN and no infinity; json.dumps would write invalid JSON for them.
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
         self._lines.write((json.dumps({"kind": kind, "time": round(time.time(), 3), **finite}) + "\n").encode())
 
     def _plot(self, values: Mapping[str, float | None], step: int) -> None:
-        if known := {name: value for name, value in values.items() if value is not None}:
-            trackers.add(self._trackers, known, step, self._display.say)
+        known = {name: value for name, value in values.items() if value is not None}
+        if self._trackers is not None and known:
+            self._trackers.add(known, step)
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,8 @@ import importlib
 import importlib.util
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,21 +34,43 @@ def check(names: Sequence[str]) -> None:
             raise UsageError(f"--log-to {name}: {name} is not installed: pip install {name}")
 
 
-def opened(
-    names: Sequence[str],
-    folder: RunFolder,
-    resumed_step: int,
-    settings: Mapping[str, Any],
-    report: Callable[[str], None],
-) -> list[Tracker]:
-    """Return the named trackers of a run, which continue what an earlier process has begun."""
-    made: list[Tracker] = []
-    for name in names:
+class Trackers:
+    """Gives values to trackers by name. One that fails is reported and left out, and training goes without it."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        folder: RunFolder,
+        resumed_step: int,
+        settings: Mapping[str, Any],
+        report: Callable[[str], None],
+    ) -> None:
+        """Open the trackers of a run, which continue what an earlier process has begun."""
+        self._report, self._trackers = report, dict[str, Tracker]()
+        for name in names:
+            with self._watched(name):
+                self._trackers[name] = _opened(name, folder, resumed_step, settings, report)
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        """Give named values of a step to all trackers."""
+        for name, tracker in list(self._trackers.items()):
+            with self._watched(name):
+                tracker.add(values, step)
+
+    def close(self) -> None:
+        """Close all trackers."""
+        for name, tracker in list(self._trackers.items()):
+            with self._watched(name):
+                tracker.close()
+
+    @contextmanager
+    def _watched(self, name: str) -> Iterator[None]:
         try:
-            made.append(_opened(name, folder, resumed_step, settings, report))
-        except Exception as error:  # noqa: BLE001  # a server may be down, and training goes without it
-            report(f"--log-to {name}: {_line(error)}; nothing goes there")
-    return made
+            yield
+        except Exception as error:  # noqa: BLE001  # a library may raise anything, as when its server is down
+            self._trackers.pop(name, None)
+            line = f"{type(error).__name__}: {error}".splitlines()[0]
+            self._report(f"--log-to {name}: {line}; nothing more goes there")
 
 
 def _opened(
@@ -60,29 +83,6 @@ def _opened(
     if name == "csv":
         return Table(folder, resumed_step, report)
     return _Wandb(folder, settings) if name == "wandb" else _Mlflow(folder, settings)
-
-
-def add(trackers: list[Tracker], values: Mapping[str, float], step: int, report: Callable[[str], None]) -> None:
-    """Give values to all trackers; leave out one that fails from then on."""
-    for tracker in list(trackers):
-        try:
-            tracker.add(values, step)
-        except Exception as error:  # noqa: BLE001  # as above
-            trackers.remove(tracker)
-            report(f"--log-to: {_line(error)}; nothing more goes there")
-
-
-def close(trackers: Sequence[Tracker], report: Callable[[str], None]) -> None:
-    """Close all trackers; what fails is reported."""
-    for tracker in trackers:
-        try:
-            tracker.close()
-        except Exception as error:  # noqa: BLE001  # as above
-            report(f"--log-to: {_line(error)}; the last values may be missing there")
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 class Table:

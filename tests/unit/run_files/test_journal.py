@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from hvd_train.elastic.members import Change, Member
 from hvd_train.run_files import journal as journals
-from hvd_train.run_files.journal import EpochRecord, Moment, RunJournal, StepRecord
+from hvd_train.run_files.journal import EpochRecord, Journal, Moment, StepRecord
 from hvd_train.run_files.ledger import Entry, read
 from hvd_train.run_files.run_folder import RunFolder
 from tests.support.faults import no_room
@@ -43,8 +43,8 @@ def shown(tag: str) -> list[tuple[int, float]]:
 
 
 @contextmanager
-def journal(step: int = 0, epochs_done: int = 0, **options: bool) -> Iterator[RunJournal]:
-    with closing(RunJournal(RunFolder(Path()), step, epochs_done, **{"live": False, **options})) as opened:
+def journal(step: int = 0, epochs_done: int = 0, **options: bool) -> Iterator[Journal]:
+    with closing(Journal(RunFolder(Path()), step, epochs_done, **{"live": False, **options})) as opened:
         yield opened
 
 
@@ -161,8 +161,8 @@ def test_progress_shows_the_time_left(monkeypatch: pytest.MonkeyPatch, capsys: p
         opened.epoch(PLAIN)
     assert capsys.readouterr().out.splitlines() == [
         "epoch 2/5  step 15  50%  loss 0.5000  top-1  25.00%  10 images/s  5:50 left",
-        "epoch 2/5  loss 0.5000  top-1  10.00%  val loss 0.2500  val top-1  75.00%       100 images/s  0:30 left",
-        "epoch 5/5  loss 0.5000  top-1  10.00%     1,234 images/s  0:00 left",
+        "epoch 2/5  loss 0.5000  top-1  10.00%  val loss 0.2500  val top-1  75.00%       100 images/s  30 s left",
+        "epoch 5/5  loss 0.5000  top-1  10.00%     1,234 images/s  0 left",
     ]
 
 

@@ -68,7 +68,7 @@ def test_a_tracker_that_fails_does_not_end_the_training(wandb: Wandb, capsys: py
     wandb.most = 2
     result, _ = trained(LocalWorld(), small_config(log_to="wandb,csv", log_steps=1, epochs=1))
     assert result.finished
-    assert capsys.readouterr().out.count("--log-to: ConnectionError: no route; nothing more goes there") == 1
+    assert capsys.readouterr().out.count("--log-to wandb: ConnectionError: no route; nothing more goes there") == 1
 
 
 def test_a_tracker_that_cannot_be_closed_does_not_fail_the_training(
@@ -77,7 +77,7 @@ def test_a_tracker_that_cannot_be_closed_does_not_fail_the_training(
     wandb.most = 2  # a step's values and an evaluation
     result, _ = trained(LocalWorld(), small_config(log_to="wandb", log_steps=10, epochs=1, ledger=True))
     assert result.finished
-    assert "--log-to: ConnectionError: no route; the last values may be missing there" in capsys.readouterr().out
+    assert "--log-to wandb: ConnectionError: no route; nothing more goes there" in capsys.readouterr().out
 
 
 def test_a_library_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
