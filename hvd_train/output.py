@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -19,7 +19,6 @@ from hvd_train.checkpoint import DiskStore, Store
 from hvd_train.config import Config
 from hvd_train.console import say
 from hvd_train.data import identity
-from hvd_train.data.identity import Identity
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.network import optim
@@ -159,24 +158,13 @@ class Output:
         """Commit, unless another process took the folder; return whether it is on disk."""
         return self._folder is not None and self._folder.held() and self.store.commit_last(state).result()
 
-    def write_surroundings(self, hosts: Sequence[str], gpu: str | None, data: Identity | None = None) -> None:
-        """Write the host of each rank, the name of this rank's GPU, and the data."""
-        if self._folder is None or not self._folder.held():
-            return
+    def write(self, name: str, values: Any) -> bool:
+        """Write a file of the run folder, if there is one, as JSON; return False if that failed."""
         try:
-            run_folder.write_environment(self._folder, hosts, gpu)
-            self._folder.write(run_folder.DATA, json.dumps(data) + "\n")
+            if self._folder is not None:
+                self._folder.write(name, json.dumps(values, indent=1) + "\n")
         except OSError as error:
-            self.journal.event("note", f"cannot write {run_folder.ENVIRONMENT}: {error.strerror}")
-
-    def write_summary(self, values: dict[str, Any]) -> bool:
-        """Write how the run ended; return False if that failed."""
-        if self._folder is None:
-            return True
-        try:
-            self._folder.write(run_folder.SUMMARY, json.dumps(values, indent=2) + "\n")
-        except OSError as error:
-            self.journal.event("summary", f"cannot write {self._folder.path / run_folder.SUMMARY}: {error.strerror}")
+            self.journal.event("note", f"cannot write {self.path}/{name}: {error.strerror}")
             return False
         return True
 

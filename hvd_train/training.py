@@ -32,6 +32,7 @@ from hvd_train.progress.clock import Split, Stopwatch, Timer
 from hvd_train.progress.order import EpochOrder, assignments, choose_layout, resized_layout
 from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, describe, ending, reason_to_end, summary
+from hvd_train.run_files import run_folder
 from hvd_train.state import TrainState, confirm_equal
 from hvd_train.tasks.measures import Measuring
 from hvd_train.tasks.task import Scores, Task
@@ -197,7 +198,8 @@ class Training:
             higher=parts.goal.higher,
             sample=parts.task.sample,
         )
-        self.output.write_surroundings(self.membership.hosts, gpu_name(parts.device), state.data)
+        self.output.write(run_folder.ENVIRONMENT, run_folder.environment(self.membership.hosts, gpu_name(parts.device)))
+        self.output.write(run_folder.DATA, state.data)
         if state.progress.step == 0:
             for note in parts.notes:
                 journal.event("note", note)
@@ -326,7 +328,7 @@ class Training:
             world_size=world.place.size,
             seconds=time.perf_counter() - self.clocks.started,
         )
-        if finished and not world.broadcast(output.write_summary(summary(result, self.config)), 0):
+        if finished and not world.broadcast(output.write(run_folder.SUMMARY, summary(result, self.config)), 0):
             result = replace(result, saved=False)
         output.journal.event("end", ending(result, self.config, self.parts.task))
         return result

@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import os
 import platform
 import shlex
@@ -263,11 +262,6 @@ def _free_name(path: Path) -> Path:
     while candidate.exists():
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
     return candidate
-
-
-def write_environment(folder: RunFolder, hosts: Sequence[str], gpu: str | None) -> None:
-    """Write environment.json into a run folder; see `environment`. Raises OSError."""
-    folder.write(ENVIRONMENT, json.dumps(environment(hosts, gpu), indent=1) + "\n")
 
 
 def environment(hosts: Sequence[str], gpu: str | None) -> dict[str, Any]:
