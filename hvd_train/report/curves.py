@@ -178,8 +178,6 @@ def charts(rows: Sequence[Record]) -> dict[str, Chart]:
 
 def scaling(scalings: Sequence[Scaling]) -> Markup:
     """Return a table and charts of each measurement."""
-    if not scalings:
-        return Markup().join([pieces.paragraph("No measured scaling: add the folder of a `hvd-train bench scaling`.")])
     body = []
     for measured in scalings:
         body += [

@@ -28,7 +28,7 @@ def compose(runs: Sequence[History], scalings: Sequence[Scaling], now: datetime)
     if len(set(names)) < len(names):
         names = [str(run.path) for run in runs]
     settings = [{key: value for key, value in run.settings.items() if key != "output_dir"} for run in runs]
-    sections = [("Scaling", curves.scaling(scalings))]
+    sections = [("Scaling", curves.scaling(scalings))] if scalings else []
     if runs:
         sections = [
             ("Summary", _summary(runs, names)),
