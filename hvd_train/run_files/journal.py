@@ -103,17 +103,14 @@ class _LineDisplay:
             self.say(f"{_position(moment, self._epochs)}  {share}  {self._metrics(moment)}  {left} left")
 
     def epoch(self, record: EpochRecord) -> None:
-        left = _time_left(self._epochs, self._samples, record.epoch, 0, record.samples_per_second)
-        self.say(f"{self._epoch_line(record)}  {left} left")
-
-    def _metrics(self, moment: Moment) -> str:
-        return f"{self._figures(moment.measures)}  {moment.samples_per_second:,.0f} {self._sample}s/s"
-
-    def _epoch_line(self, record: EpochRecord) -> str:
         line = f"epoch {record.epoch:>{len(str(self._epochs))}}/{self._epochs}  {self._figures(record.measures)}"
         if record.scores is not None:
             line += f"  {self._figures(record.scores, 'val ')}"
-        return f"{line}  {record.samples_per_second:8,.0f} {self._sample}s/s"
+        left = _time_left(self._epochs, self._samples, record.epoch, 0, record.samples_per_second)
+        self.say(f"{line}  {record.samples_per_second:8,.0f} {self._sample}s/s  {left} left")
+
+    def _metrics(self, moment: Moment) -> str:
+        return f"{self._figures(moment.measures)}  {moment.samples_per_second:,.0f} {self._sample}s/s"
 
     def _figures(self, values: Mapping[str, float], prefix: str = "") -> str:
         shown = self._shown or list(values)[:3]
@@ -152,10 +149,6 @@ class _TerminalDisplay(_LineDisplay):
     def progress(self, moment: Moment) -> None:
         done, position = moment.epoch * self._samples + moment.cursor, _position(moment, self._epochs)
         self._bar.update(self._task, completed=done, description=position, metrics=self._metrics(moment))
-
-    @override
-    def epoch(self, record: EpochRecord) -> None:
-        self.say(self._epoch_line(record))
 
     @override
     def say(self, message: str) -> None:
