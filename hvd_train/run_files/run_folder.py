@@ -173,11 +173,7 @@ def _claim_named(path: Path, config: Config, start: Callable[[], None], owner: s
 def _claim_own(config: Config, now: datetime, start: Callable[[], None], owner: str, *, wait: bool) -> RunFolder:
     notes = list[str]()
     found = [path for path in sorted(RUNS.glob(f"{config.recipe}-*"), reverse=True) if (path / CONFIG).exists()]
-    foreign = [path for path in found if _is_foreign(path)]
-    found = [path for path in found if path not in foreign]
-    if foreign and config.run.resume == "auto":
-        latest = foreign[0]
-        notes.append(f"{latest} belongs to another user and is skipped; to resume it, type --output-dir {latest}")
+    found = [path for path in found if {path.stat().st_uid, path.lstat().st_uid} <= {0, os.geteuid()}]
     own = [path for path in found if belongs_to(path, owner)]
     unfinished = [path for path in found if config.run.resume == "auto" and not (path / SUMMARY).exists()]
     for path in own or unfinished:
@@ -251,10 +247,6 @@ def _check_no_links(path: Path) -> None:
         plain = stat.S_ISREG(status.st_mode) and (status.st_nlink == 1 or entry.name not in _WRITTEN_IN_PLACE)
         if not plain and not stat.S_ISDIR(status.st_mode):
             raise UsageError(f"{entry} is a symlink or a device: remove it, or name another --output-dir")
-
-
-def _is_foreign(path: Path) -> bool:
-    return bool({path.stat().st_uid, path.lstat().st_uid} - {0, os.geteuid()})
 
 
 def _free_name(path: Path) -> Path:
