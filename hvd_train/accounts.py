@@ -20,9 +20,12 @@ def count_step(training: Training, result: StepResult) -> None:
     state, stopwatch = training.state, training.clocks.stopwatch
     state.count_step(result.totals, skipped=result.skipped)
     stopwatch.step(result.totals.count)
-    if result.fingerprint is not None:
-        _account_for(training, result.totals.count, result.fingerprint)
     journal, progress, speed = training.output.journal, state.progress, stopwatch.samples_per_second
+    if result.fingerprint is not None:
+        # The fingerprint is summed with the gradients, so every rank that has finished a step has its entry.
+        positions, steps = (progress.cursor - result.totals.count, progress.cursor), (progress.step, progress.step)
+        step = Entry(progress.epoch, steps, training.world.place.size, positions, result.fingerprint)
+        journal.took(state.took(step, training.parts.train_loader.num_samples))
     journal.progress(Moment(progress.epoch, progress.cursor, progress.step, state.totals.means(), speed))
     if training.arrival is not None and progress.step == training.arrival.change.step + 1:
         journal.world(training.arrival.change, progress.step, training.arrival.seconds())
@@ -30,18 +33,6 @@ def count_step(training: Training, result: StepResult) -> None:
         journal.event("skipped", f"step {progress.step} is skipped: its loss is not finite", step=progress.step)
     if progress.step % training.config.run.log_steps == 0:
         _log_step(training, result)
-
-
-def _account_for(training: Training, count: int, fingerprint: int) -> None:
-    """Write the last `count` positions of the epoch and the step's fingerprint into the ledger.
-
-    The fingerprint is summed with the gradients, so every rank that has finished a step has its entry.
-    """
-    state, num_samples = training.state, training.parts.train_loader.num_samples
-    progress = state.progress
-    positions = progress.cursor - count, progress.cursor
-    step = Entry(progress.epoch, (progress.step, progress.step), training.world.place.size, positions, fingerprint)
-    training.output.journal.took(state.took(step, num_samples))
 
 
 def _log_step(training: Training, result: StepResult) -> None:

@@ -18,7 +18,6 @@ from hvd_train.config import Config
 from hvd_train.errors import counted
 from hvd_train.network.models import micro_batch_sizes
 from hvd_train.parts import Parts
-from hvd_train.plugin import needs_trust
 from hvd_train.run_files.journal import figure, labelled
 from hvd_train.state import TrainState
 from hvd_train.tasks.measures import LOSS
@@ -86,8 +85,7 @@ def describe(config: Config, parts: Parts, state: TrainState, place: Place) -> s
         f"{'up to ' * (len(sizes) > 1)}{max(sizes)}"
     )
     if number < place.size:
-        idle = f"{_ranks(place.size - number)} of {place.size} idle"
-        line += f"; {idle} (a new run may have smaller micro-batches: --batch-size)"
+        line += f"; {place.size - number} of {place.size} ranks idle"
     if state.progress.step:
         line += f"; resuming at epoch {state.progress.epoch + 1}, step {state.progress.step}"
     return line
@@ -102,7 +100,7 @@ def summary(result: Result, config: Config) -> dict[str, Any]:
     return {**known, "run_dir": str(result.run_dir), "recipe": config.recipe, "torch": torch.__version__}
 
 
-def ending(result: Result, config: Config, task: Task) -> str:
+def ending(result: Result, task: Task) -> str:
     """Return the last lines that a run prints."""
     if not result.finished:
         name = signal.Signals(result.stopped_by).name if result.stopped_by else "its time limit or its launcher"
@@ -116,14 +114,10 @@ def ending(result: Result, config: Config, task: Task) -> str:
         score = f"{labelled(name, result.scores[name])}{best}, "
     for tested in dict.fromkeys([LOSS, name]) if result.test else ():
         score += f"test {labelled(tested, result.test[tested])}, "
-    code = config.model.model, config.model.task, config.data.data
-    command = "report" if "custom" in code else "evaluate"  # only its script can evaluate it
-    trust = " --trust" if command == "evaluate" and any(map(needs_trust, code)) else ""
     lost = "" if result.saved else "\nNOT all files could be written (see above)"
     return (
-        f"{result.why}: {score}{result.samples_per_second:,.0f} {task.sample}s/s "
-        f"on {_ranks(result.world_size)}, "
+        f"{result.why}: {score}{result.samples_per_second:,.0f} {task.sample}s/s on {_ranks(result.world_size)}, "
         f"{result.seconds:.0f} s\n"
         f"files: {result.run_dir}\n"
-        f"next:  hvd-train {command} {shlex.quote(str(result.run_dir))}{trust}{lost}"
+        f"next:  hvd-train report {shlex.quote(str(result.run_dir))}{lost}"
     )

@@ -330,7 +330,7 @@ class Training:
         )
         if finished and not world.broadcast(output.write(run_folder.SUMMARY, summary(result, self.config)), 0):
             result = replace(result, saved=False)
-        output.journal.event("end", ending(result, self.config, self.parts.task))
+        output.journal.event("end", ending(result, self.parts.task))
         return result
 
     def _test(self) -> Scores | None:

@@ -189,7 +189,7 @@ def test_two_containers_are_two_hosts(two: Cluster) -> None:
     listed = "/opt/hvd_train/hostfiles/two_hosts"
     for way in ("--gloo", "--mpi"):
         two.start("train", "train_hostfile.sh", listed, way, "--", "digits", "--epochs", "3")
-        assert "on 2 ranks" in two.waits_for("next:  hvd-train evaluate")
+        assert "on 2 ranks" in two.waits_for("next:  hvd-train report")
         two.remove("train")
     two.start("train", "train_elastic.sh", "--hosts", listed, "--", "digits", "--epochs", "5000")
     two.waits_for("epoch    2/5000")

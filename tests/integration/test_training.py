@@ -35,7 +35,7 @@ def test_digits_reach_98_percent_on_two_ranks(launcher: str, tmp_path: Path) -> 
     summary = json.loads((run / "summary.json").read_text())
     assert summary["top1"] >= 0.98
     assert (summary["world_size"], summary["finished"]) == (2, True)
-    assert "next:  hvd-train evaluate run" in output
+    assert "next:  hvd-train report run" in output
     for name in ("config.yaml", "metrics.jsonl", "tensorboard", "checkpoints", "model-best.pt", "model-final.pt"):
         assert (run / name).exists(), name
     if launcher == "gloo":

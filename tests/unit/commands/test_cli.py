@@ -40,7 +40,7 @@ def test_evaluate_and_audit_agree_with_the_training(capsys: pytest.CaptureFixtur
     """The audit of a ledger that lacks a step has exit code 1."""
     flags = ["--epochs", "1", "--device", "cpu", "--output-dir", "out", "--learning-rate", "0.01", "--ledger"]
     assert cli.run(["train", "digits", *flags]) == 0
-    assert "next:  hvd-train evaluate out" in capsys.readouterr().out
+    assert "next:  hvd-train report out" in capsys.readouterr().out
     summary = json.loads(Path("out/summary.json").read_text())
     assert cli.run(["evaluate", "out", "--json"]) == 0
     scores = json.loads(capsys.readouterr().out)

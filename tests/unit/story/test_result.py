@@ -11,7 +11,6 @@ from hvd_train.result import Result, ending, summary
 from tests.support.runs import CLASSIFY
 
 CONFIG = recipes.get("digits")
-DIGITS = CONFIG, CLASSIFY
 DONE = Result(
     run_dir=Path("runs/my run"), finished=True, saved=True, stopped_by=None, epochs=20, steps=460,
     scores={"loss": 0.03, "top1": 0.991}, best={"loss": math.nan, "top1": 0.997}, best_epoch=11, test={},
@@ -20,22 +19,19 @@ DONE = Result(
 
 
 def test_a_finished_run_prints_the_next_command() -> None:
-    """The command is quoted, and has --trust for the user's own code."""
-    assert ending(DONE, *DIGITS).splitlines() == [
+    assert ending(DONE, CLASSIFY).splitlines() == [
         "done: top-1 99.10% (best 99.70%, epoch 11), 2,306 images/s on 2 ranks, 18 s",
         "files: runs/my run",
-        "next:  hvd-train evaluate 'runs/my run'",
+        "next:  hvd-train report 'runs/my run'",
     ]
-    assert ending(replace(DONE, saved=False), *DIGITS).endswith("NOT all files could be written (see above)")
-    for own in ({"model": "mine:model"}, {"data": "mine:data"}, {"task": "mine:task"}):
-        assert ending(DONE, CONFIG.replace(**own), CLASSIFY).endswith("evaluate 'runs/my run' --trust")
+    assert ending(replace(DONE, saved=False), CLASSIFY).endswith("NOT all files could be written (see above)")
 
 
 def test_a_stopped_run_names_the_signal_and_the_commit() -> None:
     stopped = replace(DONE, finished=False, stopped_by=signal.SIGTERM)
-    assert ending(stopped, *DIGITS) == "stopped by SIGTERM at step 460, committed; the same command resumes from there"
+    assert ending(stopped, CLASSIFY) == "stopped by SIGTERM at step 460, committed; the same command resumes from there"
     stopped = replace(stopped, saved=False)
-    assert ending(stopped, *DIGITS) == "stopped by SIGTERM at step 460, NOT committed (see above)"
+    assert ending(stopped, CLASSIFY) == "stopped by SIGTERM at step 460, NOT committed (see above)"
 
 
 def test_the_summary_is_json_without_nan() -> None:
