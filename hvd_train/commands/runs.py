@@ -17,7 +17,7 @@ from hvd_train.console import PROGRAM, printable, show
 from hvd_train.errors import UsageError
 from hvd_train.flags import parse_flags
 from hvd_train.run_files import durable
-from hvd_train.run_files.journal import form, label
+from hvd_train.run_files.journal import labelled
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,7 @@ def evaluate(arguments: list[str]) -> int:
     elif world.place.rank == 0:
         if scores.weights:
             print(scores.weights)
-        forms = {".2%": ".4%", ".4f": ".6f"}
-        figures = (f"{label(name)} {value:{forms[form(name)]}}" for name, value in scores.items())
+        figures = (labelled(name, value) for name, value in scores.items())
         print(f"{'  '.join(figures)}  ({scores.count:,} samples)")
         for name, share in scores.per_class.items():
             print(f"  {printable(name):<20} {share:8.2%}")
@@ -134,14 +133,13 @@ def report(arguments: list[str]) -> int:
     options = parse_flags(ReportOptions, arguments, f"{PROGRAM} report")
     if not options.runs:
         raise UsageError("which runs? name at least one run folder, as in hvd-train report runs/*")
-    from hvd_train.report.report import compose, open_all  # imports matplotlib
+    from hvd_train.report.report import compose  # imports matplotlib
 
-    runs, scalings = open_all(options.runs)
     try:
         with suppress(FileNotFoundError), plain_file.opened(options.output) as file:
             if b'content="hvd-train report"' not in file.read(1000):
                 raise UsageError(f"--output {options.output} is no report of hvd-train; name another file or delete it")
-        durable.write_text(options.output, compose(runs, scalings, datetime.now()))
+        durable.write_text(options.output, compose(options.runs, datetime.now()))
     except OSError as error:
         raise UsageError(f"--output {options.output}: {error.strerror}") from None
     show(f"report: {options.output}")

@@ -10,20 +10,16 @@ from hvd_train._version import __version__
 from hvd_train.config import Config
 from hvd_train.progress.clock import duration
 from hvd_train.report import curves, page
-from hvd_train.report.curves import Scaling
 from hvd_train.report.page import pieces
 from hvd_train.run_files.history import History, Record, number, read
 from hvd_train.run_files.journal import figure, label
 
 
-def open_all(paths: Sequence[Path]) -> tuple[list[History], list[Scaling]]:
-    """Return the runs and the measured scalings in these folders. Raises UsageError if a folder is neither."""
-    scalings = [curves.read_scaling(path) for path in paths if (path / curves.RECORD).is_file()]
-    return [read(path) for path in paths if not (path / curves.RECORD).is_file()], scalings
-
-
-def compose(runs: Sequence[History], scalings: Sequence[Scaling], now: datetime) -> str:
-    """Return the page."""
+def compose(paths: Sequence[Path], now: datetime) -> str:
+    """Return the page about run folders and folders of measured scalings. Raises UsageError if one is neither."""
+    measurements = [path for path in paths if (path / curves.RECORD).is_file()]
+    scalings = [curves.read_scaling(path) for path in measurements]
+    runs = [read(path) for path in paths if path not in measurements]
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         names = [str(run.path) for run in runs]

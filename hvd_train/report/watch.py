@@ -1,7 +1,8 @@
 """Show the state of a run in the terminal, read from its files (`hvd-train watch`)."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -15,7 +16,7 @@ from hvd_train.console import printable
 from hvd_train.errors import counted
 from hvd_train.progress.clock import duration
 from hvd_train.run_files.history import History, number, read, speeds, thinned
-from hvd_train.run_files.journal import form, label
+from hvd_train.run_files.journal import figure, label
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH, _MOST_EVENTS, _RECENT_LINES = 40, 5, 10
@@ -49,8 +50,10 @@ def view(history: History, now: float) -> RenderableType:
         records = ("", name, history.steps), ("val ", f"val_{name}", history.epochs)
         for prefix, field, of in records:
             if name == "loss" or any(field in record for record in of):  # a figure may be of evaluations only
-                facts.add_row(_text(prefix + label(name)), _curve([number(r, field) for r in of], form(name)))
-    facts.add_row(_text(f"{history.sample}s/s"), _curve(speeds(history.steps, _WIDTH)[1], ",.0f"))
+                facts.add_row(
+                    _text(prefix + label(name)), _curve([number(r, field) for r in of], partial(figure, name))
+                )
+    facts.add_row(_text(f"{history.sample}s/s"), _curve(speeds(history.steps, _WIDTH)[1], "{:,.0f}".format))
     parts: list[RenderableType] = [facts, *(_text(f"missing: {gap}", style="dim") for gap in history.gaps)]
     for event in history.events[-_MOST_EVENTS:]:
         parts.append(_text(f"{duration(event['elapsed']):>8}  {event.get('message', '')}"))
@@ -83,7 +86,7 @@ def _speed(history: History) -> str:
     return text
 
 
-def _curve(values: Sequence[float | None], written: str) -> str:
+def _curve(values: Sequence[float | None], written: Callable[[float], str]) -> str:
     """Draw a curve with block letters, and write the last value."""
     _, means = thinned(values, values, _WIDTH)
     known = [value for value in means if value is not None]
@@ -92,5 +95,4 @@ def _curve(values: Sequence[float | None], written: str) -> str:
     low, span = min(known), max(known) - min(known) or 1.0
     blocks = (" " if value is None else _BLOCKS[round((value - low) / span * 7)] for value in means)
     last = next(value for value in reversed(values) if value is not None)
-    gap = "" if values[-1] is not None else " (the last one is no number, or was not measured)"
-    return f"{''.join(blocks):{_WIDTH}}  {format(last, written)}{gap}"
+    return f"{''.join(blocks):{_WIDTH}}  {written(last)}{'' if values[-1] is not None else ' (not the last one)'}"

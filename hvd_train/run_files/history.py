@@ -10,8 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hvd_train import config_file, plain_file
 from hvd_train.errors import UsageError, counted
 from hvd_train.progress.metrics import FACTS
@@ -20,6 +18,7 @@ from hvd_train.run_files import run_folder
 Record = Mapping[str, Any]  # a line of metrics.jsonl, or another JSON file
 Curve = tuple[list[float | None], list[float | None]]  # x and y values, equally many; None leaves a gap
 _LARGEST = 1e18  # larger numbers are damage
+_FIRST = ("note", "lost", run_folder.FROM_FILE, "start")  # events that a process writes before it trains
 _MOST_POINTS = 120  # of a curve: a chart is a few hundred pixels wide
 
 
@@ -28,7 +27,7 @@ class History:
     """A run as its files describe it.
 
     Records have three more fields: `elapsed`, the seconds of training without pauses before a resume, and
-    `samples_done` and `epochs_done`, the progress, or None if unknown.
+    `samples_done` and `epochs_done`, the progress until then; `epochs_done` is None if unknown.
     """
 
     path: Path
@@ -123,7 +122,6 @@ def read(path: Path) -> History:
     environment = _mapping(path / run_folder.ENVIRONMENT, json.loads, gaps)
     starts = [line for line in lines if line.get("kind") == "event" and line.get("name") == "start"]
     per_epoch = whole(starts[-1].get("num_samples")) if starts else None
-    _add_elapsed(lines)
     _add_progress(lines, per_epoch)
     steps, epochs, events = (tuple(e for e in lines if e.get("kind") == kind) for kind in ("step", "epoch", "event"))
     last_write = max((line["time"] for line in lines), default=None)
@@ -200,30 +198,15 @@ def _lines(path: Path, gaps: list[str]) -> list[dict[str, Any]]:
     return lines
 
 
-def _add_elapsed(lines: Sequence[dict[str, Any]]) -> None:
-    """Add `elapsed` to each line. A resumed run writes notes before "start": the pause ends with the first note."""
-    resumes = set()
-    for index, line in enumerate(lines):
-        if line.get("kind") == "event" and line.get("name") == "start":
-            while index and lines[index - 1].get("name") in ("note", "checkpoint"):
-                index -= 1
-            resumes.add(index)
-    elapsed = 0.0
-    for index, line in enumerate(lines):
-        if index and index not in resumes:
-            elapsed += max(0.0, line["time"] - lines[index - 1]["time"])
-        line["elapsed"] = elapsed
-
-
 def _add_progress(lines: Sequence[dict[str, Any]], per_epoch: int | None) -> None:
-    """Add `samples_done` and `epochs_done` to each line; events get them by interpolation between steps."""
-    steps = [line for line in lines if line.get("kind") == "step" and number(line, "samples") is not None]
-    times, samples = ([0.0, *(step[name] for step in steps)] for name in ("elapsed", "samples"))
+    """Add `elapsed`, `samples_done` and `epochs_done` to each line. Time before a process's first lines is a pause."""
+    elapsed, before, done = 0.0, None, 0.0
     for line in lines:
-        kind, epoch, done = line.get("kind"), number(line, "epoch"), number(line, "samples")
-        if kind == "epoch":
-            done = epoch * per_epoch if epoch and per_epoch else None
-        elif kind == "event":
-            done = float(np.interp(line["elapsed"], times, samples)) if steps else None
-        line["samples_done"] = done
-        line["epochs_done"] = done / per_epoch if per_epoch and done is not None else None
+        if before is not None and line.get("name") not in _FIRST:
+            elapsed += max(0.0, line["time"] - before)
+        epoch, before = number(line, "epoch"), line["time"]
+        if line.get("kind") == "step":
+            done = number(line, "samples") or done
+        elif line.get("kind") == "epoch" and epoch and per_epoch:
+            done = epoch * per_epoch
+        line |= {"elapsed": elapsed, "samples_done": done, "epochs_done": done / per_epoch if per_epoch else None}

@@ -62,12 +62,9 @@ _SHARES = {"top1": "top-1", "top5": "top-5"}  # measures that are shown in perce
 
 def figure(name: str, value: float) -> str:
     """Write the value of a measure for the user."""
-    return format(value, form(name) if name in _SHARES or not 0 < abs(value) < 1e-3 else ".2e")
-
-
-def form(name: str) -> str:
-    """Return the format of a measure: accuracies are in percent."""
-    return ".2%" if name in _SHARES else ".4f"
+    if name in _SHARES:
+        return f"{value:.2%}"
+    return f"{value:.2e}" if 0 < abs(value) < 1e-3 else f"{value:.4f}"
 
 
 def labelled(name: str, value: float, width: int = 0) -> str:

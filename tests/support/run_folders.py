@@ -72,8 +72,7 @@ def write(path: Path, lines: list[dict[str, Any]], *, torn: str = "", summary: b
 
 
 def composed(*paths: Path) -> str:
-    runs, scalings = report.open_all(paths)
-    return report.compose(runs, scalings, NOW)
+    return report.compose(paths, NOW)
 
 
 def section(text: str, heading: str) -> str:

@@ -21,8 +21,8 @@ def of(*lines: dict[str, object], torn: str = "") -> History:
 
 def test_the_time_between_a_stop_and_the_resume_does_not_count() -> None:
     end = event("end", 2, "stopped by SIGINT at step 1, committed")
-    run = of(start(), step(1), end, event("note", 9000), start(9001), step(2, 9005))
-    assert [record["elapsed"] for record in run.steps] == [1.0, 7.0]
+    run = of(start(), step(1), end, event("note", 9000), event("lost", 9000.5), start(9001), step(2, 9005))
+    assert [record["elapsed"] for record in run.steps] == [1.0, 6.0]
     assert run.state.startswith("broke off")
 
 
@@ -74,7 +74,7 @@ def test_speed_between_the_steps_of_an_epoch() -> None:
 def test_progress_of_records() -> None:
     run = of(start(), step(8), event("world", 9), step(10), epoch(1), step(11, 21), event("world", 30))
     assert [record["samples_done"] for record in (*run.steps, *run.epochs)] == [800, 1000, 1100, 1000]
-    assert [record["epochs_done"] for record in run.events] == [0.0, 0.9, 1.1]
+    assert [record["epochs_done"] for record in run.events] == [0.0, 0.8, 1.1]
     lost = read(write(Path("lost"), [step(1), event("world", 2)]))
     assert [record["epochs_done"] for record in lost.events] == [None]
 
