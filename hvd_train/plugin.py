@@ -23,15 +23,10 @@ def is_reference(name: str) -> bool:
     return ":" in name and not name.startswith((TIMM, HUGGING_FACE))
 
 
-def needs_trust(name: str) -> bool:
-    """Return whether a name means code that is not this package's."""
-    return is_reference(name) and not name.startswith(f"{SAMPLES}:")
-
-
 def check_trusted(source: str, names: Mapping[str, str]) -> None:
     """Raise UsageError if a file, which another user may have written, names code; `names` are values by setting."""
     for setting, name in names.items():
-        if needs_trust(name):
+        if is_reference(name) and not name.startswith(f"{SAMPLES}:"):
             raise UsageError(
                 f"{source} names code ({setting}: {name}), which only `train` imports unasked; "
                 "if you trust who wrote it, add --trust"

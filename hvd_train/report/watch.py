@@ -50,9 +50,8 @@ def view(history: History, now: float) -> RenderableType:
         records = ("", name, history.steps), ("val ", f"val_{name}", history.epochs)
         for prefix, field, of in records:
             if name == "loss" or any(field in record for record in of):  # a figure may be of evaluations only
-                facts.add_row(
-                    _text(prefix + label(name)), _curve([number(r, field) for r in of], partial(figure, name))
-                )
+                values = [number(record, field) for record in of]
+                facts.add_row(_text(prefix + label(name)), _curve(values, partial(figure, name)))
     facts.add_row(_text(f"{history.sample}s/s"), _curve(speeds(history.steps, _WIDTH)[1], "{:,.0f}".format))
     parts: list[RenderableType] = [facts, *(_text(f"missing: {gap}", style="dim") for gap in history.gaps)]
     for event in history.events[-_MOST_EVENTS:]:

@@ -152,8 +152,6 @@ def claim(
 
 
 def _claim_named(path: Path, config: Config, start: Callable[[], None], owner: str, *, wait: bool) -> RunFolder:
-    if path.exists() and not path.is_dir():
-        raise UsageError(f"--output-dir {path} is a file; name a folder")
     if not (path / CONFIG).exists():
         early = {_LOCK, f"{CONFIG}{durable.PARTIAL_SUFFIX}"}  # left by a process that was killed at its start
         if path.exists() and {entry.name for entry in path.iterdir()} - early:

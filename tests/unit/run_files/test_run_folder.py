@@ -63,7 +63,7 @@ def test_what_is_no_run_folder_is_not_touched() -> None:
             claim(named(resume=resume), NOON)
     assert [path.name for path in Path("mine").iterdir()] == ["thesis.tex"]
     Path("file").write_text("x")
-    with pytest.raises(UsageError, match="file is a file; name a folder"):
+    with pytest.raises(UsageError, match="cannot use the output folder file: Not a directory"):
         claim(named(output_dir=Path("file")), NOON)
 
 
