@@ -12,7 +12,7 @@ from hvd_train import recipes
 from hvd_train._version import __version__
 from hvd_train.console import PROGRAM, outlive
 from hvd_train.errors import HvdTrainError, unknown_name
-from hvd_train.launch import exit_report, launcher, rank_log
+from hvd_train.launch import exit_report, launcher
 from hvd_train.launch.exit_report import report_once
 
 # The module of `hvd_train.commands` with the function of each command.
@@ -28,7 +28,6 @@ _MODULES = {
 
 def main() -> None:
     """Run the command of `sys.argv` and exit with its code; this is the console entry point."""
-    rank_log.whole_lines()
     outlive()  # `hvd-train bench ... | head`
     codes: list[int] = []
     atexit.register(_leave, codes)  # registered first, so it runs last

@@ -268,8 +268,6 @@ class RunConfig:
     """Number of the newest checkpoints to keep."""
     log_steps: int = free(10)
     """Steps from one line of metrics to the next."""
-    log_dir: Path | None = free(None)
-    """Also write the output of each rank to a file of its own in this folder."""
     progress: Literal["auto", "bar", "lines"] = free("auto")
     """A live bar or plain lines; auto: a bar for one process at a terminal (launchers forward lines)."""
     max_time: str | None = free(None)
@@ -390,7 +388,7 @@ _OWNERS: dict[str, str | None] = {
     **{f.name: group for group, cls in GROUPS.items() for f in dataclasses.fields(cls)},
 }
 """The group of each field; None stands for Config itself."""
-_PATHS = {"data_dir", "output_dir", "log_dir"}
+_PATHS = {"data_dir", "output_dir"}
 
 
 def _plain(value: Any) -> Any:

@@ -20,6 +20,8 @@ _RETIRED: dict[str, Any] = {
     "reduction": "average", "gradient_predivide_factor": 1, "fusion_groups": None,
 }  # fmt: skip
 """Settings of earlier versions, in files of their runs, with the only value that this version stands for."""
+_IGNORED = {"log_dir"}
+"""Settings of earlier versions that did not act on the training."""
 
 
 class _Plain(yaml.SafeLoader):
@@ -77,6 +79,8 @@ def _typed_fields(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     hints = get_type_hints(cls)
     typed = {}
     for name, value in values.items():
+        if name in _IGNORED:
+            continue
         if name in _RETIRED:
             if value != _RETIRED[name]:
                 raise UsageError(f"{name}: {value!r} is of an earlier version: this one has no {name}; delete the line")

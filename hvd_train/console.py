@@ -31,7 +31,7 @@ def show(text: object) -> None:
 
 
 def outlive() -> None:
-    """Drop what this process prints after its console is gone, instead of raising OSError.
+    """Print each line at once and in one piece; drop it after the console is gone, instead of raising OSError.
 
     Without a reader or terminal, native code and later child processes write to /dev/null, too; output to a full disk
     is dropped. Streams that are no files, as in a notebook, stay as they are. A second call changes nothing.
@@ -58,8 +58,7 @@ def _outliving(stream: TextIO | None, number: int) -> TextIO:
         io.BufferedWriter(_Outliving(number, "wb", closefd=False)),
         stream.encoding,
         "backslashreplace",  # an ASCII console may have to show any name
-        line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
+        line_buffering=True,  # with PYTHONUNBUFFERED, print() writes a line in pieces: mpirun puts a rank before each
     )
 
 

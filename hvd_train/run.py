@@ -20,7 +20,7 @@ from hvd_train.data import identity, sources
 from hvd_train.data.identity import Identity
 from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError
-from hvd_train.launch import launcher, rank_log
+from hvd_train.launch import launcher
 from hvd_train.loops import TaskLoops
 from hvd_train.network import freeze, models, weights
 from hvd_train.network.device import autocast
@@ -67,8 +67,6 @@ def opened(
 ) -> Iterator[Training]:
     """Connect the ranks, or use `world`, and build a training; close it after the block. Raises UsageError."""
     console.outlive()
-    if config.run.log_dir is not None:
-        rank_log.start(config.run.log_dir, os.environ)
     with (
         # The driver decides what the loss of ssh means for a worker.
         StopSignal(hangup=not launcher.elastic(os.environ)) as stop,
@@ -143,7 +141,7 @@ def connect(config: Config | None = None) -> World:
     launcher.refuse_others(os.environ, ["python", *sys.argv])
     if (launched := launcher.launched(os.environ)) is None:
         return LocalWorld()
-    rank_log.whole_lines()
+    console.outlive()
     try:
         from hvd_train.world.elastic_world import ElasticWorld
         from hvd_train.world.horovod_world import HorovodWorld
@@ -157,7 +155,7 @@ def connect(config: Config | None = None) -> World:
     return (ElasticWorld if launcher.elastic(os.environ) else HorovodWorld)(facts=same_everywhere(config))
 
 
-OF_EACH_HOST = {"data_dir", "gpu_ids", "log_dir", "workers", "workers_per_host"}  # may differ between ranks
+OF_EACH_HOST = {"data_dir", "gpu_ids", "workers", "workers_per_host"}  # may differ between ranks
 
 
 def same_everywhere(config: Config | None) -> dict[str, str]:

@@ -42,7 +42,7 @@ _ACT |= {"batch_size", "global_batch_size", "accumulation_steps", "eval_batch_si
 _ACT |= {"clip_norm", "ema_decay", "recipe"}
 _ACT |= {"precision", "compression", "channels_last", "deterministic", "max_skipped_steps"}
 _ACT |= {"device", "gpu_ids", "output_dir", "resume", "commit_steps", "commit_seconds"}
-_ACT |= {"copy_to", "weights_format", "keep_checkpoints", "log_to", "log_steps", "log_dir", "progress"}
+_ACT |= {"copy_to", "weights_format", "keep_checkpoints", "log_to", "log_steps", "progress"}
 _ACT |= {"max_time", "ledger", "profile"}
 
 

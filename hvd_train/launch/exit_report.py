@@ -16,7 +16,7 @@ from typing import Literal
 
 from hvd_train.console import say
 from hvd_train.errors import HvdTrainError, RankLost
-from hvd_train.launch import client, launcher, rank_log, roll_call
+from hvd_train.launch import client, launcher, roll_call
 from hvd_train.launch.launcher import WORKER
 
 _ANSWER_S = 2.0
@@ -54,7 +54,6 @@ def send(environ: Mapping[str, str], error: Exception, during: During = "buildin
     report = ExitReport(getattr(error, "exit_code", 1), text, during, step)
     if not _put(environ, report):
         return False
-    rank_log.write(report.error)
     _sent[:] = [error]
     return True
 

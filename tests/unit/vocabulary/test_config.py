@@ -90,7 +90,7 @@ def test_a_written_config_is_read_back_unchanged() -> None:
 def test_a_setting_of_an_earlier_version_is_read_if_it_did_nothing() -> None:
     path = Path("config.yaml")
     retired = "reduction: average, gradient_predivide_factor: 1.0, fusion_groups: null"
-    data, run = "data: {repeated_augmentation: 1}", "run: {data_changed: false, ledger: true}"
+    data, run = "data: {repeated_augmentation: 1}", "run: {data_changed: false, log_dir: logs, ledger: true}"
     path.write_text(f"{data}\noptimizer: {{{retired}}}\n{run}")
     assert config_file.load(path) == Config().replace(ledger=True)
     for text, found in (("run: {data_changed: true}", "True"), ("optimizer: {reduction: adasum}", "'adasum'")):

@@ -1,6 +1,7 @@
 """Messages of the program, on consoles that are gone, full or limited to ASCII."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -49,10 +50,20 @@ def test_a_program_outlives_its_console(gone: str) -> None:
         assert b"Error" not in done.stderr
 
 
-@pytest.mark.parametrize("prepare", ["rank_log.whole_lines()", "console.outlive()"])
-def test_a_name_that_the_console_cannot_show_is_escaped(prepare: str) -> None:
+@pytest.mark.parametrize(("stream", "unbuffered"), [("stdout", "1"), ("stderr", "")])
+def test_a_line_is_written_as_one_piece(stream: str, unbuffered: str) -> None:
+    """Launchers prefix each piece with a rank; PYTHONUNBUFFERED must not break lines."""
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    program = f"import sys; from hvd_train.console import outlive; outlive(); print('a', 'line', file=sys.{stream})"
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered, "PYTHONPATH": str(ROOT)}
+    with ours, theirs:
+        subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=120, **{stream: theirs})
+        assert ours.recv(100) == b"a line\n"
+
+
+def test_a_name_that_the_console_cannot_show_is_escaped() -> None:
     """Such as in a container without a locale."""
-    code = f"import sys; from hvd_train import console; from hvd_train.launch import rank_log; {prepare}; "
+    code = "import sys; from hvd_train import console; console.outlive(); "
     code += r"console.show('gr\u00fcn \u732b \udcff'); console.say('gr\u00fcn'); print('\u732b')"
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
     done = run([sys.executable, "-c", code], env=environment)
