@@ -130,7 +130,7 @@ class Dispatcher:
                 self._elsewhere = address
             self._facts = self._facts or facts
             if (process := self._processes.get(number)) is not None:
-                process.problem = roll_call.difference_from_job(self._facts, facts) or ""
+                process.problem = roll_call.disagreement([self._facts, facts]) or ""
 
     def elsewhere(self, _number: int) -> str:
         """Return the address of another host in the job; empty if there is none."""

@@ -148,7 +148,7 @@ def wait_for_first_rank(environ: MutableMapping[str, str], facts: Mapping[str, s
     Raises: UsageError: if `facts` differ from the job's; OSError: if the driver cannot be reached; SystemExit (0): if
     there is no rank for this worker.
     """
-    client.put(environ, f"facts/{environ[WORKER]}", json.dumps({"host": environ["HOROVOD_HOSTNAME"], **facts}))
+    client.put(environ, f"facts/{environ[WORKER]}", json.dumps({"who": environ["HOROVOD_HOSTNAME"], **facts}))
     if difference := client.get(environ, f"problem/{environ[WORKER]}"):
         raise UsageError(difference)
     values = client.get(environ, f"rank_and_size/{environ['HOROVOD_HOSTNAME']}:{environ[WORKER]}").split(",")

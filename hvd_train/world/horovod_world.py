@@ -63,14 +63,13 @@ class HorovodWorld(World):
 
     def _connect(self) -> None:
         """Start Horovod with all ranks, which sets `place`, and compare their facts."""
-        board = roll_call.store(os.environ) if self._communicator is None else None
-        if board is not None:
-            rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
-            roll_call.call(board, rank, size, self._facts, os.environ)
+        is_over_gloo = self._communicator is None and roll_call.has_store(os.environ)
+        if is_over_gloo:
+            roll_call.call(os.environ, self._facts)
         self.place = start(self._communicator)
         if self._local is not None:
             self.place = replace(self.place, local_rank=self._local[0], local_size=self._local[1])
-        if board is None:  # MPI has waited for all ranks
+        if not is_over_gloo:  # MPI has waited for all ranks
             try:
                 self.compare(self._facts)
             except UsageError:

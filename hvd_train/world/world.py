@@ -125,7 +125,8 @@ class World:
 
         A worker that joins an elastic job is compared when it joins, and alone raises the error.
         """
-        if difference := roll_call.disagreement(self.gather({"host": socket.gethostname(), **facts})):
+        who = f"rank {self.place.rank} ({socket.gethostname()})"
+        if difference := roll_call.disagreement(self.gather({"who": who, **facts})):
             raise UsageError(difference)
 
     def meet(self, sync: Callable[[], None] = already_in_sync, after: RankLost | None = None) -> None:

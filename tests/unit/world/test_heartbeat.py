@@ -38,7 +38,7 @@ def test_a_worker_reports_its_facts_and_gets_its_first_rank(driver: tuple[list[s
     answers += ["", "2,3,0,1,2,3"]
     environment = dict(worker)
     elastic_world.wait_for_first_rank(environment, {"torch": "2.15"})
-    assert asked == ['facts/1007 {"host": "h2", "torch": "2.15"}', "problem/1007", "rank_and_size/h2:1007"]
+    assert asked == ['facts/1007 {"who": "h2", "torch": "2.15"}', "problem/1007", "rank_and_size/h2:1007"]
     assert [environment[f"HOROVOD_{name}"] for name in ("RANK", "SIZE", "LOCAL_RANK")] == ["2", "3", "0"]
     environment = dict(worker)
     answers += ["h2 differs from the job in torch", "", "-1,3,-1,1,-1,3"]
