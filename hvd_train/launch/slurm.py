@@ -1,10 +1,14 @@
 """Translate Slurm's variables into Horovod's for ranks that srun started without MPI or horovodrun. No torch."""
 
+import errno
+import hmac
 import os
 import re
+import secrets
+import tempfile
 import time
 import urllib.error
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -53,52 +57,41 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-class KeyFile:
-    """The file of the job's key for tasks of this user, unless srun's environment has HOROVOD_RENDEZVOUS_KEY."""
+def key(environ: Mapping[str, str]) -> str:
+    """Return the key of this step, HOROVOD_RENDEZVOUS_KEY or one made from a secret of this user.
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        step = f"{environ.get('SLURM_JOB_ID')}.{environ.get('SLURM_STEP_ID')}"
-        self.path = cache / "hvd_train" / "jobs" / f"{step}.key"
-
-    def write(self, key: str) -> None:
-        """Write the key over any earlier file. Raises UsageError if that fails."""
-        new = self.path.with_name(f"{self.path.name}.{os.getpid()}")
-        try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
-                file.write(key)
-            new.rename(self.path)
-        except OSError as error:
-            raise UsageError(f"cannot write {self.path} ({error.strerror}): {_EXPORT_KEY} before srun") from None
-
-    def read(self) -> str | None:
-        """Return the key, or None if rank 0 has not written it yet or another user wrote the file."""
-        with suppress(OSError), open(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
-            if os.fstat(file.fileno()).st_uid == os.geteuid():
-                return file.read()
-        return None
-
-    def remove(self) -> None:
-        """Remove the file."""
-        self.path.unlink(missing_ok=True)
+    The first task of all writes the secret into a file that nodes share. Raises UsageError if that fails.
+    """
+    if given := environ.get(client.KEY):
+        return given
+    file = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hvd_train" / "srun.key"
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent) as new, suppress(FileExistsError):
+            new.write(secrets.token_hex(32))
+            new.flush()
+            os.fsync(new.fileno())  # before another node reads it over NFS
+            os.link(new.name, file)
+        with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW)) as opened:
+            secret = opened.read()
+            if os.fstat(opened.fileno()).st_uid != os.geteuid() or len(secret) != 64:
+                raise PermissionError(errno.EPERM, "it is no secret of this user")
+    except OSError as error:
+        raise UsageError(f"no key from {file} ({error.strerror}): {_EXPORT_KEY} before srun") from None
+    step = [environ.get(f"SLURM_{name}") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT")]
+    return hmac.new(secret.encode(), f"{step}".encode(), "sha256").hexdigest()
 
 
-def find_rank_0(environ: MutableMapping[str, str]) -> None:
-    """Wait until rank 0, which has the job's key, answers; set that key in `environ`. Raises UsageError after 120 s."""
+def find_rank_0(environ: Mapping[str, str]) -> None:
+    """Wait until rank 0, which has the same key, answers. Raises UsageError after 120 s."""
     deadline = time.monotonic() + _PATIENCE_S
-    file = None if environ.get(client.KEY) else KeyFile(environ)
     while True:
-        key = environ[client.KEY] if file is None else file.read()
-        problem = f"there is no key of its own in {file.path}" if file else ""
-        if key is not None:
-            try:
-                client.get({**environ, client.KEY: key}, "hvd_train/here", 5)
-            except urllib.error.HTTPError:  # a signed answer: not found
-                environ[client.KEY] = key
-                return
-            except OSError as error:
-                problem = error.strerror or str(error)
+        try:
+            client.get(environ, "hvd_train/here", 5)
+        except urllib.error.HTTPError:  # a signed answer: not found
+            return
+        except OSError as error:
+            problem = error.strerror or str(error)
         if time.monotonic() > deadline:
             who = f"rank 0 on {environ[client.ADDRESS]} cannot be reached on port {environ[client.PORT]} ({problem})"
             why = "it has not started (see its output), a firewall is in the way, or the nodes share no home folder"

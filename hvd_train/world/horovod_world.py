@@ -215,7 +215,6 @@ class HorovodWorld(World):
         stop()
         if self._rendezvous is not None:
             self._rendezvous.shutdown()
-            slurm.KeyFile(os.environ).remove()
 
 
 def start(communicator: Any = None) -> Place:
@@ -307,16 +306,12 @@ def _rendezvous_of_srun() -> Any:
     Raises: UsageError: if the server's port is in use, or rank 0 cannot be found.
     """
     variables = slurm.variables(os.environ)
-    os.environ.update(variables)
+    os.environ.update({**variables, client.KEY: slurm.key(os.environ)})
     if variables["HOROVOD_RANK"] != "0":
         slurm.find_rank_0(os.environ)
         return None
-    from horovod.runner.http import signature
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-    has_key = bool(os.environ.get(client.KEY))
-    if not has_key:
-        os.environ[client.KEY] = signature.make_key()
     address, port = variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(variables["HOROVOD_GLOO_RENDEZVOUS_PORT"])
     try:
         # This node may resolve its own name to another address than the other nodes do.
@@ -326,8 +321,6 @@ def _rendezvous_of_srun() -> Any:
             f"port {port}, which follows from the job's number, cannot be had ({error.strerror}): "
             f"export {slurm.PORT}=N, a free one, before srun"
         ) from None
-    if not has_key:
-        slurm.KeyFile(os.environ).write(os.environ[client.KEY])
     server.init([])
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server

@@ -413,7 +413,7 @@ class Slurm:
     def words(self, *words: str) -> list[str]:
         """Return the command that runs another one on h1 as a user would."""
         own = [f"PATH={PATH}", f"SLURM_CONF={self.folder}/slurm.conf", f"PYTHONPATH={ROOT}", "OMP_NUM_THREADS=1"]
-        home = f"HOME={self.folder}"  # nodes share it: rank 0 of a plain srun leaves the key there
+        home = f"HOME={self.folder}"  # nodes share it: ranks of a plain srun have their secret there
         return self.hosts.inside("h1", self.folder, "env", *own, home, *words)
 
     def command(self, *words: str) -> str:

@@ -1,8 +1,5 @@
-"""Ranks that srun starts: Slurm's variables become Horovod's, and tasks find rank 0 by its key."""
+"""Ranks that srun starts: Slurm's variables become Horovod's, and tasks find rank 0 by their key."""
 
-import socket
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,40 +36,39 @@ def test_wrong_variables_are_named() -> None:
 
 
 @pytest.fixture
-def task(tmp_path: Path) -> Iterator[dict[str, str]]:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        place = {client.ADDRESS: "127.0.0.1", client.PORT: str(held.getsockname()[1]), "XDG_CACHE_HOME": str(tmp_path)}
-        yield {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", **place}
+def task(tmp_path: Path) -> dict[str, str]:
+    return {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", client.ADDRESS: "127.0.0.1", "XDG_CACHE_HOME": str(tmp_path)}
 
 
-def test_tasks_find_rank_0_by_its_key(task: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    key = "the key of this job"
-    slurm.KeyFile(task).write("of an earlier step")
+def test_tasks_find_rank_0_by_their_key(task: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another step and a requeued job have another key."""
+    key = slurm.key(task)
+    assert slurm.key(task) == key
+    others = {slurm.key({**task, name: "2"}) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")}
+    assert len({*others, key}) == 4
+    assert slurm.key({**task, client.KEY: "from srun"}) == "from srun"
     monkeypatch.setenv(client.KEY, key)
     server = RendezvousServer()
     task[client.PORT] = str(server.start(address="127.0.0.1"))
-    timer = threading.Timer(0.3, lambda: slurm.KeyFile(task).write(key))
-    timer.start()
+    monkeypatch.setattr(slurm, "_PATIENCE_S", 0.0)
     try:
-        slurm.find_rank_0(task)
-        assert task[client.KEY] == key
-        monkeypatch.setattr(slurm, "_PATIENCE_S", 0.0)
+        slurm.find_rank_0({**task, client.KEY: key})
         with pytest.raises(UsageError, match="not signed by this job"):
-            slurm.find_rank_0({**task, client.KEY: "of another job"})
+            slurm.find_rank_0({**task, client.KEY: others.pop()})
     finally:
-        timer.join()
         server.stop()
 
 
 def test_no_other_account_can_read_or_plant_the_key(task: dict[str, str], tmp_path: Path) -> None:
-    file = slurm.KeyFile(task)
-    file.write("a key")
-    assert file.read() == "a key"
-    assert (file.path.stat().st_mode & 0o777, file.path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
-    (tmp_path / "elsewhere").write_text("planted")
-    file.remove()
-    file.path.symlink_to(tmp_path / "elsewhere")
-    assert file.read() is None
-    file.write("another key")
-    assert (file.read(), (tmp_path / "elsewhere").read_text()) == ("another key", "planted")
+    slurm.key(task)
+    file = tmp_path / "hvd_train" / "srun.key"
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert [*file.parent.iterdir()] == [file]
+    file.rename(tmp_path / "planted")
+    file.symlink_to(tmp_path / "planted")
+    with pytest.raises(UsageError, match=r"srun.key \(Too many levels .*: export HOROVOD_RENDEZVOUS_KEY="):
+        slurm.key(task)
+    file.unlink()
+    file.write_text("")
+    with pytest.raises(UsageError, match="it is no secret of this user"):
+        slurm.key(task)
