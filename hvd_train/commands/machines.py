@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import os
-import signal
-import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,7 +41,6 @@ def doctor(arguments: list[str]) -> int:
 
     from hvd_train.doctor import cluster, machine
 
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends child processes
     examine = partial(cluster.examine, listed) if listed else machine.examine
     with Console(stderr=True).status("examining"):
         findings = examine(quick=options.quick)

@@ -23,8 +23,8 @@ from typing import Any
 import psutil
 
 from hvd_train import _version
-from hvd_train.doctor.children import ANSWER
 
+ANSWER = "hvd-train doctor: "
 _CONNECT_S, _SMI_S = 5.0, 20.0
 
 

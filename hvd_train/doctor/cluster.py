@@ -5,105 +5,86 @@ import json
 import os
 import shlex
 import socket
-import subprocess
-import tempfile
-import threading
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
-from subprocess import PIPE
-from typing import IO, Any
+from subprocess import PIPE, STDOUT, Popen
+from typing import Any
 
-from hvd_train.doctor.children import ANSWER
-from hvd_train.doctor.machine import AGENT, HOST_CHECKS, Facts, Finding, Machine, Trial, run_trial
+from hvd_train.doctor import agent
+from hvd_train.doctor.machine import HOST_CHECKS, Facts, Finding, Trial, run_trial
+from hvd_train.errors import UsageError, first_few
 from hvd_train.launch.client import is_loopback
 from hvd_train.launch.hosts import Host
 from hvd_train.launch.launcher import program
 
-SSH = "ssh -o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=2 -o ServerAliveCountMax=3"
-_SSH_S, _ANSWER_S, _TRIAL_S = 20.0, 60.0, 120.0
+_SSH_S = 5  # to connect
+_AGENT_S = "120"  # for all answers of an agent
 _SIZES = ("1024", "16384", "262144", "1048576", "8388608", "67108864")
 
 
 def examine(hosts: Sequence[Host], *, quick: bool) -> list[Finding]:
-    """Return all findings about a cluster. Raises OSError without ssh, and UsageError without horovodrun."""
-    slots = {host.name: host.slots for host in hosts}
+    """Return all findings about a cluster. Raises UsageError without Horovod."""
+    names = [host.name for host in hosts]
     with ExitStack() as stack, ThreadPoolExecutor(len(hosts)) as threads:
-        started = [stack.enter_context(Agent(host.name, [other.name for other in hosts])) for host in hosts]
-        answers = list(threads.map(lambda one: one.answer(_ANSWER_S), started))
-        findings = [check_reached(host.name, answer.get("error")) for host, answer in zip(hosts, answers, strict=True)]
-        answered = [(one, answer) for one, answer in zip(started, answers, strict=True) if "error" not in answer]
-        good = [{**answer, "name": one.name, "slots": slots[one.name]} for one, answer in answered]
+        agents = [stack.enter_context(start(name, names)) for name in names]
+        answers = list(threads.map(answer, agents))
+        findings = [check_reached(name, facts.get("error")) for name, facts in zip(names, answers, strict=True)]
+        answered = [it for it in zip(hosts, agents, answers, strict=True) if "error" not in it[2]]
+        good = [{**facts, "name": host.name, "slots": host.slots} for host, _, facts in answered]
         if good:
             findings += [*check_same(good), check_names(good), check_gpus(good)]
-            checked = [(one["name"], check(Machine(one))) for one in good for check in HOST_CHECKS]
+            checked = [(one["name"], check(one)) for one in good for check in HOST_CHECKS]
             findings += [replace(it, name=f"{name}: {it.name}") for name, it in checked if it and it.verdict != "ok"]
         if len(good) > 1:
             addresses = [(one["name"], one["port"]) for one in good]
-            tried = list(threads.map(lambda pair: pair[0].reach(addresses, _ANSWER_S), answered))
+            tried = list(threads.map(lambda it: reach(it[1], addresses), answered))
             findings.append(check_connections([one["name"] for one in good], tried))
     if not quick and all(finding.verdict != "broken" for finding in findings):
-        ranks = sum(slots.values())
-        listed = ",".join(f"{name}:{count}" for name, count in slots.items())
+        ranks = sum(host.slots for host in hosts)
+        listed = ",".join(f"{host.name}:{host.slots}" for host in hosts)
         launch = (program("horovodrun"), "-np", str(ranks), "-H", listed, "--gloo")
-        findings.append(run_trial(Trial("allreduce", launch, ranks, ("cpu", *_SIZES)), os.environ, _TRIAL_S))
+        findings.append(run_trial(Trial("allreduce", launch, ranks, ("cpu", *_SIZES)), os.environ))
     return findings
 
 
-class Agent(AbstractContextManager["Agent"]):
-    """An agent that runs on a host, and the pipe to it."""
-
-    def __init__(self, name: str, names: Sequence[str]) -> None:
-        """Start the agent, over ssh unless the host is this one; it looks up `names`. Raises OSError without ssh."""
-        self.name, command = name, [*AGENT, *names]
-        if not is_here(name):
-            path = os.environ.get("PYTHONPATH")  # horovodrun passes it to its ranks
-            there = shlex.join([*(["env", f"PYTHONPATH={path}"] if path else []), *command])
-            command = [*SSH.split(), *new_keys(name), "--", name, there]
-        self._errors: IO[str] = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed by `__exit__`
-        self._process = subprocess.Popen(
-            command, stdin=PIPE, stdout=PIPE, stderr=self._errors, encoding="utf-8", errors="replace"
-        )
-
-    def answer(self, limit_s: float) -> dict[str, Any]:
-        """Wait for the next answer and return it, or {"error": reason}."""
-        assert self._process.stdout is not None
-        timer = threading.Timer(limit_s, self._process.kill)
-        timer.start()
+def start(name: str, names: Sequence[str]) -> "Popen[bytes]":
+    """Start the agent of a host, over ssh as horovodrun does unless the host is this one; it looks up `names`."""
+    command = [sys.executable, "-m", agent.__name__, *names]
+    if not is_here(name):
         try:
-            for line in self._process.stdout:
-                if line.startswith(ANSWER):  # a shell's start-up file may print other lines
-                    found: dict[str, Any] = json.loads(line.removeprefix(ANSWER))
-                    return found
-            self._process.wait()
-        finally:
-            timer.cancel()
-        self._errors.seek(0)
-        lines = self._errors.read().strip().splitlines()
-        return {"error": lines[-1] if lines else f"no answer; exit code {self._process.returncode}"}
-
-    def reach(self, addresses: Sequence[tuple[str, int]], limit_s: float) -> dict[str, Any]:
-        """Let the agent connect to each (host, port); return its answer, or {"error": reason}."""
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(addresses) + "\n")
-            self._process.stdin.flush()
-        return self.answer(limit_s)
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(BrokenPipeError), self._process, self._errors:
-            self._process.kill()  # an agent on another host ends when its input does
+            from horovod.runner.util import remote
+        except ImportError:
+            raise UsageError("Horovod is not installed here: type `hvd-train doctor`") from None
+        path = os.environ.get("PYTHONPATH")  # horovodrun passes it to its ranks
+        there = shlex.join([*(["env", f"PYTHONPATH={path}"] if path else []), *command])
+        ssh, *options = shlex.split(remote.get_ssh_command(shlex.quote(there), name, timeout_s=_SSH_S))
+        command = [ssh, "-o", "BatchMode=yes", "-o", "ServerAliveInterval=2", *options]
+    # It ends when its input does. Without buffers, an input that nobody reads cannot raise an error when it is closed.
+    return Popen(["timeout", _AGENT_S, *command], bufsize=0, stdin=PIPE, stdout=PIPE, stderr=STDOUT)
 
 
-def new_keys(name: str) -> list[str]:
-    """Return the ssh option that accepts the key of a new host, unless the user has set StrictHostKeyChecking."""
-    command = ["ssh", "-G", "--", name]  # as the patched Horovod (remote.py) and horovodrun_scripts/_launch.sh
-    with suppress(subprocess.TimeoutExpired):  # the connection will show what is wrong
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SSH_S, check=False)
-        if b"stricthostkeychecking ask" in done.stdout.splitlines():
-            return ["-o", "StrictHostKeyChecking=accept-new"]
-    return []
+def answer(process: "Popen[bytes]") -> dict[str, Any]:
+    """Wait for the next answer of an agent and return it, or {"error": reason}."""
+    assert process.stdout is not None
+    said = ""
+    for line in process.stdout:
+        text = line.decode(errors="replace").strip()
+        if text.startswith(agent.ANSWER):  # a shell's start-up file may print other lines
+            found: dict[str, Any] = json.loads(text.removeprefix(agent.ANSWER))
+            return found
+        said = text or said
+    return {"error": said or f"no answer; exit code {process.wait()}"}
+
+
+def reach(process: "Popen[bytes]", addresses: Sequence[tuple[str, int]]) -> dict[str, Any]:
+    """Let an agent connect to each (host, port); return its answer, or {"error": reason}."""
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):
+        process.stdin.write(f"{json.dumps(addresses)}\n".encode())
+    return answer(process)
 
 
 def is_here(name: str) -> bool:
@@ -119,8 +100,7 @@ def check_reached(name: str, error: str | None) -> Finding:
     if any(sign in error for sign in ("No such file or directory", "not found", "No module named")):
         todo = "set up the same environment in the same place there, or put it on a file system that all hosts share"
     elif "Host key verification failed" in error:
-        todo = f"its key is new or has changed, as if it were another machine; `ssh {name} true` says which; "
-        todo += f"to forget an old key: `ssh-keygen -R {name}`"
+        todo = f"its key is new or has changed, says `ssh {name} true`; to forget an old key: `ssh-keygen -R {name}`"
     return Finding(name, "broken", error, todo)
 
 
@@ -174,7 +154,6 @@ def check_connections(names: Sequence[str], answers: Sequence[Facts]) -> Finding
         reasons = answer.get("failures") or [answer["error"]] * len(names)
         failed += [f"{source} cannot connect to {to} ({why})" for to, why in zip(names, reasons, strict=True) if why]
     if failed:
-        more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
         todo = "open all TCP ports between the hosts: ranks listen on ports that the system chooses"
-        return Finding("connections", "broken", "; ".join(failed[:3]) + more, todo)
+        return Finding("connections", "broken", first_few(failed), todo)
     return Finding("connections", "ok", f"each of {len(names)} hosts reaches each")

@@ -23,7 +23,6 @@ from horovod.runner.http import http_client, signature
 from horovod.runner.http.http_server import KVStoreServer
 from horovod.runner.util import network, remote, worker_environment
 
-from hvd_train.doctor import cluster
 from hvd_train.launch import client
 from tests.support.faults import Malicious, answering
 from tests.support.launching import write_program
@@ -68,11 +67,10 @@ ACCEPT = "-o StrictHostKeyChecking=accept-new"
 def test_new_host_keys_are_accepted_unless_the_user_has_configured_otherwise(
     configured: str | None, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Horovod, the doctor and the scripts agree."""
+    """Horovod, whose command the doctor uses, and the scripts agree."""
     says = "exit 255" if configured is None else f"echo user me; echo stricthostkeychecking {configured}; echo port 22"
     write_program(tmp_path, "ssh", f'[ "$*" = "-G -- h2" ] || exit 9; {says}')
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert " ".join(cluster.new_keys("h2")) == option
     ours = subprocess.run(["bash", "-c", f'source "{SCRIPT}"; new_keys h2'], capture_output=True, text=True, check=True)
     assert ours.stdout.strip() == option
     words = remote.get_ssh_command("true", "h2").split()
