@@ -1,39 +1,27 @@
-"""Keep a training through changes of its ranks: reports, faults, the transfer of the state, a survivor's commit."""
+"""Keep a training through changes of its ranks: reports, faults, and the transfer of the state."""
 
 import os
 import socket
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import IO
 
 import torch
 from torch import Tensor
 
-from hvd_train import checkpoint
-from hvd_train.checkpoint import BadCheckpoint
-from hvd_train.config import Config
 from hvd_train.console import say
 from hvd_train.data.trees import map_tensors
 from hvd_train.elastic.members import Change, Member, RankReport, change_between
-from hvd_train.errors import FaultRepeats, RankLost, ReplicasDiffer, UsageError, counted, first_few
-from hvd_train.launch import launcher
+from hvd_train.errors import FaultRepeats, RankLost, ReplicasDiffer, counted, first_few
 from hvd_train.network.buffers import tensors_in
-from hvd_train.output import Claim, Output
 from hvd_train.points import Label
-from hvd_train.run_files import run_folder
-from hvd_train.run_files.run_folder import Busy
 from hvd_train.state import TrainState, digest_of_snapshot
 from hvd_train.world.wire import has_no_gaps
-from hvd_train.world.world import Place, World
+from hvd_train.world.world import World
 
 _QUIET_S = 3.0  # a shorter transfer is not worth a line
-_PATIENCE_S = 100.0  # a file server keeps the locks of a dead host for a while: NFS 4 for 90 s
-_RESUME = "the same command resumes from there"
 _SAME_STEP_FAULTS = 5  # a fault that repeats this often at one step is in the step, not in the cluster
 
 
@@ -60,7 +48,6 @@ class Membership:
         self._reason = ""
         self._left_at = self._reported_at = 0.0
         self._broken_step, self._faults_in_row = -1, 0
-        self._stay: IO[str] | None = None  # makes another job wait for this process, which may be the last survivor
 
     @property
     def has_trained(self) -> bool:
@@ -92,8 +79,6 @@ class Membership:
         """Join these ranks after `step` steps; return None if no rank has trained."""
         self.survives = True
         self._members = tuple(report.member for report in reports)
-        if self.run_dir is not None and self._stay is None and launcher.elastic(os.environ):
-            self._stay = run_folder.stay(self.run_dir)
         change = change_between(reports, step)
         if change is not None and change.left:
             self._faults_in_row = 0  # a rank that left explains the fault
@@ -113,11 +98,6 @@ class Membership:
         if self._faults_in_row == _SAME_STEP_FAULTS:
             line = f"step {step + 1} has failed {self._faults_in_row} times in a row; the last time: {error}"
             raise FaultRepeats(line) from error
-
-    def close(self) -> None:
-        """Let another job use the run folder: this process has nothing left to write."""
-        if self._stay is not None:
-            self._stay.close()
 
 
 def synchronize(state: TrainState, world: World, root: int, *, behind: bool = False) -> None:
@@ -151,43 +131,3 @@ def synchronize(state: TrainState, world: World, root: int, *, behind: bool = Fa
 
 def _without_gaps(tensor: Tensor) -> Tensor:
     return tensor.detach() if has_no_gaps(tensor) else tensor.detach().contiguous()
-
-
-def commit_for_all(output: Output, config: Config, state: TrainState, run_dir: Path) -> str:
-    """Commit this rank's last step, unless another rank does; return the outcome.
-
-    Survivors may call this at the same time and differ by one step. Each waits for the run folder and commits if the
-    newest commit is older than its own step. A process that holds the folder may be the rest of the job, or a new run.
-    """
-    path = checkpoint.path_of(run_dir, state.progress.step)
-    named = config.replace(output_dir=run_dir, resume="auto")
-    deadline = time.monotonic() + _PATIENCE_S
-    while not _committed_by_another(path):
-        try:
-            folder = run_folder.claim(named, datetime.now(), owner=launcher.owner(os.environ))
-        except Busy:
-            if time.monotonic() > deadline:
-                return "NOT committed: another process has the run folder"
-            time.sleep(0.2)
-            continue
-        except UsageError as error:
-            return f"NOT committed: {error}"
-        output.open(Claim(folder), state, Place())
-        if _committed_by_another(path):  # before this rank had the lock
-            break
-        output.journal.catch_up(state.recent, state.last_step, state.last_epoch)
-        if not output.commit_last(state):
-            return "NOT committed (see above); the same command resumes from the last commit"
-        line = f"rank 0 is gone: step {state.progress.step} is committed in {path} by {socket.gethostname()}; {_RESUME}"
-        output.journal.event("rescued", line)
-        return f"committed in {path}; {_RESUME}"
-    return f"committed by another rank; {_RESUME}"
-
-
-def _committed_by_another(path: Path) -> bool:
-    for other in checkpoint.committed(path.parent.parent):
-        if other.name >= path.name:
-            with suppress(BadCheckpoint):
-                checkpoint.read(other)
-                return True
-    return False

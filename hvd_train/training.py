@@ -20,7 +20,7 @@ from hvd_train.elastic.members import RankReport, most_advanced, survivors_diffe
 from hvd_train.errors import FaultRepeats, HvdTrainError, RankLost, ReplicasDiffer, UsageError
 from hvd_train.launch import exit_report, launcher
 from hvd_train.launch.exit_report import During
-from hvd_train.membership import Arrival, Membership, commit_for_all, synchronize
+from hvd_train.membership import Arrival, Membership, synchronize
 from hvd_train.network import device, weights
 from hvd_train.network.buffers import digest_of, digest_of_module, tensors_in
 from hvd_train.network.device import check_own_gpus, gpu_name, split_on
@@ -38,7 +38,7 @@ from hvd_train.tasks.measures import Measuring
 from hvd_train.tasks.task import Scores, Task
 from hvd_train.updater import StepResult, Votes, of_use
 from hvd_train.validate import evaluate
-from hvd_train.world.world import DriverLost, World, result_of_rank_0, together
+from hvd_train.world.world import World, result_of_rank_0, together
 
 
 @dataclass(frozen=True)
@@ -375,12 +375,10 @@ class Training:
 
     def _committed(self, error: RankLost) -> RankLost:
         """Commit the last finished step, and return the error with the outcome."""
-        state, run_dir = self._state, self.membership.run_dir
+        state = self._state
         if state is None or not self.membership.survives:
             return error
-        if isinstance(error, DriverLost) and self.output.path is None and run_dir is not None:
-            kept = commit_for_all(self.output, self.config, state, run_dir)
-        elif self.output.path is None:
+        if self.output.path is None:
             kept = "done, and for rank 0 to commit; the same command resumes from the last commit"
         elif self._commit_own():
             kept = "committed; the same command resumes from there"
@@ -391,7 +389,6 @@ class Training:
     def close(self) -> None:
         """Finish what is being written, and end the loader processes."""
         self.output.close()
-        self.membership.close()
         for loader in (self.parts.train_loader, self.parts.val_loader, self.parts.test_loader):
             if loader is not None:
                 loader.close()

@@ -28,8 +28,8 @@ RUNS = Path("runs")
 CONFIG, SUMMARY, METRICS, ENVIRONMENT = "config.yaml", "summary.json", "metrics.jsonl", "environment.json"
 FROM_FILE = "from_file"  # the event that a run resumes from the checkpoint of another run
 DATA = "data.json"
-_LOCK, _MEMBERS = ".lock", ".members"
-_WRITTEN_IN_PLACE = (_LOCK, _MEMBERS, METRICS, "ledger.jsonl")
+_LOCK = ".lock"
+_WRITTEN_IN_PLACE = (_LOCK, METRICS, "ledger.jsonl")
 
 
 class Busy(UsageError):
@@ -103,24 +103,6 @@ def belongs_to(path: Path, owner: str) -> bool:
     return False
 
 
-def stay(path: Path) -> IO[str] | None:
-    """Make new jobs wait until the returned file is closed. None if the file system has no locks."""
-    with suppress(OSError):
-        members = open(path / _MEMBERS, "a+", opener=plain_file.in_place)  # noqa: SIM115  # the caller closes it
-        fcntl.flock(members, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return members
-    return None
-
-
-def _has_members(path: Path) -> bool:
-    try:
-        with open(path / _MEMBERS, "r+", opener=plain_file.in_place) as members:
-            fcntl.flock(members, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return isinstance(error, BlockingIOError)
-    return False
-
-
 def in_use(path: Path) -> bool:
     """Return whether a process of this machine has locked the folder."""
     try:
@@ -138,11 +120,11 @@ def claim(
 
     `now` names a new folder. `start` is called before a folder is made or moved aside; if it raises, nothing has
     changed. A job `owner` resumes in the folder that it claimed before. Without `--output-dir` and `wait` a busy folder
-    is skipped. With `wait` a folder is also busy while a process stays in it. Raises Busy and UsageError.
+    is skipped. Raises Busy and UsageError.
     """
     try:
         if config.run.output_dir:
-            return _claim_named(config.run.output_dir, config, start, owner, wait=wait)
+            return _claim_named(config.run.output_dir, config, start, owner)
         return _claim_own(config, now, start, owner, wait=wait)
     except OSError as error:
         raise UsageError(
@@ -151,7 +133,7 @@ def claim(
         ) from None
 
 
-def _claim_named(path: Path, config: Config, start: Callable[[], None], owner: str, *, wait: bool) -> RunFolder:
+def _claim_named(path: Path, config: Config, start: Callable[[], None], owner: str) -> RunFolder:
     if not (path / CONFIG).exists():
         early = {_LOCK, f"{CONFIG}{durable.PARTIAL_SUFFIX}"}  # left by a process that was killed at its start
         if path.exists() and {entry.name for entry in path.iterdir()} - early:
@@ -159,9 +141,9 @@ def _claim_named(path: Path, config: Config, start: Callable[[], None], owner: s
         start()
         return _create(path, config, owner)
     if config.run.resume == "auto" or belongs_to(path, owner):
-        return _reopen(path, config, owner, wait=wait)
+        return _reopen(path, config, owner)
     start()
-    lock = _lock(path, "", wait=wait)  # raises Busy: a folder that is trained in is not moved away
+    lock = _lock(path, "")  # raises Busy: a folder that is trained in is not moved away
     aside = _free_name(path.with_name(f"{path.name}.old"))
     path.rename(aside)
     lock.close()
@@ -176,7 +158,7 @@ def _claim_own(config: Config, now: datetime, start: Callable[[], None], owner: 
     unfinished = [path for path in found if config.run.resume == "auto" and not (path / SUMMARY).exists()]
     for path in own or unfinished:
         try:
-            return _reopen(path, config, owner, wait=wait)
+            return _reopen(path, config, owner)
         except Busy:
             if own or wait:
                 raise
@@ -194,24 +176,22 @@ def _create(path: Path, config: Config, owner: str, *notes: str) -> RunFolder:
     return RunFolder(path, notes=notes, _lock=lock)
 
 
-def _reopen(path: Path, config: Config, owner: str, *, wait: bool) -> RunFolder:
+def _reopen(path: Path, config: Config, owner: str) -> RunFolder:
     _check_no_links(path)
     if differences := config.differences(config_file.load(path / CONFIG)):
         raise UsageError(
             f"{path} is a run with other settings ({'; '.join(differences)}): type --resume never to start again "
             "(the old run is kept aside), or name another --output-dir"
         )
-    lock = _lock(path, owner, wait=wait)
+    lock = _lock(path, owner)
     text = config_file.dump(config)
     if plain_file.read_text(path / CONFIG, config_file.MOST_BYTES) != text:  # settings that may change on resume
         durable.write_text(path / CONFIG, text)
     return RunFolder(path, earlier=True, _lock=lock)
 
 
-def _lock(path: Path, owner: str, *, wait: bool = False) -> IO[str]:
-    """Lock the folder as `owner`. Raises Busy if another process has locked it, or with `wait` if one stays in it."""
-    if wait and _has_members(path):
-        raise Busy(path)
+def _lock(path: Path, owner: str) -> IO[str]:
+    """Lock the folder as `owner`. Raises Busy if another process has locked it."""
     lock = open(path / _LOCK, "a", opener=plain_file.in_place)  # noqa: SIM115  # until the process ends
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,7 +15,7 @@ from hvd_train.errors import RankLost, UsageError
 from hvd_train.launch import client, launcher
 from hvd_train.launch.launcher import WORKER
 from hvd_train.world import horovod_world
-from hvd_train.world.world import DriverLost, Place, Request, already_in_sync
+from hvd_train.world.world import Place, Request, already_in_sync
 
 T = TypeVar("T")
 
@@ -124,7 +124,7 @@ def announce_rejoining(environ: Mapping[str, str], beat: Heartbeat, connect_erro
     """Ask our driver whether Horovod's core may ask for the next rank.
 
     The core asks by host and local rank, which another process has by now if this one was evicted. `connect_error` says
-    why the ranks could not connect or synchronize. Raises: SystemExit (0): if this worker is evicted; DriverLost: if
+    why the ranks could not connect or synchronize. Raises: SystemExit (0): if this worker is evicted; RankLost: if
     the driver has not answered `beat` for `_GONE_S` seconds.
     """
     deadline = beat.silent_since + _GONE_S
@@ -136,7 +136,7 @@ def announce_rejoining(environ: Mapping[str, str], beat: Heartbeat, connect_erro
             break
         except OSError as error:
             if time.monotonic() > deadline:
-                raise DriverLost(f"the driver has not answered for {_GONE_S:.0f} s ({error})") from error
+                raise RankLost(f"the driver has not answered for {_GONE_S:.0f} s ({error})") from error
             time.sleep(_EVERY_S)
     if answer == "end":
         raise SystemExit(0)
@@ -227,7 +227,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
     def _join(self) -> None:
         """Form a world with the other ranks, which sets `place`.
 
-        Raises: RankLost: if they cannot be reached; DriverLost: if the driver cannot be reached; UsageError: if the
+        Raises: RankLost: if they cannot be reached; RankLost: if the driver cannot be reached; UsageError: if the
         facts of this worker differ from the others; SystemExit: if the job continues without this worker.
         """
         attempts = 0
@@ -273,5 +273,5 @@ class ElasticWorld(horovod_world.HorovodWorld):
             if gives_up or self._heartbeat.driver_gone:
                 self._core_hangs = True
                 gone = "the driver is gone, so this rank cannot connect to the others"
-                raise DriverLost(self._connect_error if gives_up else gone)
+                raise RankLost(self._connect_error if gives_up else gone)
         return outcome.result()

@@ -50,10 +50,6 @@ class Reduction:
     fp16_wire: bool = False  # send gradients as fp16
 
 
-class DriverLost(RankLost):
-    """Raised if the driver of an elastic job is lost, so that no other world can form."""
-
-
 def already_in_sync() -> None:
     """Do nothing: the `sync` of `World.meet` if ranks have no state to synchronize."""
 

@@ -27,10 +27,11 @@ SECONDS = float(os.environ.get("CAMPAIGN_SECONDS", "1800"))
 SEED = int(os.environ.get("CAMPAIGN_SEED", "0"))
 EPOCHS = 10
 STEPS = EPOCHS * STEPS_PER_EPOCH
+COMMIT_STEPS = 20
 LAUNCHER = "h4"
 OPTIONS = ("--restarts", "100")
 # No --output-dir: the same command finds its run again. One evaluation, at the end: only faults cause a pause.
-MORE = f"{TO_TRAIN} --commit-steps 20 --keep-checkpoints 2 --eval-epochs {EPOCHS}"
+MORE = f"{TO_TRAIN} --commit-steps {COMMIT_STEPS} --keep-checkpoints 2 --eval-epochs {EPOCHS}"
 TRAINING = arguments(EPOCHS, "tests.support.on_demand:wide", MORE)
 
 pytestmark = [
@@ -71,6 +72,7 @@ class Campaign:
     chance: random.Random
     typed: ExitStack  # the commands that were typed after the first
     left_out: int = 0  # how many lines have named hosts that are left out
+    may_lose: int = 0  # how many steps may be lost: driver and rank 0 were perhaps gone together
 
     @property
     def is_over(self) -> bool:
@@ -183,6 +185,7 @@ class Campaign:
         workers = self.workers()
         self.power_off(LAUNCHER)
         if self.chance.random() < 0.5:
+            self.may_lose += COMMIT_STEPS
             self.pause(0, 12)
             self.lose_host()
         return self.type_again(workers)
@@ -195,7 +198,7 @@ FAULTS = [
 
 
 def test_campaign(hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No fault that leaves a worker costs a step, repeats a sample or changes the weights."""
+    """No fault that leaves rank 0 or the driver costs a step; none repeats a sample or changes the weights."""
     chance = random.Random(SEED)
     (tmp_path / "undisturbed").mkdir()
     expected = cluster.undisturbed(tmp_path / "undisturbed", EPOCHS, TRAINING, limit_s=1500)
@@ -221,7 +224,7 @@ def test_campaign(hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[st
         failed = f"training {trainings} of seed {SEED}: {folder}"
         assert running.launcher.returncode == 0, f"{failed}\n{running.output}"
         assert (running.run / SUMMARY).exists(), failed
-        assert watch.lost == 0, failed
+        assert watch.lost <= campaign.may_lose, failed
         difference = cluster.check(running, expected, EPOCHS, allowed)
         trainings += 1
         shutil.rmtree(folder)

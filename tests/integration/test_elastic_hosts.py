@@ -31,6 +31,7 @@ from tests.support.runs import Weights
 STEPS = 8 * STEPS_PER_EPOCH
 AWAY_S = 6.0  # workers wait 10 s for the driver
 RARE = arguments(more="--output-dir run --commit-steps 1000")
+OFTEN = arguments(more="--commit-steps 10")
 LIMIT = ["HOROVOD_GLOO_TIMEOUT_SECONDS=2"]
 
 pytestmark = ON_HOSTS
@@ -241,19 +242,15 @@ def test_a_driver_that_is_out_of_reach_and_then_dies(hosts: Hosts, tmp_path: Pat
 
 
 def test_the_first_host_powers_off(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """Survivors commit every finished step; the same command on another host waits for that and resumes."""
+    """The driver and rank 0 are gone; the same command on another host resumes from the last commit."""
     on_demand.pace(tmp_path, 0.1)
-    never = arguments(more="--commit-steps 1000")
-    with job(hosts, tmp_path, training=never) as running:
+    with job(hosts, tmp_path, training=OFTEN) as running:
         running.after(30)
         hosts.power_off("h1")
-        steps = running.steps
-        with job(hosts, tmp_path, listed=("h2", "h3"), training=never, start_on="h2") as again:
-            wait_for("the next job", lambda: "resuming at" in again.output)
+        committed = newest_commit(running.run)
+        with job(hosts, tmp_path, listed=("h2", "h3"), training=OFTEN, start_on="h2") as again:
             again.completes(expected)
-    assert resumed_at(again) >= steps
-    committed = f"checkpoints/step-{resumed_at(again):010}.ckpt"
-    assert f"is committed in runs/{again.run.name}/{committed}" in (again.run / "metrics.jsonl").read_text()
+    assert resumed_at(again) >= committed > 0
 
 
 def test_a_host_that_gets_sigterm(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:

@@ -148,22 +148,6 @@ def test_a_busy_folder_of_another_job_is_skipped_and_noted() -> None:
     released(busy)
 
 
-@pytest.mark.parametrize("changes", [{"output_dir": None, "recipe": "digits"}, {}, {"resume": "never"}], ids=str)
-def test_a_job_waits_for_workers_that_have_lost_rank_0(changes: dict[str, object]) -> None:
-    """They may be about to commit into the folder, so it is neither claimed nor moved aside."""
-    config = named(**changes)
-    path = released(claim(config, NOON)).path
-    one, other = run_folder.stay(path), run_folder.stay(path)
-    one.close()
-    with pytest.raises(Busy) as refused:
-        claim(config, LATER, wait=True)
-    assert (refused.value.path, list(path.parent.iterdir())) == (path, [path])
-    if config.run.resume == "auto":
-        assert released(claim(config, LATER)).path == path, "one of these workers claims the folder to commit"
-    other.close()
-    assert released(claim(config, LATER, wait=True)).earlier == (config.run.resume == "auto")
-
-
 @pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "checkpoints"])
 def test_a_run_folder_with_a_planted_link_is_not_taken(name: str) -> None:
     """Symlink or hard link: its target stays as it is."""

@@ -24,7 +24,7 @@ from hvd_train.progress.order import EpochOrder
 from hvd_train.progress.stop import StopSignal
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.run_folder import RunFolder
-from hvd_train.world.world import DriverLost, Gradients, LocalWorld, already_in_sync
+from hvd_train.world.world import Gradients, LocalWorld, already_in_sync
 from tests.support import runs
 from tests.support.elastic import (
     ONE,
@@ -136,25 +136,6 @@ def test_a_lost_rank_ends_a_static_job(victim: int, disk: str, line: str, monkey
             trained(world, small_config())
 
     run_ranks(2, body, [Fault(victim, step=3)])
-
-
-def test_a_survivor_of_rank_0_commits_if_the_driver_is_lost_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    meet = ThreadWorld.meet
-
-    def meets_without_driver(world: ThreadWorld, sync: Callable[[], None], after: RankLost | None = None) -> None:
-        try:
-            meet(world, sync, after)
-        except RankLost as error:
-            raise DriverLost(str(error)) from error
-
-    monkeypatch.setattr(ThreadWorld, "meet", meets_without_driver)
-
-    def body(world: ThreadWorld) -> None:
-        with pytest.raises(RankLost, match=r"step (\d) is committed in run/checkpoints/step-0{9}\1.ckpt; the same"):
-            trained(world, small_config(commit_steps=100))
-
-    run_ranks(2, body, [Fault(0, step=3)])
-    assert len(checkpoint.committed(Path("run"))) == 1
 
 
 def test_a_stop_is_not_called_committed_if_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from hvd_train.errors import RankLost
 from hvd_train.world import elastic_world, horovod_world
 from hvd_train.world.elastic_world import ElasticWorld
 from hvd_train.world.horovod_world import HorovodInternalError
-from hvd_train.world.world import DriverLost, Place
+from hvd_train.world.world import Place
 
 Starts = list[Place]
 
@@ -78,7 +78,7 @@ def test_a_request_for_a_rank_that_gets_no_answer_is_abandoned(
     monkeypatch.setattr(elastic_world, "_DRIVER_CHECK_S", 0.01)
     world = ElasticWorld()
     monkeypatch.setattr(type(world._heartbeat), "driver_gone", True)
-    with pytest.raises(DriverLost, match="the driver is gone"):
+    with pytest.raises(RankLost, match="the driver is gone"):
         world.meet()
     world.close()
     assert calls == []
