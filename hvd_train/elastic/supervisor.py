@@ -53,7 +53,6 @@ class _Signals:
     def __init__(self) -> None:
         self.received = False
         self._process: subprocess.Popen[bytes] | None = None
-        self._pending: int | None = None  # a signal that came while no command ran, or one was starting
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup
                 signal.signal(number, self._pass_on)
@@ -63,8 +62,8 @@ class _Signals:
         environment = {GRACE: GRACE_S, **os.environ, SUPERVISOR: str(os.getpid())}
         # In its own process group: a terminal's Ctrl-C comes here, and is passed on once.
         with subprocess.Popen(command, start_new_session=True, env=environment) as self._process:
-            if self._pending is not None:
-                self._send(self._process, self._pending)
+            if self.received:  # while it was starting
+                self._process.terminate()
             code = self._process.wait()
         return code if code >= 0 else 128 - code
 
@@ -77,14 +76,9 @@ class _Signals:
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
         again, self.received = self.received, True
-        if self._process is None or self._process.poll() is not None:
-            self._pending = number
         # A lost terminal sends several, and after a second signal the launcher no longer waits for commits.
-        elif not again or number != signal.SIGHUP:
-            self._send(self._process, number)
-
-    def _send(self, process: subprocess.Popen[bytes], number: int) -> None:
-        process.send_signal(number if number == signal.SIGINT else signal.SIGTERM)  # it handles no others
+        if self._process is not None and (not again or number != signal.SIGHUP):
+            self._process.send_signal(number if number == signal.SIGINT else signal.SIGTERM)  # it handles no others
 
 
 def main() -> None:
