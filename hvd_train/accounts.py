@@ -27,8 +27,9 @@ def count_step(training: Training, result: StepResult) -> None:
         step = Entry(progress.epoch, steps, training.world.place.size, positions, result.fingerprint)
         journal.took(state.took(step, training.parts.train_loader.num_samples))
     journal.progress(Moment(progress.epoch, progress.cursor, progress.step, state.totals.means(), speed))
-    if training.arrival is not None and progress.step == training.arrival.change.step + 1:
-        journal.world(training.arrival.change, progress.step, training.arrival.seconds())
+    change = training.membership.change
+    if change is not None and progress.step == change.step + 1:
+        journal.world(change, progress.step, training.membership.seconds(change))
     if result.skipped and not math.isfinite(result.totals.sums[LOSS]):
         journal.event("skipped", f"step {progress.step} is skipped: its loss is not finite", step=progress.step)
     if progress.step % training.config.run.log_steps == 0:

@@ -5,7 +5,6 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,64 +24,45 @@ _QUIET_S = 3.0  # a shorter transfer is not worth a line
 _SAME_STEP_FAULTS = 5  # a fault that repeats this often at one step is in the step, not in the cluster
 
 
-@dataclass(frozen=True)
-class Arrival:
-    """The change that led to this world."""
-
-    change: Change
-    reported_at: float  # when this rank made its report (time.perf_counter); `change.waited_s` counts up to then
-
-    def seconds(self) -> float:
-        """Return the seconds since the fault, or since the request to change."""
-        return self.change.waited_s + time.perf_counter() - self.reported_at
-
-
 class Membership:
     """The part of this process in the worlds of a training. Times are values of time.perf_counter."""
 
     def __init__(self) -> None:
         self.survives = False  # whether the state in memory is a state of this run, to be sent and committed
         self.run_dir: Path | None = None  # the run folder, once rank 0 has claimed one
+        self.change: Change | None = None  # the one that led to this world
         self._member = Member(socket.gethostname(), os.getpid())
-        self._members: tuple[Member, ...] = ()  # of the last world
+        self.members: tuple[Member, ...] = ()  # of the last world; empty before the first
         self._reason = ""
         self._left_at = self._reported_at = 0.0
         self._broken_step, self._faults_in_row = -1, 0
 
-    @property
-    def has_trained(self) -> bool:
-        """Whether this process has been in a world of this training."""
-        return bool(self._members)
-
-    @property
-    def hosts(self) -> list[str]:
-        """The host of each rank in the last world."""
-        return [member.host for member in self._members]
-
     def report(self, state: TrainState, waits: Label) -> RankReport:
         """Return the report of this rank for the other ranks."""
-        self._reported_at = time.perf_counter()  # each rank adds its own time since then (Arrival.seconds)
+        self._reported_at = time.perf_counter()  # each rank adds its own time since then (`seconds`)
         return RankReport(
             self._member,
-            has_trained=self.has_trained,
             survives=self.survives,
             step=state.progress.step,
             waits=waits,
             digest=state.digest() if self.survives else "",
-            previous_members=self._members,
+            previous_members=self.members,
             reason=self._reason,
-            waited_s=self._reported_at - self._left_at if self.has_trained else 0.0,
+            waited_s=self._reported_at - self._left_at if self.members else 0.0,
             run_dir=self.run_dir,
         )
 
-    def join(self, reports: Sequence[RankReport], step: int) -> Arrival | None:
-        """Join these ranks after `step` steps; return None if no rank has trained."""
+    def join(self, reports: Sequence[RankReport], step: int) -> None:
+        """Join these ranks after `step` steps."""
         self.survives = True
-        self._members = tuple(report.member for report in reports)
-        change = change_between(reports, step)
-        if change is not None and change.left:
+        self.members = tuple(report.member for report in reports)
+        self.change = change_between(reports, step)
+        if self.change is not None and self.change.left:
             self._faults_in_row = 0  # a rank that left explains the fault
-        return Arrival(change, self._reported_at) if change else None
+
+    def seconds(self, change: Change) -> float:
+        """Return the seconds since the fault that led to this world, or since the request to change."""
+        return change.waited_s + time.perf_counter() - self._reported_at
 
     def leave(self, why: str) -> None:
         """Note that this rank leaves its world now, with the reason for the user."""

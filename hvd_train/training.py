@@ -20,7 +20,7 @@ from hvd_train.elastic.members import RankReport, most_advanced, survivors_diffe
 from hvd_train.errors import FaultRepeats, HvdTrainError, RankLost, ReplicasDiffer, UsageError
 from hvd_train.launch import exit_report, launcher
 from hvd_train.launch.exit_report import During
-from hvd_train.membership import Arrival, Membership, synchronize
+from hvd_train.membership import Membership, synchronize
 from hvd_train.network import device, weights
 from hvd_train.network.buffers import digest_of, digest_of_module, tensors_in
 from hvd_train.network.device import check_own_gpus, gpu_name, split_on
@@ -73,7 +73,6 @@ class Training:
         self.output, self.membership = Output(config), Membership()
         self.waits = Point().label(-1)  # where its program is, for other ranks
         self.last_result: StepResult | None = None  # of the step since the last point
-        self.arrival: Arrival | None = None  # the change that led to this world
         self._state: TrainState | None = None
         self._during: During = "building"
         self.watched = list[nn.Parameter]()  # weights that the program may change outside of updates
@@ -96,7 +95,7 @@ class Training:
         if not self.has_joined:
             self.world.meet(self._synchronize)
             self.has_joined = True
-            if self.arrival is None:
+            if self.membership.change is None:
                 self._announce()
 
     def meet(self, lost: RankLost | None = None) -> None:
@@ -145,7 +144,7 @@ class Training:
         self._resizes = config.batch.on_resize == "per-worker"
         if not in_between:
             self.resize()
-        self.arrival = membership.join(reports, state.progress.step)
+        membership.join(reports, state.progress.step)
         self.output.open(claim, state, world.place)
         self._begin_world()
         self.note_writes()
@@ -198,7 +197,8 @@ class Training:
             higher=parts.goal.higher,
             sample=parts.task.sample,
         )
-        self.output.write(run_folder.ENVIRONMENT, run_folder.environment(self.membership.hosts, gpu_name(parts.device)))
+        hosts = [member.host for member in self.membership.members]
+        self.output.write(run_folder.ENVIRONMENT, run_folder.environment(hosts, gpu_name(parts.device)))
         self.output.write(run_folder.DATA, state.data)
         if state.progress.step == 0:
             for note in parts.notes:
@@ -359,7 +359,7 @@ class Training:
             error = of_use(error, self.updater.batch) or error
         if isinstance(error, (UsageError, FaultRepeats)):
             self._commit_own()
-        if isinstance(error, HvdTrainError) and self.membership.has_trained and not error.of_all_ranks:
+        if isinstance(error, HvdTrainError) and self.membership.members and not error.of_all_ranks:
             error.raised_by = self.world.place.rank
         exit_report.send(os.environ, error, self._during, self._state.progress.step if self._state else 0)
         return error

@@ -25,11 +25,10 @@ class RankReport:
     """The report of one rank to all others."""
 
     member: Member
-    has_trained: bool = False  # in a world of this training; a newcomer has not
     survives: bool = False  # whether the rank has a state of this run in memory
     step: int = 0  # steps done since the run began
     digest: str = ""  # of the state; empty if the rank has none
-    previous_members: tuple[Member, ...] = ()  # of the rank's last world
+    previous_members: tuple[Member, ...] = ()  # of the rank's last world; a newcomer has none
     reason: str = ""  # why the rank left its last world, for the user
     waited_s: float = 0.0  # since it left
     run_dir: Path | None = None  # if the rank knows it
@@ -84,7 +83,7 @@ def survivors_differ(reports: Sequence[RankReport]) -> bool:
 
 def change_between(reports: Sequence[RankReport], step: int) -> Change | None:
     """Return the change since the last world after `step` steps, or None if no rank has trained."""
-    trained = [report for report in reports if report.has_trained]
+    trained = [report for report in reports if report.previous_members]
     if not trained:
         return None
     leader = max(trained, key=lambda report: report.waits)

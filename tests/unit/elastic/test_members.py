@@ -9,7 +9,7 @@ A, B, C = (Member(host, 1) for host in "abc")
 
 def survivor(member: Member, step: int, epoch: int = 0, digest: str = "x") -> RankReport:
     why = "a rank was lost"
-    report = RankReport(member, True, True, step, digest, previous_members=(A, B), reason=why, waited_s=0.5)
+    report = RankReport(member, True, step, digest, previous_members=(A, B), reason=why, waited_s=0.5)
     return replace(report, waits=(epoch, step))
 
 
@@ -24,7 +24,7 @@ def test_the_most_advanced_rank_sends_its_state() -> None:
     assert most_advanced([survivor(A, 7), survivor(B, 7)]) == 0
     assert most_advanced([survivor(A, 7), survivor(B, 7, epoch=1)]) == 1
     assert most_advanced([RankReport(C), survivor(B, 0)]) == 1
-    assert most_advanced([RankReport(C, True, step=8), survivor(B, 7)]) == 1
+    assert most_advanced([RankReport(C, step=8, previous_members=(A, C)), survivor(B, 7)]) == 1
 
 
 def test_survivors_of_one_step_with_different_weights_are_detected() -> None:
