@@ -20,7 +20,6 @@ says that the worker is evicted. A worker ends with its process, on another host
 it is evicted.
 """
 
-import math
 import os
 import re
 import signal
@@ -28,7 +27,6 @@ import subprocess
 import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,10 +39,8 @@ from hvd_train.launch.exit_report import ExitReport
 from hvd_train.launch.launcher import CONTINUES, JOB, OWNER, REPLACES, SLOT, SPENT, STARTED, SUPERVISOR, WORKER
 
 _TICK_S = 0.1
-_PAUSED_S = 2.0  # a driver that did not read its clock for this long was paused
 _LOOK_S = 1.0  # between two looks for hosts
 _QUIET_S, _LAST_COMMIT_S = 3.0, 30.0
-_LEAVE_S = 30.0  # for a worker without a rank to commit and end by itself
 _OF_SSH = 255  # ssh has failed, or a signal has killed its command
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")  # addresses and process ids, in which copies of one error differ
 
@@ -55,7 +51,6 @@ RunWorker = Callable[[RankAssignment, list[threading.Event]], tuple[int, float]]
 @dataclass
 class _WorkerProcess:
     end: threading.Event = field(default_factory=threading.Event)  # ends the process when set
-    end_at: float | None = None  # when to set `end`, for a process that should leave by itself
     assignment: RankAssignment | None = None
     waiting: bool = False  # for a rank
     problem: str = ""  # why it cannot join this job, if it cannot
@@ -74,7 +69,6 @@ class Dispatcher:
         self._roster, self._find_hosts, self._publish_world = roster, find_hosts, publish_world
         self._name = uuid.uuid4().hex
         self._started = float(os.environ.get(STARTED, time.monotonic()))
-        self._clock, self._read_at = time.monotonic, math.inf
         self._changed = threading.Condition()
         self._processes: dict[int, _WorkerProcess] = {}
         self._number_of: dict[tuple[str, int], int] = {}  # by host and local rank
@@ -86,7 +80,7 @@ class Dispatcher:
         self._facts: Mapping[str, str] | None = None  # versions and settings of the first worker
         self._elsewhere = ""  # the newest address of a worker on another host
         self._last_heartbeat = 0.0
-        self._errors: Counter[str] = Counter()  # errors of workers, without the numbers in them
+        self._errors = set[str]()  # errors of workers, without the numbers in them
 
     def start(self, num_workers: int, run_worker: RunWorker, interrupted: threading.Event) -> None:
         """Start workers; the first world waits for `num_workers` of them. A signal sets `interrupted`."""
@@ -151,7 +145,7 @@ class Dispatcher:
             if process is None:
                 return None
             process.assignment, process.waiting = None, True
-            self._roster.rank_requested(number, self._now())
+            self._roster.rank_requested(number, time.monotonic())
             self._changed.notify_all()
             while process.assignment is None and process.waiting and not self._interrupted.is_set():
                 self._changed.wait()
@@ -161,7 +155,7 @@ class Dispatcher:
     def heartbeat_received(self, number: int) -> str:
         """Note that a worker is alive, and return the answer: train, change, stop or end."""
         with self._changed:
-            now = self._last_heartbeat = self._now()
+            now = self._last_heartbeat = time.monotonic()
             process = self._processes.get(number)
             if self._interrupted.is_set() and self._finish is None:  # later the time for a last commit is over
                 return "stop"
@@ -175,18 +169,13 @@ class Dispatcher:
     def signal_received(self, number: int) -> str:
         """Note that a worker got a signal, and answer as for a heartbeat."""
         with self._changed:
-            self._roster.signal_received(number, self._now())
+            self._roster.signal_received(number, time.monotonic())
         return self.heartbeat_received(number)
 
     def may_ask(self, number: int) -> str:
         """Return "ask" if a worker may ask for its next rank, "end" if it is evicted."""
         with self._changed:
             return "end" if self._roster.worker(number) is None else "ask"
-
-    def world_is_broken(self) -> bool:
-        """Return whether a member of the last world is gone: its ranks cannot connect."""
-        with self._changed:
-            return self._roster.world_is_broken()
 
     def connect_error_received(self, number: int, why: str) -> None:
         """Note why a worker could not connect to its world, or synchronize with it."""
@@ -199,19 +188,14 @@ class Dispatcher:
             worker = self._roster.worker(number)
             if worker is None:
                 return
-            self._roster.exit_report_received(number, report, self._now())
+            self._roster.exit_report_received(number, report, time.monotonic())
             self._processes[number].waiting = False  # else its core's request for a rank would keep it alive
             self._changed.notify_all()
-            if not report.error:
-                return
             kind = _NUMBERS.sub("", report.error)
-            self._errors[kind] += 1
-            count = self._errors[kind]
-            if count == 1:
+            if report.error and kind not in self._errors:
                 separator = "\n" if "\n" in report.error else " "
                 say(f"worker {worker}:{separator}{report.error}")
-            elif count.bit_count() == 1:  # a power of two: ten lines for a thousand ranks
-                say(f"worker {worker}: the same error ({count} times so far)")
+            self._errors.add(kind)
 
     def _run(self) -> None:
         try:
@@ -234,42 +218,28 @@ class Dispatcher:
 
     def _obey_commands(self) -> None:
         with self._changed:
-            now = self._now()
-            for process in self._processes.values():
-                if process.end_at is not None and now > process.end_at:
-                    process.end.set()
-            commands = self._roster.commands(now)
-            is_over = any(isinstance(command, Finish) for command in commands)
-            for command in commands:
-                self._carry_out(command, quietly=is_over)
+            for command in self._roster.commands(time.monotonic()):
+                self._carry_out(command)
             if self._finish is None:
                 self._changed.wait(_TICK_S)
 
     def _wait_for_last_commits(self) -> None:
         """Wait until the workers end; on other hosts, until their heartbeats cease."""
         with self._changed:
-            deadline = self._now() + _LAST_COMMIT_S
+            deadline = time.monotonic() + _LAST_COMMIT_S
             self._changed.notify_all()  # requests for a rank return without one
-            while self._now() < deadline:
-                if not self._processes and self._now() - self._last_heartbeat > _QUIET_S:
+            while time.monotonic() < deadline:
+                if not self._processes and time.monotonic() - self._last_heartbeat > _QUIET_S:
                     break
                 self._changed.wait(_TICK_S)
             self._finish = Finish(1, "stopped")
 
-    def _now(self) -> float:
-        """Return the time. After a pause of this process, which the workers may have shared, restart their limits."""
-        before, self._read_at = self._read_at, self._clock()
-        if self._read_at - before > _PAUSED_S:
-            say(f"the driver was paused for {self._read_at - before:.0f} s: all time limits start again")
-            self._roster.resumed(self._read_at)
-        return self._read_at
-
-    def _carry_out(self, command: Command, *, quietly: bool) -> None:
+    def _carry_out(self, command: Command) -> None:
         if isinstance(command, Start):
             process = self._processes[command.worker.number] = _WorkerProcess()
             _in_a_thread(self._run_to_exit, command.worker, process, self._roster.hosts[command.worker.host])
         elif isinstance(command, End):
-            self._end(command, quietly=quietly)
+            self._end(command)
         elif isinstance(command, FormWorld):
             assignments = assign_ranks(command.workers)
             self._publish_world(assignments)
@@ -294,7 +264,7 @@ class Dispatcher:
                 how = " (a signal has killed it, or its ssh has failed)" if code == _OF_SSH else ""
                 say(f"worker {worker} ended with exit code {code}{how}")
             self._processes.pop(worker.number).waiting = False
-            self._roster.worker_exited(worker.number, exit_code, self._now())
+            self._roster.worker_exited(worker.number, exit_code, time.monotonic())
             self._changed.notify_all()
 
     def _environment_of(self, worker: Worker) -> dict[str, str]:
@@ -309,16 +279,15 @@ class Dispatcher:
             variables[CONTINUES] = "1"
         return variables
 
-    def _end(self, command: End, *, quietly: bool) -> None:
+    def _end(self, command: End) -> None:
         number = command.worker.number
         process = self._processes[number]
-        if not quietly:
+        if command.reason:
             say(f"worker {command.worker} is evicted: {command.reason}")
         if command.unresponsive:  # on another host its successor does this
             launcher.kill_worker(str(number), self._name)
-        if process.waiting:  # then it leaves by itself
-            process.waiting = False
-            process.end_at = self._now() + _LEAVE_S
+        if process.waiting and not command.unresponsive:
+            process.waiting = False  # then it leaves by itself
         else:
             process.end.set()
 

@@ -48,10 +48,8 @@ DEFAULTS = {
 SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=20"
 _COMMAND_S = 30.0  # for the command that lists the hosts
 
-# Keys of rank addresses. Gloo asks again after a 404 until HOROVOD_GLOO_TIMEOUT_SECONDS are over; another error, three
-# times within 1.5 s, ends the attempt.
-_OF_GLOO = ("/global", "/local_", "/cross_")
-_OF_WORKERS = ("/facts/", "/exit_report/", "/connect_error/")
+# What workers may write: addresses of ranks, and our own.
+_WRITABLE = ("/global", "/local_", "/cross_", "/facts/", "/exit_report/", "/connect_error/")
 
 
 class HostCommand:
@@ -194,17 +192,12 @@ def _handler(driver: Driver) -> Any:
     class Handler(create_rendezvous_handler(driver)):  # type: ignore[misc]  # Horovod has no types
         """Horovod's handler, with the requests of our workers."""
 
-        longest_wait = 0.1  # for the addresses of all ranks (patch C14); then the world may be broken
-
         def do_GET(self) -> None:  # noqa: N802  # the name that http.server calls
             with suppress(ConnectionError):  # a worker that dies while it waits is no error
-                if self.path.startswith(_OF_GLOO) and dispatcher.world_is_broken():
-                    self.send_status_code(HTTPStatus.GONE)
-                else:
-                    super().do_GET()
+                super().do_GET()
 
         def do_PUT(self) -> None:  # noqa: N802
-            if self.path.startswith((*_OF_GLOO, *_OF_WORKERS)):
+            if self.path.startswith(_WRITABLE):
                 super().do_PUT()
             else:  # Horovod would unpickle what its own workers write
                 self.send_status_code(HTTPStatus.NOT_FOUND)

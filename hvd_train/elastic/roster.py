@@ -11,14 +11,14 @@ commands: start a worker, end one, form a world of these workers, finish the job
 - After a fault the next world forms when every survivor has asked for a rank. A member that is silent, or does not ask
   in time, is evicted.
 - If ranks cannot connect to newcomers, the next world forms without them, and their hosts stay unused until the list
-  changes for them. If survivors alone cannot connect three times in a row, they commit and the job ends.
+  changes for them. If survivors alone cannot connect three times in a row, the job ends: who waits for a rank commits.
 - An error that repeats at one step, or in one worker after another before the first step, ends the job: its cause is
   not in the cluster. A death by a signal and a lost host do not count.
 - The job finishes when no member is left and rank 0 was done or a member committed, when a worker exits with a code
   that holds for the whole job, or when there were too few workers for too long. If all members die otherwise, new
   workers form a world and resume from the last commit.
 
-Pure: time is an argument, in seconds on any clock that does not jump, or jumps before `resumed`.
+Pure: time is an argument, in seconds on any clock. After a jump all time limits start again.
 """
 
 import itertools
@@ -28,14 +28,15 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hvd_train.elastic.worker import (
+    BUILDING,
     COMMITTED,
     FAULT_REPEATS,
-    NO_TIME_LEFT,
+    NEAR_STEPS,
+    RENDEZVOUS,
     SAME_ERRORS,
     STOPPED,
     UNRECOVERABLE,
     WRONG_SETTINGS,
-    ErrorsInARow,
     Stage,
     Worker,
     place_of_error,
@@ -44,15 +45,14 @@ from hvd_train.launch.exit_report import ExitReport
 
 SILENT_S = 10.0  # a worker sends a heartbeat every second; a longer silence counts as its death
 SILENT_WHILE_REJOINING_S = 3.0  # the same while the other members wait for it
-REPORT_S = 20.0  # from the first survivor that asks for a rank to the last
-CONNECT_S = 40.0  # the same if ranks cannot connect: Gloo waits 5 * HOROVOD_GLOO_TIMEOUT_SECONDS for lost packets
+REPORT_S = 40.0  # from the first survivor that asks for a rank to the last; Gloo waits 30 s for lost packets
 BACK_OFF_S, LONGEST_BACK_OFF_S = 1.0, 60.0
 EMPTY_AFTER_SIGNAL_S = 300.0  # a slot whose worker got a signal stays empty: spot hosts go within two minutes
-STEADY_S = 60.0  # a worker that was in worlds for this long did not fail to start
-DESERTED_S = 60.0  # workers that stop this soon after a pause of the driver got no answer from it
+STEADY_S = 60.0  # a worker that lived for this long did not fail to start
+PAUSED_S = 2.0  # a driver that asked for no commands for this long was paused, perhaps with all workers
 LEAVE_S = 10.0  # from a worker's exit report to its end
 ATTEMPTS = 3  # of survivors to connect to each other
-FIRST_NOTICE_S, NOTICE_S = 5.0, 60.0  # before the job says what it waits for: if workers are missing; in general
+NOTICE_S = 30.0  # before the job says what it waits for, and between two such lines
 TOO_FEW_WORKERS = 69  # the job's exit code: EX_UNAVAILABLE
 _EVICTED = -1  # in place of the exit code of an evicted worker
 _ON_THE_WAY_OUT = (Stage.LEAVING, Stage.ENDING)
@@ -72,7 +72,7 @@ class End:
     """End this worker, if it still runs."""
 
     worker: Worker
-    reason: str
+    reason: str  # empty if the job is over
     unresponsive: bool = False  # then it cannot leave by itself
 
 
@@ -131,13 +131,13 @@ class Roster:
     _connect_errors: dict[int, str] = field(default_factory=dict)  # why workers could not synchronize in the last world
     _failed_attempts: int = 0  # how many worlds in a row could not connect though no member had died
     _judged: int = 0  # the number of worlds formed at the last `_after_rendezvous`
-    _gives_up: Finish | None = None  # the end of the job once its members, which cannot connect, have committed
-    _notices: list[Notice] = field(default_factory=list)
-    _errors: ErrorsInARow = field(default_factory=ErrorsInARow)
-    _resumed_at: float = -DESERTED_S
-    _rejoining_since: float | None = None
+    _errors: int = 0  # how many workers in a row an error has ended at about one place
+    _error_place: int = BUILDING
+    _error_code: int = FAULT_REPEATS  # the exit code of the job if the errors end it
+    _asked_at: float = math.inf  # when the driver last asked for commands
+    _rejoining_since: float = math.inf
     _short_since: float | None = None
-    _noticed_at: float | None = None
+    _noticed_at: float = 0.0
     _hopeful_at: float = 0.0  # when there last were `min_workers` workers that wait for a world, or build and report
     _finish: Finish | None = None
 
@@ -147,14 +147,6 @@ class Roster:
             if hosts.get(host) != self.hosts.get(host):
                 del self._slots[host, slot]
         self.hosts = dict(hosts)
-
-    def resumed(self, now: float) -> None:
-        """Restart the time limits, after a pause of the driver or of the whole job."""
-        self._resumed_at = self._hopeful_at = now
-        for worker in self._workers:
-            worker.last_heartbeat = now
-        if self._rejoining_since is not None:
-            self._rejoining_since = now
 
     def rank_requested(self, number: int, now: float) -> None:
         """Note that a worker is ready, or has left its world, and waits for a rank."""
@@ -166,8 +158,7 @@ class Roster:
             worker.stage = Stage.READY
         elif worker.stage is Stage.TRAINING:
             worker.stage = Stage.REJOINING
-            if self._rejoining_since is None:
-                self._rejoining_since = now
+            self._rejoining_since = min(self._rejoining_since, now)
 
     def connect_error_received(self, number: int, why: str) -> None:
         """Note why a worker could not connect to its world, or synchronize with it."""
@@ -188,13 +179,10 @@ class Roster:
 
     def signal_received(self, number: int, now: float) -> None:
         """Note that a worker got a signal, which may have ended its ssh before."""
-        if (worker := self.worker(number)) is not None:
-            worker.got_signal = True
-        for exited in self._exit_codes:
-            if exited.number == number and not exited.got_signal:
-                exited.got_signal = True
-                self._record(exited).not_before = max(self._record(exited).not_before, now + EMPTY_AFTER_SIGNAL_S)
-                self._notices.append(Notice(f"worker {exited} has left: {_SIGNAL}"))
+        for worker in (*self._workers, *self._exit_codes):
+            if worker.number == number and not worker.got_signal:
+                worker.got_signal = True
+                self._keep_empty(worker, now + EMPTY_AFTER_SIGNAL_S)
 
     def worker_exited(self, number: int, exit_code: int, now: float) -> None:
         """Note that a worker's process has ended."""
@@ -204,18 +192,13 @@ class Roster:
         self._workers.remove(worker)
         exit_code = worker.meant_exit_code(exit_code)
         is_ending = worker.stage is Stage.ENDING
-        is_deserted = exit_code == NO_TIME_LEFT and now - self._resumed_at < DESERTED_S
-        means_nothing = is_deserted or (is_ending and not worker.got_signal)
-        self._exit_codes[worker] = _EVICTED if means_nothing else exit_code
+        self._exit_codes[worker] = _EVICTED if is_ending and not worker.got_signal else exit_code
         slot = self._record(worker)
-        steady = worker.joined_at is not None and now - worker.joined_at >= STEADY_S
-        slot.failures = 1 if steady else slot.failures + 1
+        slot.failures = 1 if now - worker.started_at >= STEADY_S else slot.failures + 1
         empty_s = back_off_s(BACK_OFF_S, LONGEST_BACK_OFF_S, slot.failures - 1)
-        if worker.got_signal or (exit_code in STOPPED and not is_ending):
+        if exit_code in STOPPED and not is_ending:
             empty_s = EMPTY_AFTER_SIGNAL_S
-        slot.not_before = max(slot.not_before, now + empty_s)
-        if worker.got_signal and not is_ending and exit_code not in COMMITTED:  # its ssh got the signal as well
-            self._notices.append(Notice(f"worker {worker} has left: {_SIGNAL}"))
+        self._keep_empty(worker, now + empty_s)
         if exit_code in UNRECOVERABLE:
             self._finish = Finish(exit_code, f"{worker} ended with exit code {exit_code}")
         elif exit_code == WRONG_SETTINGS and not self.worlds_formed:
@@ -225,23 +208,29 @@ class Roster:
         elif exit_code in (1, WRONG_SETTINGS):
             place = place_of_error(worker, others_train=bool(self._members()))
             if place is not None:
-                self._errors = self._errors.and_another(place, worker)
+                if abs(place - self._error_place) > NEAR_STEPS:
+                    self._errors, self._error_place = 0, place
+                self._errors += 1
+                self._error_code = WRONG_SETTINGS if exit_code == WRONG_SETTINGS else FAULT_REPEATS
         if self._finish is None and worker in self.world and not self._members():
-            self._finish = self._gives_up or self._end_of_world()
+            self._finish = self._end_of_world()
 
     def commands(self, now: float) -> list[Command]:
         """Return what to do now; the roster takes it as done."""
-        self._finish = self._finish or self._error_that_repeats(now)
+        commands = list[Command]()
+        self._finish = self._finish or self._error_that_repeats()
+        if self._finish is None:
+            commands += self._after_pause(now)
+            commands += self._end_unresponsive(now)
+            newcomers = self._in(Stage.STARTING, Stage.READY)  # members leave together with the others
+            commands += [self._end(worker, _UNLISTED) for worker in newcomers if not self._is_listed(worker)]
+            commands += [self._end(worker, _SIGNAL) for worker in self._in(Stage.REJOINING) if worker.got_signal]
+            commands += self._start_missing(now)
+            commands += self._form_world(now)
         if self._finish is not None:
-            return [*self._end_all("the job is over"), self._finish]
-        notices, self._notices = self._notices, []
-        ended = self._end_unresponsive(now)
-        if self._gives_up is not None:
-            return [*ended]
-        newcomers = self._in(Stage.STARTING, Stage.READY)  # members leave together with the others
-        ended += [self._end(worker, _UNLISTED) for worker in newcomers if not self._is_listed(worker)]
-        ended += [self._end(worker, _SIGNAL) for worker in self._in(Stage.REJOINING) if worker.got_signal]
-        return [*notices, *ended, *self._start_missing(now), *self._form_world(now)]
+            others = [worker for worker in self._workers if worker.stage is not Stage.ENDING]
+            commands += [*(self._end(worker, "") for worker in others), self._finish]
+        return commands
 
     def wants_change(self) -> bool:
         """Return whether members should form another world after the next step."""
@@ -256,13 +245,9 @@ class Roster:
         return is_enough and (len(staying) < len(members) or bool(ready))
 
     def wants_stop(self) -> bool:
-        """Return whether members should commit and end: all got a signal, or they cannot connect."""
+        """Return whether members should commit and end: all got a signal."""
         members = self._members()
-        return self._gives_up is not None or (bool(members) and all(worker.got_signal for worker in members))
-
-    def world_is_broken(self) -> bool:
-        """Return whether a member of the last world is gone."""
-        return len(self._members()) < len(self.world)
+        return bool(members) and all(worker.got_signal for worker in members)
 
     def worker(self, number: int) -> Worker | None:
         """Return the worker with this number, or None if it has exited."""
@@ -277,6 +262,9 @@ class Roster:
     def _record(self, worker: Worker) -> _SlotRecord:
         return self._slots.setdefault((worker.host, worker.slot), _SlotRecord())
 
+    def _keep_empty(self, worker: Worker, until: float) -> None:
+        self._record(worker).not_before = max(self._record(worker).not_before, until)
+
     def _is_listed(self, worker: Worker) -> bool:
         return worker.slot < self.hosts.get(worker.host, 0)
 
@@ -284,21 +272,27 @@ class Roster:
         worker.stage = Stage.ENDING
         return End(worker, reason, unresponsive)
 
-    def _end_all(self, reason: str) -> list[End]:
-        return [self._end(worker, reason) for worker in self._workers if worker.stage is not Stage.ENDING]
+    def _after_pause(self, now: float) -> list[Notice]:
+        """Restart the time limits after a pause of the driver, which the workers may have shared."""
+        paused_s, self._asked_at = now - self._asked_at, now
+        if paused_s <= PAUSED_S:
+            return []
+        self._hopeful_at, self._rejoining_since = now, max(now, self._rejoining_since)
+        for worker in self._workers:
+            worker.last_heartbeat = now
+        return [Notice(f"the driver was paused for {paused_s:.0f} s: all time limits start again")]
 
     def _end_unresponsive(self, now: float) -> list[End]:
         """End workers without a heartbeat, and members that keep the others waiting for too long."""
         leaving = [worker for worker in self._in(Stage.LEAVING) if now - worker.reported_at > LEAVE_S]
         overdue = [(worker, f"it has not ended within {LEAVE_S:.0f} s") for worker in leaving]
-        since, limit_s = self._rejoining_since, CONNECT_S if self._connect_errors else REPORT_S
         for worker in self._in(Stage.TRAINING, Stage.READY, Stage.REJOINING):
-            missed = since is not None and worker.stage is Stage.TRAINING
+            missed_s = now - self._rejoining_since if worker.stage is Stage.TRAINING else -math.inf
             silent_s = now - worker.last_heartbeat
-            if silent_s > (SILENT_WHILE_REJOINING_S if missed else SILENT_S):
+            if silent_s > (SILENT_WHILE_REJOINING_S if missed_s >= 0 else SILENT_S):
                 overdue.append((worker, f"no heartbeat for {silent_s:.0f} s"))
-            elif missed and since is not None and now - since > limit_s:
-                overdue.append((worker, f"it has not come to the new world within {limit_s:.0f} s"))
+            elif missed_s > REPORT_S:
+                overdue.append((worker, f"it has not come to the new world within {REPORT_S:.0f} s"))
         return [self._end(worker, reason, unresponsive=True) for worker, reason in overdue]
 
     def _start_missing(self, now: float) -> list[Start]:
@@ -321,7 +315,7 @@ class Roster:
         if any(worker.stage is Stage.TRAINING for worker in members):
             return []
         commands = self._after_rendezvous(members)
-        if self._gives_up is not None:
+        if self._finish is not None:
             return commands
         members = self._members()
         survivors = [worker for worker in members if self._is_listed(worker)] or members
@@ -331,17 +325,14 @@ class Roster:
             if now - self._hopeful_at > self.patience_s:
                 reason = f"fewer than {self.min_workers} workers for {self.patience_s:.0f} s"
                 self._finish = Finish(TOO_FEW_WORKERS, reason)
-                return [*commands, *self._end_all(reason), self._finish]
             return [*commands, *self._notice_of_waiting(len(chosen), now)]
         commands += [self._end(worker, _UNLISTED) for worker in members if worker not in chosen]
-        self.world, self._rejoining_since = tuple(chosen), None
-        self._short_since = self._noticed_at = None
+        self.world, self._rejoining_since, self._short_since = tuple(chosen), math.inf, None
         for worker in chosen:
             worker.stage, worker.world = Stage.TRAINING, self.world
-            worker.joined_at = worker.joined_at or now
         self.worlds_formed += 1
-        if self._errors.place == "building":
-            self._errors = ErrorsInARow()
+        if self._error_place == BUILDING:
+            self._errors = 0
         return [*commands, FormWorld(self.world)]
 
     def _after_rendezvous(self, members: list[Worker]) -> list[Command]:
@@ -365,7 +356,7 @@ class Roster:
         failure = "ranks could not connect to each other"
         if self._failed_attempts == ATTEMPTS:
             advice = f"`hvd-train doctor -H {hosts}` names the pairs of hosts that cannot connect"
-            self._gives_up = Finish(FAULT_REPEATS, f"{failure} {ATTEMPTS} times in a row; {advice}")
+            self._finish = Finish(FAULT_REPEATS, f"{failure} {ATTEMPTS} times in a row; {advice}")
         attempt = f"attempt {self._failed_attempts} of {ATTEMPTS}, on {hosts}"
         return [Notice(f"{failure} ({attempt}): {reasons[members[0].number]}")]
 
@@ -382,45 +373,35 @@ class Roster:
 
     def _is_enough(self, count: int, now: float) -> bool:
         """Return whether a world may form."""
-        building = [worker for worker in self._in(Stage.STARTING) if self._is_building(worker, now)]
+        if self._short_since is None:
+            self._short_since = self._noticed_at = self._hopeful_at = now
+        reporting = [worker for worker in self._in(Stage.STARTING) if worker.last_heartbeat > worker.started_at]
+        building = [worker for worker in reporting if now - worker.last_heartbeat <= SILENT_S]
         if count + len(building) >= self.min_workers:
             self._hopeful_at = now
-        if self._short_since is None:
-            self._short_since = self._hopeful_at = now
-        waited_s = now - self._short_since
-        if count >= self.start_workers:
-            return True
-        return count >= self.min_workers and (self.worlds_formed > 0 or waited_s > self.start_patience_s)
+        is_late = self.worlds_formed > 0 or now - self._short_since > self.start_patience_s
+        return count >= (self.min_workers if is_late else self.start_workers)
 
     def _notice_of_waiting(self, ready: int, now: float) -> list[Command]:
-        """Report what the next world waits for, after a long wait and then every minute."""
-        assert self._short_since is not None
-        starting, slots = len(self._in(Stage.STARTING)), min(sum(self.hosts.values()), self.max_workers)
-        wanted = self.min_workers if self.worlds_formed else self.start_workers
-        first_s = FIRST_NOTICE_S if ready + starting < wanted else NOTICE_S
-        since, limit_s = (self._short_since, first_s) if self._noticed_at is None else (self._noticed_at, NOTICE_S)
-        if now - since < limit_s:
+        """Report from time to time what the next world waits for."""
+        if now - self._noticed_at < NOTICE_S:
             return []
         self._noticed_at = now
+        starting, slots = len(self._in(Stage.STARTING)), sum(self.hosts.values())
+        wanted = self.min_workers if self.worlds_formed else self.start_workers
         line = f"waiting for workers: {ready} of {wanted} ready, {starting} starting, {slots} slots listed"
         if ready + starting < self.min_workers:
             ends_in_s = self.patience_s - (now - self._hopeful_at)
-            line += f"; with fewer than {self.min_workers} the job ends in {ends_in_s:.0f} s"
-        return [Notice(f"{line}. Add hosts to the list" if slots < wanted else line)]
+            line += f"; with fewer than {self.min_workers} the job ends in {ends_in_s:.0f} s: add hosts to the list"
+        return [Notice(line)]
 
-    def _is_building(self, worker: Worker, now: float) -> bool:
-        return worker.last_heartbeat > worker.started_at and now - worker.last_heartbeat <= SILENT_S
-
-    def _error_that_repeats(self, now: float) -> Finish | None:
-        if self._errors.count < SAME_ERRORS:
-            return None
-        if self._errors.place == "building" and (self._in(Stage.READY) or self._may_build(now)):
-            return None
-        return Finish(self._errors.exit_code, str(self._errors))
-
-    def _may_build(self, now: float) -> bool:
+    def _error_that_repeats(self) -> Finish | None:
         hopeful = [worker for worker in self._in(Stage.STARTING) if not self._record(worker).failures]
-        return any(self._is_building(one, now) or now - one.started_at < self.start_patience_s for one in hopeful)
+        if self._errors < SAME_ERRORS or (self._error_place == BUILDING and (hopeful or self._in(Stage.READY))):
+            return None
+        known = {BUILDING: "before the ranks connected", RENDEZVOUS: "while the ranks connected"}
+        place = known.get(self._error_place, f"in step {self._error_place + 1}")
+        return Finish(self._error_code, f"{self._errors} workers in a row ended with an error {place} (see above)")
 
     def _end_of_world(self) -> Finish | None:
         """Return how the job finishes without members, or None if new workers continue."""

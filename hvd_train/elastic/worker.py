@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
 
 from hvd_train.launch.exit_report import ExitReport
 
@@ -22,7 +21,7 @@ COMMITTED = (NO_TIME_LEFT, *STOPPED)
 SAME_ERRORS = 3  # an error that repeats this often, in any worker, ends the job
 NEAR_STEPS = 1  # samples may be read one step ahead, so one damaged image can end workers in neighbouring steps
 
-ErrorPlace = int | Literal["building", "rendezvous"]  # after this many steps, before the first world, in a rendezvous
+BUILDING, RENDEZVOUS = -20, -10  # places of errors, in place of the number of finished steps
 
 
 class Stage(Enum):
@@ -47,7 +46,6 @@ class Worker:
     last_heartbeat: float  # or request
     stage: Stage = Stage.STARTING
     got_signal: bool = False
-    joined_at: float | None = None  # when it became a member of a world
     world: tuple[Worker, ...] = ()  # the members of its last world; the others may have formed another one since
     connected: bool = False  # whether it has connected to other ranks and synchronized the state with them
     exit_report: ExitReport | None = None
@@ -106,36 +104,12 @@ def assign_ranks(workers: Sequence[Worker]) -> list[RankAssignment]:
     ]
 
 
-def place_of_error(worker: Worker, *, others_train: bool) -> ErrorPlace | None:
+def place_of_error(worker: Worker, *, others_train: bool) -> int | None:
     """Return the place of a worker's error, or None if only this worker may have it."""
     if not worker.world:
-        return None if others_train else "building"
+        return None if others_train else BUILDING
     if worker.exit_report is None:
         return None
     if worker.failed_to_connect:
-        return None if not worker.connected and any(other.connected for other in worker.world) else "rendezvous"
+        return None if not worker.connected and any(other.connected for other in worker.world) else RENDEZVOUS
     return worker.exit_report.step
-
-
-@dataclass(frozen=True)
-class ErrorsInARow:
-    """How many workers in a row an error has ended at one place."""
-
-    count: int = 0
-    place: ErrorPlace = "building"
-    exit_code: int = FAULT_REPEATS  # of the job if the errors end it
-
-    def and_another(self, place: ErrorPlace, worker: Worker) -> ErrorsInARow:
-        """Return the row with this worker; an error in another place starts a new row."""
-        wrong_settings = worker.exit_report is not None and worker.exit_report.exit_code == WRONG_SETTINGS
-        exit_code = WRONG_SETTINGS if wrong_settings else FAULT_REPEATS
-        if isinstance(place, int) and isinstance(self.place, int):
-            is_same = abs(place - self.place) <= NEAR_STEPS
-        else:
-            is_same = place == self.place
-        return ErrorsInARow(self.count + 1, self.place, exit_code) if is_same else ErrorsInARow(1, place, exit_code)
-
-    def __str__(self) -> str:
-        known = {"building": "before the ranks connected", "rendezvous": "while the ranks connected"}
-        place = f"in step {self.place + 1}" if isinstance(self.place, int) else known[self.place]
-        return f"{self.count} workers in a row ended with an error {place} (see above)"

@@ -266,8 +266,6 @@ def test_a_host_that_gets_sigterm(hosts: Hosts, tmp_path: Path, expected: Weight
             wait_for("its worker to end", lambda gone=name: not hosts.workers(gone))
             running.after(running.steps + 5)
         assert not hosts.workers("h3") and not hosts.workers("h2")
-        for name in ("h2", "h3"):
-            assert len(re.findall(rf"worker {name}\[0\] .*: it got a signal", running.output)) == 1
         steps = running.steps
         running.worker("h1").send_signal(signal.SIGTERM)
         assert running.launcher.wait(200) == 128 + signal.SIGTERM, running.output

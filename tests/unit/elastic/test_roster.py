@@ -50,6 +50,19 @@ def test_a_host_that_keeps_failing_is_tried_at_growing_intervals() -> None:
     assert (play.world, play.finish) == (old, None)
 
 
+@pytest.mark.parametrize("waiting", [False, True])
+def test_after_a_pause_of_the_job_each_limit_starts_again(waiting: bool) -> None:
+    """The driver may resume before the workers; also while members wait for others."""
+    play = later({"a": 1, "b": 1})
+    one, two = play.world
+    play.ask(*((one,) if waiting else ()))
+    play.now += 4000
+    play.wait(2, two)
+    play.ask(one, two)
+    assert (play.world, play.evicted) == ([one, two], {})
+    assert play.notices == ["the driver was paused for 4001 s: all time limits start again"]
+
+
 @pytest.mark.parametrize(("rejoining", "seconds"), [(False, 10), (True, 3)])
 def test_a_silent_worker_is_evicted(rejoining: bool, seconds: int) -> None:
     """Survivors that wait for it evict it sooner."""
@@ -62,20 +75,20 @@ def test_a_silent_worker_is_evicted(rejoining: bool, seconds: int) -> None:
     assert (play.evicted, play.killed) == ({silent: f"no heartbeat for {seconds + 1} s"}, [silent])
 
 
-def test_a_member_that_sends_heartbeats_but_hangs_is_evicted_after_twenty_seconds() -> None:
-    """Each rendezvous has its own twenty seconds."""
+def test_a_member_that_sends_heartbeats_but_hangs_is_evicted() -> None:
+    """Each rendezvous has its own forty seconds."""
     play = later({"a": 1, "b": 1})
     one, hanging = play.world
     play.ask(one)
-    play.wait(19)
+    play.wait(39)
     play.ask(hanging)
     assert (play.world, play.evicted) == ([one, hanging], {})
     play.wait(40)
     play.ask(one)
-    play.wait(20)
+    play.wait(40)
     assert play.evicted == {}
     play.wait(1)
-    assert play.evicted == {hanging: "it has not come to the new world within 20 s"}
+    assert play.evicted == {hanging: "it has not come to the new world within 40 s"}
     assert (play.killed, play.world) == ([hanging], [one])
 
 
@@ -115,9 +128,9 @@ def test_with_fewer_than_min_np_survivors_wait() -> None:
     play.find({"a": 1})
     play.end(two, 1)
     play.ask(one)
-    play.wait(5)
-    assert "with fewer than 2 the job ends in 595 s" in play.notices[0]
-    play.wait(595)
+    play.wait(30)
+    assert "with fewer than 2 the job ends in 570 s" in play.notices[0]
+    play.wait(570)
     assert play.finish is None
     play.wait(1)
     assert play.finish == Finish(TOO_FEW_WORKERS, "fewer than 2 workers for 600 s")
@@ -271,7 +284,6 @@ def test_the_slot_of_a_worker_that_got_a_signal_stays_empty_for_minutes(listed_a
     play.signal(signalled)
     play.end(signalled, 255)
     play.ask(one)
-    assert ["it got a signal" in line for line in [*play.notices, *play.evicted.values()]] == [True]
     play.wait(EMPTY_AFTER_SIGNAL_S - 2)
     assert (len(play.started), play.world) == (2, [one])
     if listed_again:
@@ -316,18 +328,14 @@ def test_the_next_world_forms_without_newcomers_that_cannot_connect() -> None:
     assert [play.hosts[number] for number in play.started[4:]] == ["far"]
 
 
-def test_survivors_that_cannot_connect_three_times_commit_and_the_job_ends() -> None:
+def test_survivors_that_cannot_connect_three_times_end_the_job() -> None:
+    """They wait for a rank then, and commit when they get none."""
     play = training({"a": 1, "b": 2})
     members = play.world
     for attempt in (1, 2, 3):
-        assert not play.roster.wants_stop()
+        assert play.finish is None
         play.miss(*members)
         assert f"connect to each other (attempt {attempt} of 3, on a:1,b:2)" in play.notices[-1]
-    assert play.roster.wants_stop()
-    assert (play.finish, play.evicted) == (None, {})
-    for number in members:
-        assert play.finish is None
-        play.fail(number, "training", code=3)
     expected = "ranks could not connect to each other 3 times in a row; `hvd-train doctor -H a:1,b:2` names the pairs"
     assert play.finish == Finish(5, f"{expected} of hosts that cannot connect")
-    assert play.started == members
+    assert (play.started, list(play.evicted), play.killed) == (members, members, [])

@@ -63,7 +63,7 @@ class Complete(ElasticThreadWorld):
         if roster.wants_change() or roster.wants_stop() or self._job.finish:
             return False
         slots = min(sum(roster.hosts.values()), roster.max_workers)
-        whole = not roster.world_is_broken() and all(worker.stage is Stage.TRAINING for worker in roster.world)
+        whole = all(roster.worker(one.number) and one.stage is Stage.TRAINING for one in roster.world)
         return whole and len(roster.world) < slots
 
 
