@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
@@ -20,7 +21,6 @@ from hvd_train.world.world import Place, Request, already_in_sync
 T = TypeVar("T")
 
 _DRIVER_CHECK_S = 0.5
-_ATTEMPTS = 5  # to reach the driver, which decides how often ranks try to connect
 _EVERY_S = 1.0
 _ANSWER_S = 2.0
 _PAUSED_S = 5.0  # a heartbeat takes 3 s if the driver is silent; a longer time is a pause of this process
@@ -28,7 +28,6 @@ _GONE_S = 10.0  # a driver that does not answer for this long counts as gone, or
 _GONE_WHILE_LEAVING_S = 3.0  # after a signal: this process may soon be killed, or its driver has been
 _COMMIT_S = 30.0  # from then until this process must have begun its last commit
 _WRITE_S = 600.0  # and the time for writing it
-_ANSWERS = ("train", "change", "stop", "end")
 _RANK_AND_SIZE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 
 
@@ -56,11 +55,6 @@ class Heartbeat:
         """Whether the driver has not answered for `_GONE_S` seconds, in which this process ran."""
         return self.requested == "stop" and time.monotonic() - self._all_was_well > _GONE_S and not self._evicted
 
-    @property
-    def silent_since(self) -> float:
-        """When the driver answered last, by time.monotonic; after an eviction, the current time."""
-        return time.monotonic() if self._evicted else self._all_was_well
-
     def signal_received(self) -> None:
         """Report a signal at once; the driver answers whether this worker leaves or all stop."""
         if not self._got_signal:
@@ -74,50 +68,36 @@ class Heartbeat:
 
     def training_left(self) -> None:
         """Give this worker, which trains no more, minutes to write its last files."""
-        self._patience_s = time.monotonic() - self._all_was_well + _WRITE_S
-
-    def all_written(self) -> None:
-        """Give this process, which has written its files, less time to end."""
-        self._patience_s = time.monotonic() - self._all_was_well + _COMMIT_S
+        self._patience_s = _WRITE_S
 
     def _beat(self, environ: Mapping[str, str]) -> None:
         self._all_was_well = last = time.monotonic()
         while True:
-            answer = _answer(environ, "leaving" if self._got_signal else "heartbeat")
+            scope, answer = "leaving" if self._got_signal else "heartbeat", None
+            with suppress(OSError):
+                answer = client.get(environ, f"{scope}/{environ[WORKER]}", _ANSWER_S)
             before, last = last, time.monotonic()
             if last - before > _PAUSED_S:  # the driver may have been paused as well
                 self._all_was_well = last
-            self._note(answer)
-            if time.monotonic() - self._all_was_well > self._patience_s:
+            if answer is not None and not self._evicted:
+                self._all_was_well = last
+            self._evicted = self._evicted or answer == "end"
+            silence_s = last - self._all_was_well
+            if self.requested == "stop":
+                pass
+            elif self._evicted:  # the others may continue, so this worker must not vote for a stop
+                self.requested = "change"
+            elif answer == "stop" or silence_s > (_GONE_WHILE_LEAVING_S if self._got_signal else _GONE_S):
+                self.requested = "stop"
+            elif answer is not None:
+                self.requested = "change" if answer == "change" else "train"
+            if silence_s > self._patience_s:
                 os._exit(1)
             self._pause()
-
-    def _note(self, answer: str | None) -> None:
-        now_evicted = answer == "end" and not self._evicted
-        self._evicted = self._evicted or now_evicted
-        if now_evicted or (answer is not None and not self._evicted):
-            self._all_was_well = time.monotonic()
-        silence_s = time.monotonic() - self._all_was_well
-        if self.requested == "stop":
-            return
-        if self._evicted:  # the others may continue, so this worker must not vote for a stop
-            self.requested = "change"
-        elif answer == "stop" or silence_s > (_GONE_WHILE_LEAVING_S if self._got_signal else _GONE_S):
-            self.requested = "stop"
-        elif answer is not None:
-            self.requested = "change" if answer == "change" else "train"
 
     def _pause(self) -> None:
         self._wake.wait(_EVERY_S)
         self._wake.clear()
-
-
-def _answer(environ: Mapping[str, str], scope: str) -> str | None:
-    try:
-        answer = client.get(environ, f"{scope}/{environ[WORKER]}", _ANSWER_S)
-    except OSError:
-        return None
-    return answer if answer in _ANSWERS else None
 
 
 def announce_rejoining(environ: Mapping[str, str], beat: Heartbeat, connect_error: str = "") -> None:
@@ -125,9 +105,8 @@ def announce_rejoining(environ: Mapping[str, str], beat: Heartbeat, connect_erro
 
     The core asks by host and local rank, which another process has by now if this one was evicted. `connect_error` says
     why the ranks could not connect or synchronize. Raises: SystemExit (0): if this worker is evicted; RankLost: if
-    the driver has not answered `beat` for `_GONE_S` seconds.
+    the driver is gone.
     """
-    deadline = beat.silent_since + _GONE_S
     while True:
         try:
             if connect_error:
@@ -135,7 +114,7 @@ def announce_rejoining(environ: Mapping[str, str], beat: Heartbeat, connect_erro
             answer = client.get(environ, f"may_ask/{environ[WORKER]}", _ANSWER_S)
             break
         except OSError as error:
-            if time.monotonic() > deadline:
+            if beat.driver_gone:
                 raise RankLost(f"the driver has not answered for {_GONE_S:.0f} s ({error})") from error
             time.sleep(_EVERY_S)
     if answer == "end":
@@ -197,10 +176,8 @@ class ElasticWorld(horovod_world.HorovodWorld):
                 raise
             self._connect_error = ""
 
-        state = horovod_world.ElasticState(synchronize, in_a_world=self._has_had_rank)
-        if not self._has_had_rank:
-            self._join()
-        horovod_world.meet(state, self._join_again)
+        self._join()
+        horovod_world.meet(horovod_world.ElasticState(synchronize), self._join)
 
     @override
     def leave(self, *, failed: bool) -> None:
@@ -216,26 +193,20 @@ class ElasticWorld(horovod_world.HorovodWorld):
 
     @override
     def close(self) -> None:
-        self._heartbeat.all_written()
         if not self._core_hangs:
             super().close()
 
-    def _join_again(self) -> None:
-        horovod_world.stop()
-        self._join()
-
     def _join(self) -> None:
-        """Form a world with the other ranks, which sets `place`.
+        """Leave the last world, if any, and form one with the other ranks, which sets `place`.
 
         Raises: RankLost: if they cannot be reached; RankLost: if the driver cannot be reached; UsageError: if the
         facts of this worker differ from the others; SystemExit: if the job continues without this worker.
         """
-        attempts = 0
         while True:
             try:
                 if self._has_had_rank:
+                    horovod_world.stop()
                     announce_rejoining(os.environ, self._heartbeat, self._connect_error)
-                    attempts = 0
                 else:
                     wait_for_first_rank(os.environ, self._facts)
                     self._has_had_rank = True
@@ -244,9 +215,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
                 place = self._start_core()
                 break
             except (ValueError, OSError) as error:
-                horovod_world.stop()
-                attempts += 1
-                if attempts == _ATTEMPTS:
+                if self._heartbeat.driver_gone:
                     raise RankLost(f"cannot connect to the other ranks: {error}") from error
                 # Horovod refers to its log, which is off.
                 self._connect_error = str(error).partition(". Please check")[0]
@@ -269,9 +238,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
 
         threading.Thread(target=start, daemon=True, name="rendezvous").start()
         while not wait([outcome], _DRIVER_CHECK_S).done:
-            gives_up = bool(self._connect_error) and self._heartbeat.requested == "stop"
-            if gives_up or self._heartbeat.driver_gone:
+            if self._heartbeat.driver_gone:
                 self._core_hangs = True
-                gone = "the driver is gone, so this rank cannot connect to the others"
-                raise RankLost(self._connect_error if gives_up else gone)
+                raise RankLost("the driver is gone, so this rank cannot connect to the others")
         return outcome.result()

@@ -16,7 +16,7 @@ import horovod.torch as hvd
 import torch
 from horovod.common import elastic
 from horovod.common.elastic import State, run_fn
-from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from horovod.common.exceptions import HorovodInternalError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -248,13 +248,12 @@ def as_rank_lost() -> Iterator[None]:
 class ElasticState(State):  # type: ignore[misc]  # Horovod has no types
     """The state of `hvd.elastic`. Survivors keep their live weights, so nothing is saved.
 
-    Every new world begins with `sync`; Horovod skips that if hosts were only removed (its issue #3399). If this rank is
-    in a world, the first `sync` leaves it.
+    Every new world begins with `sync`; Horovod skips that if hosts were only removed (its issue #3399).
     """
 
-    def __init__(self, sync: Callable[[], None], *, in_a_world: bool) -> None:
+    def __init__(self, sync: Callable[[], None]) -> None:
         super().__init__(bcast_object=None, get_rank=hvd.rank)
-        self._sync, self._leaves = sync, in_a_world
+        self._sync = sync
 
     def save(self) -> None:
         """Do nothing: the live weights are the copy."""
@@ -263,10 +262,7 @@ class ElasticState(State):  # type: ignore[misc]  # Horovod has no types
         """Do nothing: the broken step has undone its changes of the model, and the next begins with new gradients."""
 
     def sync(self) -> None:
-        """Synchronize the state of all ranks, or leave the world."""
-        if self._leaves:
-            self._leaves = False
-            raise HostsUpdatedInterrupt(skip_sync=False)
+        """Synchronize the state of all ranks."""
         try:
             self._sync()
         except RankLost as error:
@@ -274,7 +270,7 @@ class ElasticState(State):  # type: ignore[misc]  # Horovod has no types
 
 
 def meet(state: ElasticState, rejoin: Callable[[], None]) -> None:
-    """Call the state's `sync` in worlds of `hvd.elastic` until one is in sync; `rejoin` forms each but the first.
+    """Call the state's `sync` in worlds of `hvd.elastic` until one is in sync; `rejoin` forms each after the first.
 
     The function that `hvd.elastic` runs in a world does nothing: the caller trains in it. Raises: RankLost: if
     `rejoin` does.
