@@ -239,7 +239,14 @@ class Dispatcher:
             process = self._processes[command.worker.number] = _WorkerProcess()
             _in_a_thread(self._run_to_exit, command.worker, process, self._roster.hosts[command.worker.host])
         elif isinstance(command, End):
-            self._end(command)
+            process = self._processes[command.worker.number]
+            if command.reason:
+                say(f"worker {command.worker} is evicted: {command.reason}")
+            if command.unresponsive:  # on another host its successor does this
+                launcher.kill_worker(str(command.worker.number), self._name)
+            if command.unresponsive or not process.waiting:
+                process.end.set()
+            process.waiting = False  # a worker that gets no rank leaves by itself
         elif isinstance(command, FormWorld):
             assignments = assign_ranks(command.workers)
             self._publish_world(assignments)
@@ -278,18 +285,6 @@ class Dispatcher:
         if self._roster.worlds_formed > 0:
             variables[CONTINUES] = "1"
         return variables
-
-    def _end(self, command: End) -> None:
-        number = command.worker.number
-        process = self._processes[number]
-        if command.reason:
-            say(f"worker {command.worker} is evicted: {command.reason}")
-        if command.unresponsive:  # on another host its successor does this
-            launcher.kill_worker(str(number), self._name)
-        if process.waiting and not command.unresponsive:
-            process.waiting = False  # then it leaves by itself
-        else:
-            process.end.set()
 
 
 def _in_a_thread(function: Callable[..., None], *arguments: Any) -> None:
