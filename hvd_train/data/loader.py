@@ -173,34 +173,43 @@ class ArrayLoader(Loader):
 
 @dataclass
 class _Reader:
-    """Reads items for DataLoader; random numbers depend on seed and sample alone."""
+    """Reads micro-batches for DataLoader; random numbers depend on seed and sample alone."""
 
     data: MapDataset
     seed: int
+    collate: Collate
 
-    def __getitem__(self, sample: _Sample) -> tuple[Tensor, int] | UsageError:
+    def __getitem__(self, samples: list[_Sample]) -> Any:
+        """Return a batch, or a UsageError, which DataLoader would wrap in a traceback."""
+        try:
+            if self.collate is default_collate and type(self.data) is TensorDataset:  # which draws no random numbers
+                rows = [index for _, index in samples]
+                return [tensor[rows] for tensor in self.data.tensors]
+            return self.batch_of([self.item(sample) for sample in samples])
+        except UsageError as error:
+            return error
+
+    def item(self, sample: _Sample) -> Any:
         epoch, index = sample
         number = order.key(self.seed, epoch, _TRANSFORMS, index, 0)  # versions with repeated samples counted them here
         torch.default_generator.manual_seed(number)  # torch.manual_seed takes a hundred times as long
         random.seed(number)
         np.random.seed(number % 2**32)
+        return self.data[index]
+
+    def batch_of(self, items: list[Any]) -> Any:
         try:
-            return self.data[index]
-        except UsageError as error:
-            return error  # DataLoader would wrap it in a traceback
+            return self.collate(items)
+        except (RuntimeError, TypeError) as error:
+            if self.collate is not default_collate:
+                raise
+            reason = str(error).partition("\n")[0]
+            advice = "give Task(..., collate=a function of a list)"
+            raise UsageError(f"items do not fit into a batch ({reason}): {advice}") from None
 
 
-class _Rows(tuple[Tensor, ...]):
-    """A batch of a TensorDataset."""
-
-
-@dataclass
-class _TensorReader(_Reader):
-    """Reads whole batches of a TensorDataset, whose items need no random numbers."""
-
-    def __getitems__(self, samples: list[_Sample]) -> _Rows:
-        rows = [index for _, index in samples]
-        return _Rows(tensor[rows] for tensor in self.data.tensors)  # type: ignore[attr-defined]
+def _unchanged(batch: Any) -> Any:
+    return batch
 
 
 @dataclass
@@ -227,20 +236,18 @@ class MapLoader(Loader):
         num_workers: int,
         collate: Collate = default_collate,
     ) -> None:
-        self.num_samples, self._collate = len(data), _Collate(collate)
+        self.num_samples = len(data)
         self._prepare, self._device, self._num_workers = prepare, device, num_workers
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        in_tensors = type(data) is TensorDataset and collate is default_collate
-        self._sampler = _MicroBatchSampler()
-        self._reader = _TensorReader(data, seed) if in_tensors else _Reader(data, seed)
+        self._sampler, self._reader = _MicroBatchSampler(), _Reader(data, seed, collate)
         # Forked processes crash after MPI or CUDA has started (Horovod issues #1215, #2898).
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])  # so that torch is imported once, not in each loader process
-        here = num_workers == 0
         self._loader: DataLoader[Any] = DataLoader(
-            self._reader if here else ByValue(self._reader),  # type: ignore[arg-type]  # a data set with samples as keys
-            batch_sampler=self._sampler,
-            collate_fn=self._collate if here else ByValue(self._collate),  # type: ignore[arg-type]  # becomes one
+            ByValue(self._reader) if num_workers > 0 else self._reader,  # type: ignore[arg-type]  # its items are batches
+            batch_size=None,
+            sampler=self._sampler,
+            collate_fn=_unchanged,
             num_workers=num_workers,
             pin_memory=device.type == "cuda",
             persistent_workers=num_workers > 0,
@@ -281,23 +288,16 @@ class MapLoader(Loader):
         try:
             yield from batches
         except (RuntimeError, OSError, EOFError):
-            self._raise_for_ended_processes()
-            raise
-
-    def _raise_for_ended_processes(self) -> None:
-        processes = getattr(self._loader._iterator, "_workers", [])
-        ended = connection.wait([process.sentinel for process in processes], timeout=1)
-        for process in processes:
-            if process.sentinel in ended:
-                code = process.exitcode or 0
-                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            processes = getattr(self._loader._iterator, "_workers", [])
+            if connection.wait([process.sentinel for process in processes], timeout=1):
                 advice = "a smaller --workers if memory or /dev/shm was full, else --workers 0 to see why"
-                raise UsageError(f"loader process {process.pid} {how}; type {advice}") from None
+                raise UsageError(f"a loader process was killed or has ended; type {advice}") from None
+            raise
 
     @override
     def example(self, size: int) -> Any:
-        items = [self._reader[0, number] for number in range(min(2, self.num_samples))]
-        return self._on_device(self._collate([items[number % len(items)] for number in range(size)]))
+        items = [self._reader.item((0, number)) for number in range(min(2, self.num_samples))]
+        return self._on_device(self._reader.batch_of([items[number % len(items)] for number in range(size)]))
 
     def _on_device(self, batch: Any) -> Any:
         if isinstance(batch, UsageError):
@@ -319,27 +319,6 @@ class MapLoader(Loader):
         del self._loader
 
 
-@dataclass(frozen=True)
-class _Collate:
-    """Makes a batch of items, or returns the error of one of them."""
-
-    function: Collate
-
-    def __call__(self, items: list[Any] | _Rows) -> Any:
-        if isinstance(items, _Rows):
-            return list(items)  # as default_collate
-        for item in items:
-            if isinstance(item, UsageError):
-                return item
-        try:
-            return self.function(items)
-        except (RuntimeError, TypeError) as error:
-            if self.function is not default_collate:
-                raise
-            reason = str(error).partition("\n")[0]
-            return UsageError(f"items do not fit into a batch ({reason}): give Task(..., collate=a function of a list)")
-
-
 class Ahead:
     """An iterator over batches that can prepare the next one during the reduction."""
 
@@ -356,9 +335,6 @@ class Ahead:
         except Exception as error:  # noqa: BLE001  # a data set may raise anything; StopIteration ends the batches
             self._next = error
         self._mark("data")
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
 
     def __next__(self) -> Batch:
         self.prepare()
