@@ -7,7 +7,7 @@ from hvd_train.errors import Diverged
 from hvd_train.points import Answer
 from hvd_train.progress.metrics import Totals
 from hvd_train.run_files.journal import EpochRecord, Moment, StepRecord
-from hvd_train.run_files.ledger import Entry
+from hvd_train.run_files.ledger import Entry, extended
 from hvd_train.tasks.measures import LOSS
 from hvd_train.tasks.task import Scores
 from hvd_train.training import Training
@@ -17,7 +17,7 @@ from hvd_train.world.world import result_of_rank_0
 
 def count_step(training: Training, result: StepResult) -> None:
     """Count a step that all ranks have done, show it, and write it down."""
-    state, stopwatch = training.state, training.clocks.stopwatch
+    state, stopwatch = training.state, training.stopwatch
     state.count_step(result.totals, skipped=result.skipped)
     stopwatch.step(result.totals.count)
     journal, progress, speed = training.output.journal, state.progress, stopwatch.samples_per_second
@@ -25,7 +25,9 @@ def count_step(training: Training, result: StepResult) -> None:
         # The fingerprint is summed with the gradients, so every rank that has finished a step has its entry.
         positions, steps = (progress.cursor - result.totals.count, progress.cursor), (progress.step, progress.step)
         step = Entry(progress.epoch, steps, training.world.place.size, positions, result.fingerprint)
-        journal.took(state.took(step, training.parts.train_loader.num_samples))
+        # This drops the entries of the epoch before. Their lines are on disk: all ranks have begun this step.
+        state.recent = extended(state.recent, step, training.parts.train_loader.num_samples)
+        journal.took(state.recent[-1])
     journal.progress(Moment(progress.epoch, progress.cursor, progress.step, state.totals.means(), speed))
     change = training.membership.change
     if change is not None and progress.step == change.step + 1:
@@ -37,8 +39,7 @@ def count_step(training: Training, result: StepResult) -> None:
 
 
 def _log_step(training: Training, result: StepResult) -> None:
-    state, clocks = training.state, training.clocks
-    progress = state.progress
+    state, progress = training.state, training.state.progress
     state.last_step = StepRecord(
         epoch=progress.epoch + 1,
         step=progress.step,
@@ -48,8 +49,8 @@ def _log_step(training: Training, result: StepResult) -> None:
         gradient_norm=result.gradient_norm,
         loss_scale=state.scaler.get_scale() if state.scaler.is_enabled() else None,
         skipped_steps=progress.skipped,
-        samples_per_second=clocks.stopwatch.samples_per_second,
-        split=clocks.split.take(),
+        samples_per_second=training.stopwatch.samples_per_second,
+        split=training.split.take(),
     )
     training.output.journal.step(state.last_step)
 
@@ -97,7 +98,7 @@ def end_epoch(training: Training, number: int, scores: Scores | None) -> None:
         step=state.progress.step,
         measures=state.totals.means(),
         scores=scores.figures if scores else None,
-        samples_per_second=training.clocks.stopwatch.samples_per_second,
+        samples_per_second=training.stopwatch.samples_per_second,
     )
     training.output.journal.epoch(state.last_epoch)
     state.progress, state.totals = state.progress.next_epoch(), Totals()

@@ -130,9 +130,9 @@ class Loops:
         of_epoch = name == "val" and self._at.part == TAIL
 
         def act() -> Answer:
-            with training.clocks.stopwatch.paused():
+            with training.stopwatch.paused():
                 scores = training.evaluate(task, measuring, loader, training.state.result)
-            training.clocks.split.restart()
+            training.split.restart()
             if not of_epoch:  # the record of an epoch has the others
                 figures = {f"{name}_{figure}": value for figure, value in scores.items()}
                 text = "  ".join(f"{name} {labelled(figure, value)}" for figure, value in scores.items())
@@ -191,9 +191,9 @@ class Loops:
                 self._result = training.finish(finished=False)
                 raise Stopped(self._result.exit_code)
             if result.agreed.commit and training.output.store.commit(state):
-                training.clocks.commit_timer.reset()
+                training.commit_timer.reset()
             if not result.agreed.change:
-                training.clocks.split.mark("other")
+                training.split.mark("other")
                 training.profile.step_done(state.progress.step)
         except RankLost as error:
             training.meet(error)

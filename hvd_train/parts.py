@@ -23,13 +23,11 @@ from hvd_train.network import buffers, freeze, models, normalization, optim, wei
 from hvd_train.network.device import autocast, choose_device, loss_scaler, num_cores, uses_channels_last, uses_fp16_wire
 from hvd_train.network.models import Builder, any_size, compile_model, micro_batch_sizes
 from hvd_train.progress import order
-from hvd_train.progress.clock import Split
 from hvd_train.state import TrainState
 from hvd_train.tasks import measures
 from hvd_train.tasks.measures import LOSS, Measuring
 from hvd_train.tasks.named import CLASSIFICATION, open_task
 from hvd_train.tasks.task import Goal, Task, goal_of, targets_of
-from hvd_train.updater import Updater
 from hvd_train.validate import scores_of
 from hvd_train.world.world import Place, Reduction, World
 
@@ -205,18 +203,13 @@ def _goal(schedule: ScheduleConfig, task: Task, *, validates: bool) -> Goal:
 
 def _measurings(task: Task, network: nn.Module, batch: Any) -> tuple[Measuring, Measuring]:
     """Return what training and evaluations measure. Raises UsageError if the measures of two samples cannot be used."""
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
-    functions = task.measure, task.evaluate or task.measure
+    training, evaluation = Measuring(task.measure), Measuring(task.evaluate or task.measure)
     with torch.no_grad(), buffers.unchanged(network):
-        found = {function: function(network, batch) for function in dict.fromkeys(functions)}
-    for module, in_training in modes:
-        module.training = in_training
-    training, evaluation = (Measuring(function, measures.fields_of(found[function], 2)) for function in functions)
-    evaluated = found[evaluation.function]
-    numbers = measures.numbers_of(evaluated, evaluation.fields, torch.float64).cpu()
-    kept = {f.name: measures.values_of(evaluated[f.name]) for f in evaluation.fields if f.kind == "each"}
-    scores_of(task, evaluation.fields, numbers, 2, kept)
+        network.eval()
+        training(network, batch, 2)
+        evaluated = evaluation(network, batch, 2)
+        numbers = measures.numbers_of(evaluated, evaluation.fields, torch.float64).cpu()
+    scores_of(task, evaluation.fields, numbers, 2, measures.kept_of(evaluated))
     return training, evaluation
 
 
@@ -236,11 +229,6 @@ def fresh_state(
         layout=layout,
         average=average,
     )
-
-
-def build_updater(config: Config, world: World, parts: Parts, split: Split) -> Updater:
-    """Return the object that takes the optimizer steps; `split` measures their phases."""
-    return Updater(config, world, parts.model, parts.device, parts.training, split)
 
 
 def loader_processes(data: DataConfig, place: Place) -> int:

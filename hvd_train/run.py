@@ -23,7 +23,6 @@ from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.loops import TaskLoops
 from hvd_train.network import freeze, models, weights
-from hvd_train.network.device import autocast
 from hvd_train.network.models import Builder
 from hvd_train.parts import NOTHING, Optimizers, Own, Parts, build, warm_parts
 from hvd_train.progress.stop import StopSignal
@@ -99,16 +98,8 @@ def evaluate(
         here.compare(identity.facts(parts.data))
         if parts.val_loader is None:
             raise UsageError(f"{target}: its data set has no validation set")
-        scores = evaluate_model(
-            parts.task,
-            parts.evaluation,
-            parts.model,
-            parts.val_loader,
-            here,
-            micro_batch=config.batch.eval_batch_size,
-            device=parts.device,
-            autocast=autocast(config, parts.device),
-        )
+        scorer = parts.task, parts.evaluation, parts.model, parts.val_loader
+        scores = evaluate_model(config, parts.device, *scorer, here)
     of_run = "best weights" if (target / checkpoint.BEST).exists() else "last weights: the run has no best yet"
     return dataclasses.replace(scores, weights=of_run if target.is_dir() else "weights of the checkpoint")
 

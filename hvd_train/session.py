@@ -181,12 +181,10 @@ class Session(Loops):
         There are no gradients. Afterwards modes, buffers and random numbers are as before.
         """
         model, device = self.training.parts.model, self.device
-        modes, numbers = [(each, each.training) for each in model.modules()], (random.getstate(), np.random.get_state())
+        numbers = random.getstate(), np.random.get_state()
         devices = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(devices), torch.no_grad(), buffers.unchanged(model):
             yield self.run_dir is not None
-        for each, mode in modes:
-            each.training = mode
         random.setstate(numbers[0])
         np.random.set_state(numbers[1])
 

@@ -23,7 +23,7 @@ from hvd_train.points import HEAD, STEPS, Answer, Evaluation, Label, Point, kept
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files.journal import EpochRecord, StepRecord
-from hvd_train.run_files.ledger import Entry, extended
+from hvd_train.run_files.ledger import Entry
 from hvd_train.tasks.measures import LOSS
 from hvd_train.tasks.task import Scores
 from hvd_train.world.world import World
@@ -114,12 +114,6 @@ class TrainState:
             for optimizer in self.optimizers.values()
             for group in optimizer.param_groups
         ]
-
-    def took(self, step: Entry, num_samples: int) -> Entry:
-        """Add a step to the ledger entries of an epoch of `num_samples`; return its entry."""
-        # This drops the entries of the previous epoch. Their lines are on disk: all ranks have begun this step.
-        self.recent = extended(self.recent, step, num_samples)
-        return self.recent[-1]
 
     def snapshot(self) -> Snapshot:
         """Return a copy of the state in host memory, which later steps do not touch."""

@@ -6,7 +6,7 @@ import copy
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -21,14 +21,14 @@ from hvd_train.errors import FaultRepeats, HvdTrainError, RankLost, ReplicasDiff
 from hvd_train.launch import exit_report, launcher
 from hvd_train.launch.exit_report import During
 from hvd_train.membership import Membership, synchronize
-from hvd_train.network import device, weights
+from hvd_train.network import weights
 from hvd_train.network.buffers import digest_of, digest_of_module, tensors_in
 from hvd_train.network.device import check_own_gpus, gpu_name, split_on
 from hvd_train.output import Claim, Output
-from hvd_train.parts import Optimizers, Parts, build_updater, fresh_state
+from hvd_train.parts import Optimizers, Parts, fresh_state
 from hvd_train.points import Label, Point
 from hvd_train.profiling import Profile
-from hvd_train.progress.clock import Split, Stopwatch, Timer
+from hvd_train.progress.clock import Stopwatch, Timer
 from hvd_train.progress.order import EpochOrder, assignments, choose_layout, resized_layout
 from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, describe, ending, reason_to_end, summary
@@ -36,37 +36,23 @@ from hvd_train.run_files import run_folder
 from hvd_train.state import TrainState, confirm_equal
 from hvd_train.tasks.measures import Measuring
 from hvd_train.tasks.task import Scores, Task
-from hvd_train.updater import StepResult, Votes, of_use
+from hvd_train.updater import StepResult, Updater, Votes, of_use
 from hvd_train.validate import evaluate
 from hvd_train.world.world import World, result_of_rank_0, together
-
-
-@dataclass(frozen=True)
-class Clocks:
-    """The clocks of a training on this rank."""
-
-    commit_timer: Timer  # due when it is time for another checkpoint
-    time_limit: Timer  # due when `--max-time` is over, counted from the start of the job
-    stopwatch: Stopwatch = field(default_factory=Stopwatch)  # samples per second
-    split: Split = field(default_factory=Split)  # the phases of the steps in this world
-    started: float = field(default_factory=time.perf_counter)  # when this process began to build the training
-
-    @classmethod
-    def of(cls, config: Config) -> Clocks:
-        """Return clocks that start now; the time limit has run since the start of the job."""
-        passed, limit = launcher.running_for(os.environ, launcher.age_s()), config.run.max_seconds
-        return cls(Timer(config.run.commit_seconds), Timer(None if limit is None else limit - passed))
 
 
 class Training:
     """A training, built once. Its loop calls `join` first, and `meet` after each fault.
 
-    What changes with the world is made for each: `updater`, `profile`, `clocks.split`, and the batches.
+    What changes with the world is made for each: `updater`, `profile`, `split`, and the batches.
     """
 
     def __init__(self, config: Config, world: World, stop: StopSignal, parts: Parts, optimizers: Optimizers) -> None:
         self.config, self.world, self.parts, self.stop, self._optimizers = config, world, parts, stop, optimizers
-        self.clocks = Clocks.of(config)
+        self._started, self.stopwatch = time.perf_counter(), Stopwatch()
+        self.commit_timer = Timer(config.run.commit_seconds)
+        passed, limit = launcher.running_for(os.environ, launcher.age_s()), config.run.max_seconds
+        self._time_limit = Timer(None if limit is None else limit - passed)
         check_own_gpus(world, parts.device)
         constants = {f"constant module {n}": digest_of_module(m) for n, m in enumerate(parts.task.constants)}
         world.compare({**identity.facts(parts.data), **constants})
@@ -174,15 +160,15 @@ class Training:
     def _begin_world(self) -> None:
         """Make what belongs to this world. Raises RankLost."""
         config, parts, state, journal = self.config, self.parts, self.state, self.output.journal
-        self.clocks = replace(self.clocks, split=split_on(parts.device))
-        self.updater = build_updater(config, self.world, parts, self.clocks.split)
-        steps, stopwatch, split = config.run.profiled_steps, self.clocks.stopwatch, self.clocks.split
-        self.profile = Profile(steps, self.world, parts.device, self.output, stopwatch, split)
+        self.split = split_on(parts.device)  # the phases of the steps
+        self.updater = Updater(config, self.world, parts.model, parts.device, parts.training, self.split)
+        steps = config.run.profiled_steps
+        self.profile = Profile(steps, self.world, parts.device, self.output, self.stopwatch, self.split)
         self._batches = self.last_result = None
         journal.begin(config.schedule.epochs, parts.train_loader.num_samples, parts.task.sample, parts.task.best)
         journal.catch_up(state.recent, state.last_step, state.last_epoch)
         self.profile.step_done(state.progress.step)
-        stopwatch.restart()
+        self.stopwatch.restart()
 
     def _announce(self) -> None:
         """Show the user the training and its machines."""
@@ -249,7 +235,7 @@ class Training:
             place, loader, self._batch = self.world.place, self.parts.train_loader, None
             order = EpochOrder(self.config.seed, epoch, loader.num_samples)
             work = assignments(order, state.progress.cursor, state.layout, place.rank, place.size)
-            self._batches = Ahead(loader.load(epoch, work), self.clocks.split.mark)
+            self._batches = Ahead(loader.load(epoch, work), self.split.mark)
         if self._batch is None or self._batch[0] != state.progress.step:
             self._batch = state.progress.step, next(self._batches)
         return self._batch[1]
@@ -265,8 +251,8 @@ class Training:
             for optimizer in self.state.optimizers.values():
                 self.world.regroup(optimizer)
         self._trained, self._batches = trained, None
-        self.clocks.stopwatch.restart()
-        self.clocks.split.restart()
+        self.stopwatch.restart()
+        self.split.restart()
 
     def votes(self) -> Votes:
         """Return the votes of this rank for the end of the next step."""
@@ -275,23 +261,14 @@ class Training:
         got_signal = self.stop.received is not None
         request = self.world.requested(got_signal=got_signal)
         return Votes(
-            stop=self.clocks.time_limit.due or request == "stop",
-            commit=by_steps or self.clocks.commit_timer.due or (got_signal and request == "change"),
+            stop=self._time_limit.due or request == "stop",
+            commit=by_steps or self.commit_timer.due or (got_signal and request == "change"),
             change=request == "change",
         )
 
     def evaluate(self, task: Task, measuring: Measuring, loader: Loader, model: nn.Module) -> Scores:
         """Return a model's scores on all samples of a loader, the same on every rank. Raises RankLost."""
-        return evaluate(
-            task,
-            measuring,
-            model,
-            loader,
-            self.world,
-            micro_batch=self.config.batch.eval_batch_size,
-            device=self.parts.device,
-            autocast=device.autocast(self.config, self.parts.device),
-        )
+        return evaluate(self.config, self.parts.device, task, measuring, model, loader, self.world)
 
     # The end
 
@@ -324,9 +301,9 @@ class Training:
             best_epoch=best.epoch if best else None,
             test=test.figures if test else {},
             why=self.why() or why,
-            samples_per_second=self.clocks.stopwatch.samples_per_second,
+            samples_per_second=self.stopwatch.samples_per_second,
             world_size=world.place.size,
-            seconds=time.perf_counter() - self.clocks.started,
+            seconds=time.perf_counter() - self._started,
         )
         if finished and not world.broadcast(output.write(run_folder.SUMMARY, summary(result, self.config)), 0):
             result = replace(result, saved=False)

@@ -2,52 +2,49 @@
 
 import dataclasses
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 
+from hvd_train.config import Config
 from hvd_train.data.loader import Loader
 from hvd_train.errors import UsageError, first_few
 from hvd_train.network.buffers import unchanged
+from hvd_train.network.device import autocast
 from hvd_train.progress.order import BatchLayout, Order, assignments
-from hvd_train.tasks.measures import Field, Measuring, numbers_of, totals_of, values_of
+from hvd_train.tasks.measures import Field, Measuring, kept_of, numbers_of, totals_of
 from hvd_train.tasks.task import Scores, Task
 from hvd_train.world.world import World
 
 
 @torch.no_grad()
 def evaluate(
+    config: Config,
+    device: torch.device,
     task: Task,
     measuring: Measuring,
     model: nn.Module,
     loader: Loader,
     world: World,
-    *,
-    micro_batch: int,
-    device: torch.device,
-    autocast: AbstractContextManager[object],
 ) -> Scores:
     """Return the scores over the set of `loader`, equal on all ranks. `measuring` is the task's. Raises RankLost."""
-    modes = [(module, module.training) for module in model.modules()]  # a frozen layer may not be training
-    model.eval()
-    rank, size = world.place.rank, world.place.size
+    rank, size, micro_batch = world.place.rank, world.place.size, config.batch.eval_batch_size
+    precision = autocast(config, device)
     layout = BatchLayout(micro_batch * size, micro_batch)  # the same micro-batches for every world size
     work = assignments(Order(loader.num_samples), 0, layout, rank, size)
     with unchanged(model):
+        model.eval()
         if not measuring.fields:  # a rank may have no samples
             measuring(model, loader.example(2), 2)
         fields = measuring.fields
         kept = {f.name: torch.zeros(loader.num_samples, *f.shape) for f in fields if f.kind == "each"}
         sums = torch.zeros(sum(field.size for field in fields), dtype=torch.float64, device=device)
         for micro in (micro for batch in loader.load(0, work) for micro in batch.micro_batches):
-            with autocast:
+            with precision:
                 measures = measuring(model, micro.batch, len(micro.samples))
             sums += numbers_of(measures, fields, torch.float64)
-            for name, rows in kept.items():
-                rows[torch.from_numpy(micro.samples)] = values_of(measures[name])
-    for module, training in modes:
-        module.training = training
+            for name, values in kept_of(measures).items():
+                kept[name][torch.from_numpy(micro.samples)] = values
     kept = {name: world.sum(rows, f"evaluation.{name}") for name, rows in kept.items()}  # others have zeros there
     return scores_of(task, fields, world.sum(sums, "evaluation").cpu(), loader.num_samples, kept)
 
@@ -56,10 +53,9 @@ def scores_of(
     task: Task, fields: tuple[Field, ...], numbers: Tensor, count: int, kept: Mapping[str, Tensor] | None = None
 ) -> Scores:
     """Return the scores of summed numbers of `count` samples. Raises UsageError if the task's best is not in them."""
-    of_fields = dict(zip(fields, torch.split(numbers, [field.size for field in fields]), strict=True))
-    totals = {field.name: part.view(field.shape) for field, part in of_fields.items() if field.kind == "total"}
-    means = [field for field in fields if field.is_mean]
-    figures = totals_of(means, [number for field in means for number in of_fields[field].tolist()], count).means()
+    of_fields = zip(fields, torch.split(numbers, [field.size for field in fields]), strict=True)
+    totals = {field.name: part.view(field.shape) for field, part in of_fields if field.kind == "total"}
+    figures = totals_of([field for field in fields if field.is_mean], numbers.tolist(), count).means()
     scores = Scores(figures, count, totals, kept or {})
     if task.summary is not None:
         scores = dataclasses.replace(scores, figures={**figures, **task.summary(scores)})

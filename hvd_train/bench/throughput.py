@@ -11,10 +11,10 @@ from hvd_train.config import Config
 from hvd_train.data.loader import Ahead, Batch, Loader
 from hvd_train.network import freeze, optim
 from hvd_train.network.device import split_on, synchronize, uses_channels_last, uses_fp16_wire
-from hvd_train.parts import build_updater, fresh_state, warm_parts
+from hvd_train.parts import fresh_state, warm_parts
 from hvd_train.progress.clock import PHASES
 from hvd_train.progress.order import EpochOrder, assignments, choose_layout
-from hvd_train.updater import Votes
+from hvd_train.updater import Updater
 from hvd_train.world.world import Place, World, barrier, together
 
 
@@ -86,7 +86,7 @@ class Stepper:
         if freeze.apply(config.model, self.state.model, 0):
             world.regroup(self.state.optimizer)
         self.device, self.split, self.close = parts.device, split_on(parts.device), parts.train_loader.close
-        self._updater = build_updater(config, world, parts, self.split)
+        self._updater = Updater(config, world, parts.model, parts.device, parts.training, self.split)
         self._batches = Ahead(batches(parts.train_loader, config, world.place), self.split.mark)
         optim.set_learning_rate(self.state.optimizer, _LEARNING_RATE)
 
@@ -95,7 +95,7 @@ class Stepper:
         images = 0
         for _ in range(steps):
             batch = next(self._batches)
-            result = self._updater.take(self.state, batch, Votes(), self._batches.prepare)
+            result = self._updater.take(self.state, batch, meanwhile=self._batches.prepare)
             self.state.count_step(result.totals, skipped=result.skipped)
             images += batch.size
             self.split.mark("other")

@@ -72,8 +72,9 @@ def averaged(model: nn.Module, patterns: Sequence[str]) -> set[str]:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Restore the buffers of `model` after this block: an evaluation must not change them."""
+    """Restore the buffers of `model` and the modes of its layers after this block, such as an evaluation."""
     before = [(buffer, buffer.tensor, buffer.tensor.clone()) for buffer in buffers_of(model)]
+    modes = [(module, module.training) for module in model.modules()]  # a frozen layer may not be training
     try:
         yield
     finally:
@@ -81,6 +82,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             buffer.put(tensor)
             if not torch.equal(tensor, value):
                 tensor.copy_(value)
+        for module, mode in modes:
+            module.training = mode
 
 
 def not_in_state_dict(model: nn.Module) -> dict[str, Tensor]:

@@ -101,16 +101,13 @@ def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder
 
 def check_fits(model: nn.Module, name: str, example: Tensor, num_classes: int, *, trains: bool = False) -> None:
     """Raise UsageError unless `model` maps images [batch, channels, height, width] to logits [batch, num_classes]."""
-    was_training, shape = model.training, " x ".join(map(str, example.shape[1:]))
-    model.eval()
+    shape = " x ".join(map(str, example.shape[1:]))
     try:
         with torch.no_grad(), unchanged(model):
-            outputs = {"": model(example)}
+            outputs = {"": model.eval()(example)}
     except (RuntimeError, ValueError, AssertionError) as error:  # torch and torchvision raise any of these
         reason = str(error).splitlines()[0]
         raise UsageError(f"model {name} cannot take images of {shape}: {reason}; try another --image-size") from None
-    finally:
-        model.train(was_training)
     if trains:
         # The first step raises any other error.
         with torch.random.fork_rng([example.device] if example.is_cuda else []), suppress(Exception):
@@ -147,7 +144,6 @@ def compile_model(
     torch.compile compiles at the first call with each kind of input: after the rendezvous all ranks would wait for it.
     """
     model.compile()
-    modes = [(module, module.training) for module in model.modules()]
     devices = {p.device for p in model.parameters() if p.is_cuda}
     with unchanged(model), torch.random.fork_rng(devices):
         for size in train_sizes:
@@ -158,5 +154,3 @@ def compile_model(
         with torch.no_grad(), autocast:
             for size in eval_sizes:
                 evaluate(model, example(size))
-    for module, training in modes:
-        module.training = training

@@ -168,14 +168,13 @@ def numbers_of(measures: Measures, fields: Sequence[Field], dtype: torch.dtype) 
     return torch.cat([of_means, *totals]) if totals else of_means
 
 
-def values_of(measure: Measure) -> Tensor:
-    """Return the values of an `Each`, float32 on the CPU."""
-    assert isinstance(measure, Each)
-    return measure.values.detach().float().cpu()
+def kept_of(measures: Measures) -> dict[str, Tensor]:
+    """Return the values of each `Each`, float32 on the CPU."""
+    return {name: each.values.float().cpu() for name, each in measures.items() if isinstance(each, Each)}
 
 
 def totals_of(fields: Sequence[Field], numbers: Sequence[float], count: int) -> Totals:
-    """Return the totals of summed numbers of `count` samples; `fields` have no Total."""
+    """Return the totals of summed numbers of `count` samples, which begin with the numbers of these means."""
     sums, divisors, at = dict[str, float](), dict[str, float](), 0
     for field in fields:
         by_count = field.kind == "count"

@@ -12,14 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from hvd_train import checkpoint
+from hvd_train import checkpoint, training
 from hvd_train.checkpoint import DiskStore
-from hvd_train.config import Config
 from hvd_train.errors import Diverged, UsageError
 from hvd_train.progress.clock import Stopwatch, Timer
 from hvd_train.state import TrainState
 from hvd_train.tasks.task import goal_of
-from hvd_train.training import Clocks
 from hvd_train.world.world import LocalWorld
 from tests.support import runs
 from tests.support.runs import NUM_SAMPLES, equal, small_config, trained
@@ -127,11 +125,8 @@ class Ticking(nn.Module):
 def ticking(monkeypatch: pytest.MonkeyPatch) -> Ticking:
     model = Ticking()
 
-    def clocks(config: Config) -> Clocks:
-        limits = config.run.commit_seconds, config.run.max_seconds
-        return Clocks(*(Timer(limit, lambda: model.now) for limit in limits), stopwatch=Stopwatch(lambda: model.now))
-
-    monkeypatch.setattr(Clocks, "of", clocks)
+    monkeypatch.setattr(training, "Timer", lambda limit, passed=0.0: Timer(limit, lambda: model.now))
+    monkeypatch.setattr(training, "Stopwatch", lambda: Stopwatch(lambda: model.now))
     return model
 
 

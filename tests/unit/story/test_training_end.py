@@ -201,7 +201,7 @@ def test_the_steps_before_an_error_of_the_data_are_committed(reports: list[Repor
 
 def test_a_killed_loader_process_ends_the_training_with_a_commit() -> None:
     config = small_config(workers=1, epochs=1)
-    with pytest.raises(UsageError, match="a loader process was killed .* --workers"):
+    with pytest.raises(UsageError, match=r"a loader process was killed .* --workers"):
         trained(LocalWorld(), config, data=runs.killed_digits)
     assert newest()["progress"]["step"] > 0
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -37,7 +36,7 @@ def scores_of(model: nn.Module, data: Arrays, classes: tuple[str, ...], world: W
     task = classification(Config(), classes)
     totals = [Field(name, "total", (len(classes),)) for name in ("right", "seen")]
     measuring = Measuring(task.evaluate, (*runs.TRAINING.fields, *totals))
-    return evaluate(task, measuring, model, loader, world, micro_batch=micro, device=CPU, autocast=nullcontext())
+    return evaluate(Config().replace(eval_batch_size=micro), CPU, task, measuring, model, loader, world)
 
 
 def scores(model: nn.Module, images: Tensor, labels: list[int], micro: int = 2) -> Scores:
