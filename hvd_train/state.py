@@ -192,35 +192,23 @@ def result_in(snapshot: Snapshot) -> dict[str, Tensor]:
 
 
 def of_today(snapshot: Snapshot) -> Snapshot:
-    """Return a snapshot with measures and optimizers by name, and with its point: older ones have none."""
-    if "optimizer" in snapshot:
-        snapshot = {**snapshot, "optimizers": {"": snapshot["optimizer"]}}
-    # Until November 2026 an entry could be a change of the data.
+    """Return a snapshot of an earlier version as this one has it. Versions until November 2026 differ."""
+    totals, at, names = snapshot["totals"], snapshot["progress"], ("loss", "top1", "top5")
     recent = [{name: entry[name] for name in entry if name != "data_changed"} for entry in snapshot["recent"]]
-    return _with_points(_with_names({**snapshot, "recent": recent}))
-
-
-def _with_names(snapshot: Snapshot) -> Snapshot:
-    # Until November 2026 measures were the fields loss, top1 and top5.
-    totals, names = snapshot["totals"], ("loss", "top1", "top5")
-    if "top1" not in totals:
-        return snapshot
-    changed: Snapshot = {"last_step": None, "last_epoch": None}  # only a rank that replaces rank 0 writes them
-    divisors = dict.fromkeys(names, float(totals["count"]))
-    changed["totals"] = {"count": totals["count"], "sums": {n: totals[n] for n in names}, "divisors": divisors}
-    for each in ("best", "last"):
-        if (old := snapshot[each]) is not None:
-            changed[each] = {"epoch": old["epoch"], "figures": {name: old[name] for name in names}}
-    return {**snapshot, **changed}
-
-
-def _with_points(snapshot: Snapshot) -> Snapshot:
-    if "point" in snapshot:
-        return snapshot
-    at = snapshot["progress"]
-    point = {"epoch": at["epoch"], "part": STEPS if at["cursor"] else HEAD, "step": at["step"], "cursor": at["cursor"]}
-    point["settings"] = []
-    return {**snapshot, "point": point, "answers": []}
+    changed = {**snapshot, "recent": recent}
+    if "optimizer" in snapshot:
+        changed["optimizers"] = {"": snapshot["optimizer"]}
+    if "top1" in totals:  # measures were fields
+        changed |= {"last_step": None, "last_epoch": None}  # only a rank that replaces rank 0 writes them
+        divisors = dict.fromkeys(names, float(totals["count"]))
+        changed["totals"] = {"count": totals["count"], "sums": {n: totals[n] for n in names}, "divisors": divisors}
+        for each in ("best", "last"):
+            if (old := snapshot[each]) is not None:
+                changed[each] = {"epoch": old["epoch"], "figures": {name: old[name] for name in names}}
+    if "point" not in snapshot:
+        point = {"part": STEPS if at["cursor"] else HEAD, **{name: at[name] for name in ("epoch", "step", "cursor")}}
+        changed |= {"point": {**point, "settings": []}, "answers": []}
+    return changed
 
 
 def _answer(scores: Mapping[str, Any], totals: Mapping[str, Any] | None = None, **values: Any) -> Answer:

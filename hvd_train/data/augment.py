@@ -1,7 +1,7 @@
 """Random changes: of batches in memory, of images in files and of micro-batches. torchvision is slow to import."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,8 @@ from torch import Tensor
 
 from hvd_train.config import DataConfig
 from hvd_train.data.dataset import Augment
+
+Mixer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (images, class numbers [n]) to (images, any targets)
 
 
 def crop_and_flip(padding: int) -> Augment:
@@ -64,17 +66,16 @@ def training_transform(config: DataConfig, usual: Sequence[Any], mean: tuple[flo
     return v2.Compose(steps or [v2.Identity()])
 
 
-class Mix:
-    """Mixup or cutmix of a micro-batch (Zhang et al., arXiv 1710.09412; Yun et al., arXiv 1905.04899)."""
+def mixer(config: DataConfig, num_classes: int) -> Mixer:
+    """Return mixup or cutmix of a micro-batch, one of them at random, or neither, as the config says.
 
-    def __init__(self, config: DataConfig, num_classes: int) -> None:
-        from torchvision.transforms import v2
+    Zhang et al., arXiv 1710.09412; Yun et al., arXiv 1905.04899. Targets become shares, [n, classes].
+    """
+    if not (config.mixup or config.cutmix):
+        return lambda images, targets: (images, targets)
+    from torchvision.transforms import v2
 
-        kinds = ((v2.MixUp, config.mixup), (v2.CutMix, config.cutmix))
-        mixers = [kind(alpha=alpha, num_classes=num_classes) for kind, alpha in kinds if alpha > 0]
-        self._mix = mixers[0] if len(mixers) == 1 else v2.RandomChoice(mixers)
-
-    def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mixed images [n, c, h, w] and targets [n, classes] for images and class numbers [n]."""
-        mixed: tuple[Tensor, Tensor] = self._mix(images, targets)
-        return mixed
+    kinds = ((v2.MixUp, config.mixup), (v2.CutMix, config.cutmix))
+    mixers = [kind(alpha=alpha, num_classes=num_classes) for kind, alpha in kinds if alpha > 0]
+    found: Mixer = mixers[0] if len(mixers) == 1 else v2.RandomChoice(mixers)
+    return found

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from torch import Tensor
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-Numbers = TypeVar("Numbers", int, Tensor)
 
 
 class MapDataset(Protocol):
@@ -28,8 +27,8 @@ class Arrays:
     def __len__(self) -> int:
         return self.num_samples
 
-    def rows(self, numbers: Numbers) -> Numbers:
-        """Return the row of a sample, or the rows of several, int64 [n]."""
+    def rows(self, numbers: Tensor) -> Tensor:
+        """Return the rows of samples, int64 [n]."""
         return numbers % len(self.images)
 
 

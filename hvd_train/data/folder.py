@@ -4,10 +4,10 @@ import os
 import struct
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from io import BytesIO
 from itertools import pairwise
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import numpy as np
@@ -72,15 +72,15 @@ class ImageFolder(MapDataset):
 
     def files_of_classes(self, *, sizes: bool) -> Iterator[tuple[int, bytes]]:
         """Yield for each class the number of files, and bytes of their names and `sizes`."""
-        names, ends = self._names.numpy().tobytes(), np.array([0, *self._ends.tolist()])
+        root, names, ends = os.fsencode(self._root), self._names.numpy().tobytes(), [0, *self._ends.tolist()]
 
-        def sizes_of(first: int) -> list[int]:
-            some = ends[first : first + _AT_ONCE + 1].tolist()
-            return [_size(os.path.join(os.fsencode(self._root), names[a:b])) for a, b in pairwise(some)]
+        def size_of(place: tuple[int, int]) -> int:
+            with suppress(OSError):  # a link to nothing
+                return os.stat(os.path.join(root, names[slice(*place)])).st_size
+            return -1
 
-        with ThreadPoolExecutor(16) as threads:
-            parts = list(threads.map(sizes_of, range(0, len(self), _AT_ONCE) if sizes else ()))
-        of_files = np.array([size for part in parts for size in part], dtype=np.int64)
+        with ThreadPool(16) as threads:
+            of_files = np.array(threads.map(size_of, pairwise(ends), _AT_ONCE) if sizes else [], dtype=np.int64)
         last = 0
         for count in torch.bincount(self.labels).tolist():
             first, last = last, last + count
@@ -136,13 +136,6 @@ class RandomCrop:
 def _middle(resize: int, crop: int) -> list[v2.Transform]:
     # The longest side is limited, since a file may claim one row of a million pixels.
     return [v2.Resize(resize, max_size=64 * resize, antialias=True), v2.CenterCrop(crop)]
-
-
-def _size(path: bytes) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:  # a link to nothing
-        return -1
 
 
 def _classes(split: Path) -> list[str]:

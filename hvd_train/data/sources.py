@@ -48,11 +48,8 @@ def open_data(config: DataConfig, seed: int, own: OwnData | None = None, *, any_
         data = _OPENERS[config.data](config, seed)
     if len(data.train) == 0:
         raise UsageError(f"--data {config.data}: there are no training images")
-    return data if config.data == "folder" else _apply_augmentation(config, data)
-
-
-def _apply_augmentation(config: DataConfig, data: DataSet) -> DataSet:
-    """Remove the usual random changes if the config says so. Raises UsageError if it asks for others."""
+    if config.data == "folder":
+        return data
     if config.augment in ("trivial", "rand") or config.random_erasing:
         raise UsageError(
             f"--augment {config.augment} and --random-erasing do not go with --data {config.data}: they change the "

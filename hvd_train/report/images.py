@@ -8,12 +8,12 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from hvd_train.config import Config
+from hvd_train.data.augment import mixer
 from hvd_train.data.dataset import DataSet
 from hvd_train.errors import UsageError
 from hvd_train.parts import Parts, build
 from hvd_train.progress import order
 from hvd_train.run_files import durable
-from hvd_train.tasks.classification import mixer
 from hvd_train.updater import MICRO_BATCH
 from hvd_train.world.world import Place
 

@@ -1,16 +1,14 @@
 """Classification: cross entropy with label smoothing, mixup and cutmix; top-1 and top-5 accuracy."""
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hvd_train.config import Config, DataConfig
+from hvd_train.config import Config
+from hvd_train.data.augment import mixer
 from hvd_train.tasks.measures import Mean, Measure, Total
 from hvd_train.tasks.task import Scores, Task
 
-Mixer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (images, class numbers) to (images, any targets)
 Batch = tuple[Tensor, Tensor]  # images [n, c, h, w] and class numbers int64 [n]
 
 
@@ -48,12 +46,3 @@ def hits(logits: Tensor, targets: Tensor) -> Tensor:
     `logits` are [n, classes], `targets` int64 [n].
     """
     return logits.topk(min(5, logits.shape[1]), dim=1).indices == targets.unsqueeze(1)
-
-
-def mixer(config: DataConfig, num_classes: int) -> Mixer:
-    """Return the mixer of the config: mixup, cutmix, one of them at random, or neither."""
-    if not (config.mixup or config.cutmix):
-        return lambda images, targets: (images, targets)
-    from hvd_train.data.augment import Mix  # slow to import
-
-    return Mix(config, num_classes)

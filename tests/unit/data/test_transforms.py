@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hvd_train.config import DataConfig
-from hvd_train.data.augment import Mix, affine_jitter, crop_and_flip
+from hvd_train.data.augment import affine_jitter, crop_and_flip, mixer
 from hvd_train.progress import order
 
 
@@ -39,7 +39,7 @@ def test_an_affine_change_turns_shifts_and_zooms() -> None:
 
 
 def test_mixup_and_cutmix_take_turns() -> None:
-    mix = Mix(DataConfig(mixup=1.0, cutmix=1.0), 2)
+    mix = mixer(DataConfig(mixup=1.0, cutmix=1.0), 2)
     images, targets = torch.stack([torch.zeros(1, 8, 8), torch.ones(1, 8, 8)]), torch.arange(2)
     torch.manual_seed(0)
     patched = {set(mix(images, targets)[0].unique().tolist()) <= {0.0, 1.0} for _ in range(20)}
