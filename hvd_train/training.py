@@ -15,7 +15,7 @@ from hvd_train import checkpoint
 from hvd_train.config import Config
 from hvd_train.console import say
 from hvd_train.data import identity
-from hvd_train.data.loader import Ahead, Batch, Loader
+from hvd_train.data.loader import Ahead, Loader
 from hvd_train.elastic.members import RankReport, most_advanced, survivors_differ
 from hvd_train.errors import FaultRepeats, HvdTrainError, RankLost, ReplicasDiffer, UsageError
 from hvd_train.launch import exit_report, launcher
@@ -29,7 +29,7 @@ from hvd_train.parts import Optimizers, Parts, fresh_state
 from hvd_train.points import Label, Point
 from hvd_train.profiling import Profile
 from hvd_train.progress.clock import Stopwatch, Timer
-from hvd_train.progress.order import EpochOrder, assignments, choose_layout, resized_layout
+from hvd_train.progress.order import Batch, EpochOrder, assignments, choose_layout, resized_layout
 from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, describe, ending, reason_to_end, summary
 from hvd_train.run_files import run_folder

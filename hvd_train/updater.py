@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from hvd_train.config import Config
-from hvd_train.data.loader import Batch, MicroBatch
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.network.buffers import StepBuffers
 from hvd_train.network.device import autocast, seed
@@ -20,7 +19,7 @@ from hvd_train.network.normalization import sums_of_layers
 from hvd_train.progress import order
 from hvd_train.progress.clock import Split
 from hvd_train.progress.metrics import Totals
-from hvd_train.progress.order import fingerprint, from_bytes, in_bytes
+from hvd_train.progress.order import Batch, MicroBatch, fingerprint, from_bytes, in_bytes
 from hvd_train.state import TrainState
 from hvd_train.tasks.measures import LOSS, Measures, Measuring, numbers_of, sum_of, totals_of
 from hvd_train.world.world import Gradients, World

@@ -8,12 +8,12 @@ from contextlib import closing
 from hvd_train.bench import record
 from hvd_train.bench.record import Measurement
 from hvd_train.config import Config
-from hvd_train.data.loader import Ahead, Batch, Loader
+from hvd_train.data.loader import Ahead, Loader
 from hvd_train.network import freeze, optim
 from hvd_train.network.device import split_on, synchronize, uses_channels_last, uses_fp16_wire
 from hvd_train.parts import fresh_state, warm_parts
 from hvd_train.progress.clock import PHASES
-from hvd_train.progress.order import EpochOrder, assignments, choose_layout
+from hvd_train.progress.order import Batch, EpochOrder, assignments, choose_layout
 from hvd_train.updater import Updater
 from hvd_train.world.world import Place, World, barrier, together
 

@@ -5,10 +5,11 @@ import multiprocessing
 import random
 import signal
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing import connection
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,30 +23,12 @@ from hvd_train.data.dataset import Arrays, Augment, DataSet, MapDataset, Source
 from hvd_train.data.trees import map_tensors
 from hvd_train.errors import UsageError
 from hvd_train.progress import order
-from hvd_train.progress.order import Assignment, Indices, MicroBatchSamples
+from hvd_train.progress.order import Batch, MicroBatch
 
-_STEPS_AT_ONCE = 64  # to look up the samples of one step alone takes as long as to fetch their images
+_AT_ONCE = 256  # micro-batches: to look up the samples of one alone takes as long as to fetch their images
 _TRANSFORMS = 2  # in a key of random numbers: separates a sample's transforms from other uses of the seed
 _Sample = tuple[int, int]  # epoch, and number in the data set
 Collate = Callable[[list[Any]], Any]  # makes a batch of items
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """A micro-batch of a step, ready for the model."""
-
-    number: int  # within its step
-    batch: Any  # (images [n, c, h, w] float, class numbers [n]), or a tree of tensors, on the device
-    samples: Indices  # [n]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """This rank's part of a step; `size` (samples) and `num_micro_batches` are of the global batch."""
-
-    size: int
-    num_micro_batches: int
-    micro_batches: tuple[MicroBatch, ...]
 
 
 class Prepare:
@@ -95,20 +78,30 @@ class Prepare:
         return images
 
 
-class Loader(Protocol):
-    """Turns the assignments of a rank into batches on its device, an epoch at a time."""
+class Loader(ABC):
+    """Loads the batches of a rank to its device, an epoch at a time."""
 
     num_samples: int
 
+    @abstractmethod
     def example(self, size: int) -> Any:
         """Return a batch of `size` samples, the first two repeatedly."""
+
+    @abstractmethod
+    def read(self, epoch: int, wanted: Iterable[MicroBatch]) -> Iterator[Any]:
+        """Yield what these micro-batches of an epoch hold. Raises UsageError if a sample cannot be used."""
+
+    def load(self, epoch: int, work: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield these batches of an epoch with what they hold. Raises as `read` does."""
+        ahead, work = itertools.tee(work)
+        read = self.read(epoch, (micro for batch in ahead for micro in batch.micro_batches))
+        for batch in work:
+            micro_batches = tuple(MicroBatch(micro.number, micro.samples, next(read)) for micro in batch.micro_batches)
+            yield Batch(batch.size, batch.num_micro_batches, micro_batches)
 
     def start(self) -> None:
         """Start the loader processes, so that the first batch is fast. Raises UsageError if that fails."""
         return
-
-    def load(self, epoch: int, work: Iterable[Assignment]) -> Iterator[Batch]:
-        """Yield the batches of these assignments of an epoch. Raises UsageError if a sample cannot be used."""
 
     def close(self) -> None:
         """End the loader processes, if there are any."""
@@ -142,33 +135,24 @@ class ArrayLoader(Loader):
         self._prepare, self._device, self._seed = prepare, device, seed
 
     @override
-    def load(self, epoch: int, work: Iterable[Assignment]) -> Iterator[Batch]:
-        work = iter(work)
-        while assignments := list(itertools.islice(work, _STEPS_AT_ONCE)):
-            wanted = [micro for assignment in assignments for micro in assignment.micro_batches]
-            prepared = map(self._micro_batch, wanted, *self._look_up(epoch, wanted))
-            for assignment in assignments:
-                micro_batches = tuple(itertools.islice(prepared, len(assignment.micro_batches)))
-                yield Batch(assignment.size, assignment.num_micro_batches, micro_batches)
+    def read(self, epoch: int, wanted: Iterable[MicroBatch]) -> Iterator[Any]:
+        wanted, augment = iter(wanted), self._prepare.augment
+        while some := [micro.samples for micro in itertools.islice(wanted, _AT_ONCE)]:
+            sizes, samples = [*map(len, some)], np.concatenate(some)
+            rows = self._data.rows(torch.from_numpy(samples)).to(self._device)
+            uniforms: Iterable[Tensor | None] = itertools.repeat(None)
+            if augment is not None:
+                numbers = order.uniforms(self._seed, epoch, samples, augment.num_uniforms)
+                uniforms = torch.from_numpy(numbers).to(self._device).split_with_sizes(sizes)
+            yield from map(self._batch, rows.split_with_sizes(sizes), uniforms)
 
-    def _look_up(self, epoch: int, wanted: list[MicroBatchSamples]) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
-        """Return the rows of each micro-batch, and their random numbers [n, k] if they are augmented."""
-        sizes = [len(micro.indices) for micro in wanted]
-        indices = np.concatenate([np.empty(0, dtype=np.int64), *(micro.indices for micro in wanted)])
-        rows = self._data.rows(torch.from_numpy(indices)).to(self._device).split_with_sizes(sizes)
-        if self._prepare.augment is None:
-            return rows, [None] * len(wanted)
-        numbers = order.uniforms(self._seed, epoch, indices, self._prepare.augment.num_uniforms)
-        return rows, torch.from_numpy(numbers).to(self._device).split_with_sizes(sizes)
-
-    def _micro_batch(self, micro: MicroBatchSamples, rows: Tensor, uniforms: Tensor | None) -> MicroBatch:
+    def _batch(self, rows: Tensor, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
         images, labels = self._data.images.index_select(0, rows), self._data.labels.index_select(0, rows)
-        return MicroBatch(micro.number, (self._prepare(images, uniforms), labels), micro.indices)
+        return self._prepare(images, uniforms), labels
 
     @override
     def example(self, size: int) -> tuple[Tensor, Tensor]:
-        rows = self._data.rows(torch.arange(size)).to(self._device)
-        return self._prepare(self._data.images.index_select(0, rows), None), self._data.labels.index_select(0, rows)
+        return self._batch(self._data.rows(torch.arange(size)).to(self._device), None)
 
 
 @dataclass
@@ -217,11 +201,11 @@ class _MicroBatchSampler:
     """Yields the samples of each micro-batch; the owner sets `epoch` and `micro_batches` before each iteration."""
 
     epoch: int = 0
-    micro_batches: Iterable[MicroBatchSamples] = ()
+    micro_batches: Iterable[MicroBatch] = ()
 
     def __iter__(self) -> Iterator[list[_Sample]]:
         for micro in self.micro_batches:
-            yield [(self.epoch, number) for number in micro.indices.tolist()]
+            yield [(self.epoch, number) for number in micro.samples.tolist()]
 
 
 class MapLoader(Loader):
@@ -256,23 +240,16 @@ class MapLoader(Loader):
 
     @override
     def start(self) -> None:
-        first = MicroBatchSamples(0, np.zeros(1, dtype=np.int64))
+        first = MicroBatch(0, np.zeros(1, dtype=np.int64))
         for _ in self._read(0, itertools.repeat(first, self._num_workers)):
             pass
 
     @override
-    def load(self, epoch: int, work: Iterable[Assignment]) -> Iterator[Batch]:
-        ahead, work = itertools.tee(work)
-        batches = self._read(epoch, (micro for assignment in ahead for micro in assignment.micro_batches))
-        for assignment in work:
-            micro_batches = (
-                MicroBatch(micro.number, self._on_device(next(batches)), micro.indices)
-                for micro in assignment.micro_batches
-            )
-            yield Batch(assignment.size, assignment.num_micro_batches, tuple(micro_batches))
+    def read(self, epoch: int, wanted: Iterable[MicroBatch]) -> Iterator[Any]:
+        return map(self._on_device, self._read(epoch, wanted))
 
-    def _read(self, epoch: int, wanted: Iterable[MicroBatchSamples]) -> Iterator[Any]:
-        """Yield images and labels of each micro-batch, or a UsageError. Raises UsageError if a loader process ended."""
+    def _read(self, epoch: int, wanted: Iterable[MicroBatch]) -> Iterator[Any]:
+        """Yield batches in host memory, or a UsageError. Raises UsageError if a loader process ended."""
         self._sampler.epoch, self._sampler.micro_batches = epoch, wanted
         # Terminals send these to all processes of a job. The training needs its loader processes until its commit.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})

@@ -7,6 +7,7 @@ that is computed index by index, in constant memory for any data set.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -147,24 +148,25 @@ UNDECIDED = BatchLayout(0, 0)  # before it is known whether the run is new
 
 
 @dataclass(frozen=True)
-class MicroBatchSamples:
-    """A micro-batch of a step: its number within the global batch, and its samples, int64."""
+class MicroBatch:
+    """A micro-batch of a step: its number within the global batch, its samples, and their items for the model."""
 
     number: int
-    indices: Indices
+    samples: Indices  # [n]
+    batch: Any = None  # (images [n, c, h, w] float, class numbers [n]), or a tree of tensors; None until it is loaded
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """A rank's part of a global batch of `size` samples."""
+class Batch:
+    """A rank's part of a step; `size` (samples) and `num_micro_batches` are of the global batch."""
 
     size: int
     num_micro_batches: int
-    micro_batches: tuple[MicroBatchSamples, ...]
+    micro_batches: tuple[MicroBatch, ...]
 
 
-def assignments(order: Order, cursor: int, layout: BatchLayout, rank: int, size: int) -> Iterator[Assignment]:
-    """Yield a rank's assignment in each step from `cursor` to the epoch's end.
+def assignments(order: Order, cursor: int, layout: BatchLayout, rank: int, size: int) -> Iterator[Batch]:
+    """Yield a rank's part of each step from `cursor` to the epoch's end, to be loaded.
 
     Rank r computes micro-batches r, r + size, ... of each global batch. The last batch may be smaller, and a rank may
     have no micro-batch in it. No sample is repeated or dropped.
@@ -181,8 +183,8 @@ def assignments(order: Order, cursor: int, layout: BatchLayout, rank: int, size:
         samples = order.at(np.concatenate([_NONE, *positions]))
         of_micro_batches = iter(np.split(samples, np.cumsum([*map(len, positions)], dtype=np.int64)))
         for batch, mine in zip(batches, spans, strict=True):
-            micro_batches = tuple(MicroBatchSamples(number, next(of_micro_batches)) for number in mine)
-            yield Assignment(len(batch), len(layout.micro_batches(batch)), micro_batches)
+            micro_batches = tuple(MicroBatch(number, next(of_micro_batches)) for number in mine)
+            yield Batch(len(batch), len(layout.micro_batches(batch)), micro_batches)
 
 
 def choose_layout(batch: BatchConfig, size: int, num_samples: int) -> BatchLayout:

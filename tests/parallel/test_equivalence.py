@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from hvd_train import Config
-from hvd_train.data.loader import Batch, MicroBatch
-from hvd_train.progress.order import BatchLayout
+from hvd_train.progress.order import Batch, BatchLayout, MicroBatch
 from hvd_train.state import TrainState, confirm_equal
 from hvd_train.updater import Updater, Votes
 from hvd_train.world.world import LocalWorld, Reduction, World
@@ -72,7 +71,7 @@ def test_an_overflow_on_the_wire_skips_the_step_on_every_rank(world: World) -> N
     optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction(fp16_wire=True))
     state = TrainState(model, {"": optimizer}, scaler, BatchLayout(4, 4))
     # Only the last rank has a micro-batch: no other rank's own gradient could overflow.
-    micro = MicroBatch(0, (torch.ones(4, 1, 8, 8), torch.arange(4)), np.arange(4))
+    micro = MicroBatch(0, np.arange(4), (torch.ones(4, 1, 8, 8), torch.arange(4)))
     batch = Batch(4, 1, (micro,) if rank == size - 1 else ())
     step = Updater(Config(), world, model, torch.device("cpu"), {"": runs.TRAINING})
     step.take(state, batch, Votes())

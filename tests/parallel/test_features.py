@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from hvd_train.data.loader import Batch, MicroBatch
 from hvd_train.network.device import loss_scaler
-from hvd_train.progress.order import BatchLayout
+from hvd_train.progress.order import Batch, BatchLayout, MicroBatch
 from hvd_train.state import TrainState
 from hvd_train.updater import Updater, Votes
 from hvd_train.world.world import LocalWorld, Reduction, World
@@ -91,7 +90,7 @@ def test_a_skipped_step_leaves_nothing_in_the_buckets(world: World) -> None:
     rank, size = world.place.rank, world.place.size
     skipped = []
     for pixel in (math.nan, 1.0):
-        micro = MicroBatch(rank, (torch.full((4, 1, 8, 8), pixel), torch.arange(4)), np.arange(4))
+        micro = MicroBatch(rank, np.arange(4), (torch.full((4, 1, 8, 8), pixel), torch.arange(4)))
         skipped.append(step.take(state, Batch(4 * size, size, (micro,)), Votes()).skipped)
     assert skipped == [True, False]
 

@@ -17,8 +17,9 @@ from hvd_train import Config
 from hvd_train.config import DataConfig
 from hvd_train.data import sources
 from hvd_train.data.dataset import Arrays, DataSet
-from hvd_train.data.loader import Batch, Prepare
+from hvd_train.data.loader import Prepare
 from hvd_train.progress.metrics import Totals
+from hvd_train.progress.order import Batch
 from hvd_train.result import Result
 from hvd_train.run import train
 from hvd_train.state import to_host

@@ -9,9 +9,9 @@ from torch.utils.data import TensorDataset
 
 from hvd_train.data.augment import Augment
 from hvd_train.data.dataset import Arrays, DataSet
-from hvd_train.data.loader import ArrayLoader, Batch, MapLoader, Prepare
+from hvd_train.data.loader import ArrayLoader, MapLoader, Prepare
 from hvd_train.errors import UsageError
-from hvd_train.progress.order import BatchLayout, EpochOrder, Order, assignments
+from hvd_train.progress.order import Batch, BatchLayout, EpochOrder, Order, assignments
 from tests.support.runs import CPU, PLAIN, PLAIN_DATA, RandomItems, flat
 
 LAYOUT = BatchLayout(8, 3)

@@ -66,7 +66,7 @@ def test_a_slice_is_part_of_the_whole(num_samples: int, data: st.DataObject) -> 
 def test_a_last_single_sample_joins_others(samples: int, layout: BatchLayout, sizes: list[list[int]]) -> None:
     """Batch norm cannot train on one sample; if each micro-batch has one, nothing changes."""
     steps = list(assignments(Order(samples), 0, layout, 0, 1))
-    assert [[len(micro.indices) for micro in step.micro_batches] for step in steps] == sizes
+    assert [[len(micro.samples) for micro in step.micro_batches] for step in steps] == sizes
     assert [(step.size, step.num_micro_batches) for step in steps] == [(sum(step), len(step)) for step in sizes]
     assert set(micro_batch_sizes(layout, samples)) == {size for step in sizes for size in step}
 
@@ -80,7 +80,7 @@ def test_a_global_batch_alone_has_the_same_layout_on_any_number_of_ranks(global_
     layout = choose_layout(batch, 1, 10_000)
     assert {choose_layout(batch, size, 10_000) for size in (2, 3, 4, 64)} == {layout}
     (step,) = assignments(Order(global_batch), 0, layout, 0, 1)
-    assert [len(micro.indices) for micro in step.micro_batches] == sizes
+    assert [len(micro.samples) for micro in step.micro_batches] == sizes
 
 
 def test_batch_settings_decide_the_layout_or_are_refused() -> None:

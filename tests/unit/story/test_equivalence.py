@@ -125,16 +125,16 @@ def test_each_sample_counts_once(data: st.DataObject) -> None:
         for parts in zip(*ranks, strict=True):
             micros = [micro for part in parts for micro in part.micro_batches]
             assert sorted(micro.number for micro in micros) == list(range(parts[0].num_micro_batches))
-            assert {part.size for part in parts} == {sum(len(micro.indices) for micro in micros)}
-            assert all(fewest <= len(micro.indices) < layout.micro_batch + fewest for micro in micros)
+            assert {part.size for part in parts} == {sum(len(micro.samples) for micro in micros)}
+            assert all(fewest <= len(micro.samples) < layout.micro_batch + fewest for micro in micros)
             micros.sort(key=lambda micro: micro.number)
-            sizes.append([len(micro.indices) for micro in micros])
-            taken += [int(index) for micro in micros for index in micro.indices]
+            sizes.append([len(micro.samples) for micro in micros])
+            taken += [int(index) for micro in micros for index in micro.samples]
             cursor += parts[0].size
         assert cursor > before, f"no step takes the samples since {before}"
     if not per_worker:
         steps_of_one = assignments(epoch_order, 0, layout, 0, 1)
-        assert sizes == [[len(micro.indices) for micro in step.micro_batches] for step in steps_of_one]
+        assert sizes == [[len(micro.samples) for micro in step.micro_batches] for step in steps_of_one]
         assert len(sizes) == len(layout.batches(range(num_samples)))
     assert taken == epoch_order[:].tolist()
     assert sorted(taken) == list(range(num_samples))

@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hvd_train import Config
-from hvd_train.data.loader import Batch, MicroBatch
 from hvd_train.errors import UsageError
-from hvd_train.progress.order import BatchLayout, fingerprint
+from hvd_train.progress.order import Batch, BatchLayout, MicroBatch, fingerprint
 from hvd_train.state import TrainState
 from hvd_train.updater import StepResult, Updater, Votes
 from hvd_train.world.world import LocalWorld, Reduction, World
@@ -42,7 +41,7 @@ INPUTS, TARGETS = torch.cos(torch.arange(8 * 64.0).view(8, 1, 8, 8)), torch.aran
 
 def batch(micro: int, rank: int = 0, size: int = 1) -> Batch:
     parts = list(zip(INPUTS.split(micro), TARGETS.split(micro), strict=True))
-    mine = tuple(MicroBatch(n, parts[n], np.arange(len(parts[n][1]))) for n in range(rank, len(parts), size))
+    mine = tuple(MicroBatch(n, np.arange(len(parts[n][1])), parts[n]) for n in range(rank, len(parts), size))
     return Batch(8, len(parts), mine)
 
 
@@ -115,7 +114,7 @@ def test_what_the_settings_ask_too_much_is_one_line(error: Exception, says: str)
 
 def test_the_norm_of_a_large_gradient_is_accurate() -> None:
     """One float32 sum of squares would lose all ones next to 2^24: 0.8% of the norm."""
-    part = Batch(4, 1, (MicroBatch(0, (INPUTS[:4], torch.ones(4, dtype=torch.long)), np.arange(4)),))
+    part = Batch(4, 1, (MicroBatch(0, np.arange(4), (INPUTS[:4], torch.ones(4, dtype=torch.long))),))
     result = take(Config(), state_of(LargeLayer()), part)
     ones, large = 64 * 2**18, 64 * 2.0**24
     assert result.gradient_norm == pytest.approx(0.5 * (large + ones) ** 0.5, rel=2**18 / large)
