@@ -11,22 +11,21 @@ from hvd_train.run_files.ledger import Entry, extended
 from hvd_train.tasks.measures import LOSS
 from hvd_train.tasks.task import Scores
 from hvd_train.training import Training
-from hvd_train.updater import NO_VOTES, StepResult
 from hvd_train.world.world import result_of_rank_0
 
 
-def count_step(training: Training, result: StepResult) -> None:
+def count_step(training: Training, result: Answer) -> None:
     """Count a step that all ranks have done, show it, and write it down."""
-    state, stopwatch = training.state, training.stopwatch
+    state, stopwatch, num_samples = training.state, training.stopwatch, training.parts.train_loader.num_samples
     state.count_step(result.totals, skipped=result.skipped)
     stopwatch.step(result.totals.count)
     journal, progress, speed = training.output.journal, state.progress, stopwatch.samples_per_second
     if result.fingerprint is not None:
-        # The fingerprint is summed with the gradients, so every rank that has finished a step has its entry.
-        positions, steps = (progress.cursor - result.totals.count, progress.cursor), (progress.step, progress.step)
-        step = Entry(progress.epoch, steps, training.world.place.size, positions, result.fingerprint)
-        # This drops the entries of the epoch before. Their lines are on disk: all ranks have begun this step.
-        state.recent = extended(state.recent, step, training.parts.train_loader.num_samples)
+        # It is summed with the gradients, so every rank that has finished a step has its entry. This drops the entries
+        # of the epoch before. Their lines are on disk: all ranks have begun this step.
+        positions = progress.cursor - result.totals.count, progress.cursor
+        entry = Entry(progress.epoch, (progress.step,) * 2, training.world.place.size, positions, result.fingerprint)
+        state.recent = extended(state.recent, entry, num_samples)
         journal.took(state.recent[-1])
     journal.progress(Moment(progress.epoch, progress.cursor, progress.step, state.totals.means(), speed))
     change = training.membership.change
@@ -35,44 +34,38 @@ def count_step(training: Training, result: StepResult) -> None:
     if result.skipped and not math.isfinite(result.totals.sums[LOSS]):
         journal.event("skipped", f"step {progress.step} is skipped: its loss is not finite", step=progress.step)
     if progress.step % training.config.run.log_steps == 0:
-        _log_step(training, result)
+        state.last_step = StepRecord(
+            epoch=progress.epoch + 1,
+            step=progress.step,
+            samples=progress.epoch * num_samples + progress.cursor,
+            measures=result.totals.means(),
+            learning_rate=state.optimizer.param_groups[0]["lr"],
+            gradient_norm=result.gradient_norm,
+            loss_scale=state.scaler.get_scale() if state.scaler.is_enabled() else None,
+            skipped_steps=progress.skipped,
+            samples_per_second=speed,
+            split=training.split.take(),
+        )
+        journal.step(state.last_step)
 
 
-def _log_step(training: Training, result: StepResult) -> None:
-    state, progress = training.state, training.state.progress
-    state.last_step = StepRecord(
-        epoch=progress.epoch + 1,
-        step=progress.step,
-        samples=progress.epoch * training.parts.train_loader.num_samples + progress.cursor,
-        measures=result.totals.means(),
-        learning_rate=state.optimizer.param_groups[0]["lr"],
-        gradient_norm=result.gradient_norm,
-        loss_scale=state.scaler.get_scale() if state.scaler.is_enabled() else None,
-        skipped_steps=progress.skipped,
-        samples_per_second=training.stopwatch.samples_per_second,
-        split=training.split.take(),
-    )
-    training.output.journal.step(state.last_step)
-
-
-def of_updates(answers: Sequence[tuple[str, Answer]], num_samples: int) -> StepResult:
+def of_updates(answers: Sequence[tuple[str, Answer]], num_samples: int) -> Answer:
     """Return the result of a step of several updates, given by the optimizer's name and what all ranks know of it.
 
     Its loss is the mean over the updates; the measures of each have the optimizer's name in front.
     """
     totals = Totals(num_samples)
     for optimizer, answer in answers:
-        assert answer.totals is not None
         sums, divisors = (
             {LOSS: values[LOSS], **{f"{optimizer}_{name}": value for name, value in values.items()}}
             for values in (answer.totals.sums, answer.totals.divisors)
         )
         totals += Totals(0, sums, divisors)  # all updates see the same samples
     skipped, norm = all(answer.skipped for _, answer in answers), math.hypot(*(a.gradient_norm for _, a in answers))
-    return StepResult(totals, NO_VOTES, norm, skipped, answers[-1][1].fingerprint)
+    return Answer(Scores(totals.means(), num_samples), totals, skipped, norm, answers[-1][1].fingerprint)
 
 
-def give_up_if_diverged(training: Training, result: StepResult) -> None:
+def give_up_if_diverged(training: Training, result: Answer) -> None:
     """If too many steps in a row were skipped, commit the weights, which they have not changed, and raise Diverged."""
     state = training.state
     progress = state.progress

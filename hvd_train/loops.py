@@ -182,23 +182,24 @@ class Loops:
         training.resize()
         training.note_writes()
         training.is_whole = True
-        result, training.last_result = training.last_result, None
-        if result is None:  # no step since the last point
+        update, training.last_update = training.last_update, None
+        if update is None:
             return
+        answer, agreed = update
         try:
-            give_up_if_diverged(training, result)
-            if result.agreed.stop:
+            give_up_if_diverged(training, answer)
+            if agreed.stop:
                 self._result = training.finish(finished=False)
                 raise Stopped(self._result.exit_code)
-            if result.agreed.commit and training.output.store.commit(state):
+            if agreed.commit and training.output.store.commit(state):
                 training.commit_timer.reset()
-            if not result.agreed.change:
+            if not agreed.change:
                 training.split.mark("other")
                 training.profile.step_done(state.progress.step)
         except RankLost as error:
             training.meet(error)
             return
-        if result.agreed.change:
+        if agreed.change:
             training.meet()
 
     def _finish(self) -> Result:
@@ -272,11 +273,10 @@ class Update:
                         raise training.updater.lost
                     if not mine.done:
                         raise UsageError(f"step {step.number}: micro.backward was not called")
-                result = training.last_result = updater.finish(training.prepare_next_batch)
-                totals, of_all = result.totals, (result.skipped, result.gradient_norm, result.fingerprint)
+                training.last_update = answer, _ = updater.finish(training.prepare_next_batch)
                 if self._optimizer == "":
-                    count_step(training, result)
-                session._record(label, Answer(Scores(totals.means(), totals.count), totals, *of_all))
+                    count_step(training, answer)
+                session._record(label, answer)
                 training.is_whole = training.is_whole and self._optimizer == ""
             except RankLost as error:
                 updater.put_back()

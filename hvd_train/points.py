@@ -28,10 +28,11 @@ class Answer:
     """What an update or an evaluation has given the program on all ranks."""
 
     scores: Scores
-    totals: Totals | None = None  # of an update
-    skipped: bool = False
-    gradient_norm: float = 0.0
-    fingerprint: int | None = None  # of an update's samples, if the run keeps a ledger
+    # Of an update only:
+    totals: Totals = Totals()  # sums of the measures over the whole global batch
+    skipped: bool = False  # whether loss or gradient was not finite, so that nothing changed
+    gradient_norm: float = 0.0  # the 2-norm of the whole gradient before it was clipped
+    fingerprint: int | None = None  # of the samples of all ranks (`progress.order`), if the run keeps a ledger
 
 
 @dataclass(frozen=True)

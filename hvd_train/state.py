@@ -212,7 +212,7 @@ def of_today(snapshot: Snapshot) -> Snapshot:
 
 
 def _answer(scores: Mapping[str, Any], totals: Mapping[str, Any] | None = None, **values: Any) -> Answer:
-    return Answer(Scores(**scores), Totals(**totals) if totals else None, **values)
+    return Answer(Scores(**scores), Totals(**totals or {}), **values)
 
 
 def digest_of_snapshot(snapshot: Snapshot) -> str:

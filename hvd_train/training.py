@@ -26,7 +26,7 @@ from hvd_train.network.buffers import digest_of, digest_of_module, tensors_in
 from hvd_train.network.device import check_own_gpus, gpu_name, split_on
 from hvd_train.output import Claim, Output
 from hvd_train.parts import Optimizers, Parts, fresh_state
-from hvd_train.points import Label, Point
+from hvd_train.points import Answer, Label, Point
 from hvd_train.profiling import Profile
 from hvd_train.progress.clock import Stopwatch, Timer
 from hvd_train.progress.order import Batch, EpochOrder, assignments, choose_layout, resized_layout
@@ -36,7 +36,7 @@ from hvd_train.run_files import run_folder
 from hvd_train.state import TrainState, confirm_equal
 from hvd_train.tasks.measures import Measuring
 from hvd_train.tasks.task import Scores, Task
-from hvd_train.updater import StepResult, Updater, Votes, of_use
+from hvd_train.updater import Updater, Votes, of_use
 from hvd_train.validate import evaluate
 from hvd_train.world.world import World, result_of_rank_0, together
 
@@ -58,7 +58,7 @@ class Training:
         world.compare({**identity.facts(parts.data), **constants})
         self.output, self.membership = Output(config), Membership()
         self.waits = Point().label(-1)  # where its program is, for other ranks
-        self.last_result: StepResult | None = None  # of the step since the last point
+        self.last_update: tuple[Answer, Votes] | None = None  # since the last point
         self._state: TrainState | None = None
         self._during: During = "building"
         self.watched = list[nn.Parameter]()  # weights that the program may change outside of updates
@@ -164,7 +164,7 @@ class Training:
         self.updater = Updater(config, self.world, parts.model, parts.device, parts.training, self.split)
         steps = config.run.profiled_steps
         self.profile = Profile(steps, self.world, parts.device, self.output, self.stopwatch, self.split)
-        self._batches = self.last_result = None
+        self._batches = self.last_update = None
         journal.begin(config.schedule.epochs, parts.train_loader.num_samples, parts.task.sample, parts.task.best)
         journal.catch_up(state.recent, state.last_step, state.last_epoch)
         self.profile.step_done(state.progress.step)

@@ -16,12 +16,13 @@ from hvd_train.errors import RankLost, UsageError
 from hvd_train.network.buffers import StepBuffers
 from hvd_train.network.device import autocast, seed
 from hvd_train.network.normalization import sums_of_layers
+from hvd_train.points import Answer
 from hvd_train.progress import order
 from hvd_train.progress.clock import Split
-from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import Batch, MicroBatch, fingerprint, from_bytes, in_bytes
 from hvd_train.state import TrainState
 from hvd_train.tasks.measures import LOSS, Measures, Measuring, numbers_of, sum_of, totals_of
+from hvd_train.tasks.task import Scores
 from hvd_train.world.world import Gradients, World
 
 _WATCHED_UPDATES = 3
@@ -40,17 +41,6 @@ class Votes:
 
 NO_VOTES = Votes()
 _BUFFERS_CHANGED = 3  # the place of this flag after the votes
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """The result of a step on this rank."""
-
-    totals: Totals  # sums of the task's measures over the whole global batch
-    agreed: Votes  # the votes of at least one rank
-    gradient_norm: float  # the 2-norm of the whole gradient before it was clipped
-    skipped: bool = False  # whether loss or gradient was not finite, so that nothing changed
-    fingerprint: int | None = None  # of the samples of all ranks (`progress.order`), if the run keeps a ledger
 
 
 class Updater:
@@ -90,7 +80,7 @@ class Updater:
         batch: Batch,
         votes: Votes = NO_VOTES,
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> StepResult:
+    ) -> tuple[Answer, Votes]:
         """Take one step with all ranks; the weights change, the progress does not (`TrainState.count_step`).
 
         `meanwhile` is called while gradients are reduced. Raises RankLost and UsageError before the state changes.
@@ -101,9 +91,6 @@ class Updater:
                 self.start(micro)
                 self.backward(self._measuring.function(state.model, micro.batch))
             return self.finish(meanwhile)
-        except RankLost:
-            self.put_back()
-            raise
         except (ValueError, RuntimeError) as error:
             if (advice := of_use(error, batch)) is None:
                 raise
@@ -215,8 +202,11 @@ class Updater:
         self._num_fields = sum(map(len, fields))
         self._pending = self._world.start_sum(message, "step")
 
-    def finish(self, meanwhile: Callable[[], None] = lambda: None) -> StepResult:
-        """Reduce, unscale, clip, step. `meanwhile` is called while gradients are reduced. Raises RankLost."""
+    def finish(self, meanwhile: Callable[[], None]) -> tuple[Answer, Votes]:
+        """Reduce, unscale, clip, step; return also what at least one rank has voted for. Raises RankLost.
+
+        `meanwhile` is called while gradients are reduced.
+        """
         if self.lost is not None:
             raise self.lost
         self._check_gradients()
@@ -253,7 +243,8 @@ class Updater:
         self._release()
         self._mark("optimizer")
         votes = Votes(stop > 0, commit > 0, change > 0)
-        return StepResult(totals, votes, norm_before, skipped, from_bytes(taken) if taken else None)
+        scores, samples = Scores(totals.means(), totals.count), from_bytes(taken) if taken else None
+        return Answer(scores, totals, skipped, norm_before, samples), votes
 
     def _fingerprint(self, batch: Batch) -> Tensor:
         samples = np.concatenate([np.zeros(0, np.int64), *[micro.samples for micro in batch.micro_batches]])

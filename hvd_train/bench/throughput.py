@@ -95,7 +95,7 @@ class Stepper:
         images = 0
         for _ in range(steps):
             batch = next(self._batches)
-            result = self._updater.take(self.state, batch, meanwhile=self._batches.prepare)
+            result, _ = self._updater.take(self.state, batch, meanwhile=self._batches.prepare)
             self.state.count_step(result.totals, skipped=result.skipped)
             images += batch.size
             self.split.mark("other")

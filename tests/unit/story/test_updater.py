@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from hvd_train import Config
 from hvd_train.errors import UsageError
+from hvd_train.points import Answer
 from hvd_train.progress.order import Batch, BatchLayout, MicroBatch, fingerprint
 from hvd_train.state import TrainState
-from hvd_train.updater import StepResult, Updater, Votes
+from hvd_train.updater import Updater, Votes
 from hvd_train.world.world import LocalWorld, Reduction, World
 from tests.support import runs
 from tests.support.worlds import ThreadWorld, own_generator, run_ranks
@@ -52,8 +53,8 @@ def state_of(model: nn.Module, scale: float | None = None, world: World | None =
     return TrainState(model, {"": optimizer}, scaler, BatchLayout(8, 4))
 
 
-def take(config: Config, state: TrainState, part: Batch) -> StepResult:
-    return Updater(config, LocalWorld(), state.model, CPU, {"": runs.TRAINING}).take(state, part, Votes())
+def take(config: Config, state: TrainState, part: Batch) -> Answer:
+    return Updater(config, LocalWorld(), state.model, CPU, {"": runs.TRAINING}).take(state, part)[0]
 
 
 @pytest.mark.parametrize(
@@ -142,8 +143,8 @@ def test_votes_and_samples_of_all_ranks_come_with_the_gradients(vote: Votes) -> 
         mine = vote if world.place.rank == 1 else Votes()
         step = Updater(Config().replace(ledger=ledger), world, model, CPU, {"": runs.TRAINING})
         part = batch(4, world.place.rank, 3)
-        result = step.take(state_of(model, world=world), part, mine)
-        return result.agreed, result.fingerprint
+        result, agreed = step.take(state_of(model, world=world), part, mine)
+        return agreed, result.fingerprint
 
     expected = fingerprint(np.array([0, 1, 2, 3] * 2))
     assert run_ranks(3, lambda world: body(world, ledger=True)) == [(vote, expected)] * 3
