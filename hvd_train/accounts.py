@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hvd_train.errors import Diverged
 from hvd_train.points import Answer
@@ -94,4 +95,4 @@ def end_epoch(training: Training, number: int, scores: Scores | None) -> None:
         samples_per_second=training.stopwatch.samples_per_second,
     )
     training.output.journal.epoch(state.last_epoch)
-    state.progress, state.totals = state.progress.next_epoch(), Totals()
+    state.progress, state.totals = replace(state.progress, epoch=number + 1, cursor=0), Totals()

@@ -123,10 +123,8 @@ class DiskStore(Store):
                 write_into(file, snapshot)
         except OSError as error:
             if last or not self._failing:
-                newest = next(iter(committed(self.folder)), None)
-                good = f"the newest good checkpoint is {newest.name}" if newest else "there is no checkpoint yet"
-                continues = "" if last else "training continues, "
-                self._report(f"cannot write {path}: {error.strerror}; {continues}{good}")
+                continues = "" if last else "training continues, and "
+                self._report(f"cannot write {path}: {error.strerror}; {continues}earlier checkpoints stay")
             self._failing = True
             return False
         if self._failing:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
-from typing_extensions import Self, override
+from typing_extensions import Self
 
 from hvd_train import checkpoint
 from hvd_train.accounts import count_step, end_epoch, give_up_if_diverged, of_updates
@@ -249,9 +248,11 @@ class Update:
     def __iter__(self) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches. If a rank is lost, they come again, divided among the others."""
         session, training, step = self._session, self._session.training, self._step
+        step._check(self._optimizer)
         if session._in_step or step.is_over or (self._optimizer == "" and step.answers):
             raise UsageError(f"step {step.number}: its micro-batches come once, in one loop")
-        state, label, turn = training.state, session._at.label(session._count), step.turns[self._optimizer]
+        state, label = training.state, session._at.label(session._count)
+        turn = sum(optimizer == self._optimizer for optimizer, _ in step.answers)
         while label not in state.answers:
             updater = training.updater
             try:
@@ -283,7 +284,7 @@ class Update:
                 training.meet(error)
         session._count, session._in_step = session._count + 1, False
         answer = state.answers[label]
-        step.add(self._optimizer, answer)
+        step.answers.append((self._optimizer, answer))
         self.scores, self.skipped, self.gradient_norm = answer.scores, answer.skipped, answer.gradient_norm
 
 
@@ -297,13 +298,8 @@ class Step(Update):
         self.size = len(layout.batches(range(at.cursor, num_samples))[0])  # samples of all ranks
         self.number, self.epoch = at.step + 1, at.epoch + 1  # both count from 1
         self.position = at.epoch + (at.cursor + self.size / 2) / num_samples  # epochs done in the middle of the step
-        self.turns, self.answers = Counter[str](), list[tuple[str, Answer]]()  # of the updates that are done
+        self.answers = list[tuple[str, Answer]]()  # of the updates that all ranks have done
         self.is_over = False
-
-    @override
-    def __iter__(self) -> Iterator[MicroBatch]:
-        self._check("")
-        return super().__iter__()
 
     def update(self, optimizer: str) -> Update:
         """Return the next update by one of several optimizers, over the micro-batches of this step.
@@ -313,11 +309,6 @@ class Step(Update):
         """
         self._check(optimizer)
         return Update(self._session, self, optimizer)
-
-    def add(self, optimizer: str, answer: Answer) -> None:
-        """Note an update that all ranks have done."""
-        self.answers.append((optimizer, answer))
-        self.turns[optimizer] += 1
 
     def end(self) -> None:
         """End the step. With several optimizers it counts now, unless this rank got a state that has it."""

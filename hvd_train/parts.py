@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
-from hvd_train.config import Config, DataConfig, ScheduleConfig
+from hvd_train.config import Config, DataConfig
 from hvd_train.data import sources
 from hvd_train.data.dataset import DataSet
 from hvd_train.data.loader import Collate, Loader, Prepare, open_loader
@@ -126,7 +126,10 @@ def build(config: Config, place: Place, own: Own = NOTHING) -> Parts:
     task = open_task(config, data.classes, own.task)
     for constant in task.constants:
         as_constant(constant, device)
-    goal = _goal(config.schedule, task, validates=data.val is not None)
+    schedule = config.schedule
+    if (targets_of(task, schedule) or schedule.patience) and data.val is None:
+        raise UsageError("--target, --target-accuracy and --patience need a validation set; the data have none")
+    goal = goal_of(task, schedule.best_by, "--best-by")
     num_workers, collate = loader_processes(config.data, place), task.collate or default_collate
     colour = own.model is None and models.needs_colour(config.model.model)
     size = config.data.image_size if config.data.data != "folder" else None  # its images have their own size
@@ -191,14 +194,6 @@ def of_a_loop(
 def as_constant(module: nn.Module, device: torch.device) -> None:
     """Move a module that is not trained to a device, in evaluation mode and without gradients."""
     module.to(device).eval().requires_grad_(requires_grad=False)
-
-
-def _goal(schedule: ScheduleConfig, task: Task, *, validates: bool) -> Goal:
-    """Return what makes an evaluation the best one. Raises UsageError for goals that cannot be reached."""
-    targets_of(task, schedule)
-    if not validates and (schedule.target_accuracy or schedule.target or schedule.patience):
-        raise UsageError("--target, --target-accuracy and --patience need a validation set; the data have none")
-    return goal_of(task, schedule.best_by, "--best-by")
 
 
 def _measurings(task: Task, network: nn.Module, batch: Any) -> tuple[Measuring, Measuring]:

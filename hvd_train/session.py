@@ -7,6 +7,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from torch.optim import Optimizer
 from torch.utils.data import default_collate
 from typing_extensions import override
 
-from hvd_train.config import Config
+from hvd_train.config import GROUPS, Config
 from hvd_train.data.loader import Collate, Loader, open_loader
 from hvd_train.data.sources import check_map_style
 from hvd_train.errors import HvdTrainError, UsageError, first_few
@@ -37,13 +38,10 @@ from hvd_train.world.world import World
 
 T = TypeVar("T")
 M = TypeVar("M", bound=nn.Module)
-_ACT = {"seed", "epochs", "patience", "workers", "workers_per_host", "sync_batch_norm", "average_buffers"}
-_ACT |= {"batch_size", "global_batch_size", "accumulation_steps", "eval_batch_size", "on_resize"}
-_ACT |= {"clip_norm", "ema_decay", "recipe"}
-_ACT |= {"precision", "compression", "channels_last", "deterministic", "max_skipped_steps"}
-_ACT |= {"device", "gpu_ids", "output_dir", "resume", "commit_steps", "commit_seconds"}
-_ACT |= {"copy_to", "weights_format", "keep_checkpoints", "log_to", "log_steps", "progress"}
-_ACT |= {"max_time", "ledger", "profile"}
+_ACT = {field.name for group in ("batch", "precision", "run") for field in fields(GROUPS[group])}
+_ACT |= {"recipe", "seed", "epochs", "patience", "workers", "workers_per_host", "sync_batch_norm", "average_buffers"}
+_ACT |= {"clip_norm", "ema_decay"}
+_ACT -= {"compile", "eval_epochs"}
 
 
 class Session(Loops):

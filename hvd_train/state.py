@@ -46,10 +46,6 @@ class Progress:
         in_row = self.skipped_in_row + 1 if skipped else 0
         return Progress(self.epoch, self.cursor + num_samples, self.step + 1, self.skipped + skipped, in_row)
 
-    def next_epoch(self) -> Progress:
-        """Return the progress at the start of the next epoch."""
-        return dataclasses.replace(self, epoch=self.epoch + 1, cursor=0)
-
 
 _TENSORS = "model", "average", "buffers", "optimizers"
 _FACTS = "progress", "layout", "totals", "scaler"
@@ -81,11 +77,6 @@ class TrainState:
     def optimizer(self) -> Optimizer:
         """The only optimizer, or the first one."""
         return next(iter(self.optimizers.values()))
-
-    @property
-    def groups(self) -> list[dict[str, Any]]:
-        """The parameter groups of all optimizers."""
-        return [group for optimizer in self.optimizers.values() for group in optimizer.param_groups]
 
     @property
     def result(self) -> nn.Module:
@@ -158,7 +149,8 @@ class TrainState:
                 group.update(loaded)
             optimizer.param_groups = groups  # the user's optimizer and schedulers share them
             optim.match_memory_format(optimizer)
-        for group, of_point in zip(self.groups, settings, strict=False):
+        all_groups = (group for optimizer in self.optimizers.values() for group in optimizer.param_groups)
+        for group, of_point in zip(all_groups, settings, strict=False):
             group.update(of_point)
         if snapshot["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(snapshot["scaler"])

@@ -39,7 +39,6 @@ class Votes:
     change: bool = False  # continue in another world
 
 
-NO_VOTES = Votes()
 _BUFFERS_CHANGED = 3  # the place of this flag after the votes
 
 
@@ -78,7 +77,7 @@ class Updater:
         self,
         state: TrainState,
         batch: Batch,
-        votes: Votes = NO_VOTES,
+        votes: Votes,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> tuple[Answer, Votes]:
         """Take one step with all ranks; the weights change, the progress does not (`TrainState.count_step`).
@@ -196,7 +195,10 @@ class Updater:
         votes = self._votes
         flags = votes.stop, votes.commit, votes.change, self._buffers.others_changed
         flags_sent = _constant(tuple(map(float, flags)), self._device)
-        fields = [sums, flags_sent, *([self._fingerprint(self.batch)] if self._ledger else [])]
+        fields = [sums, flags_sent]
+        if self._ledger:
+            samples = np.concatenate([np.zeros(0, np.int64), *[micro.samples for micro in self.batch.micro_batches]])
+            fields.append(torch.tensor(in_bytes(fingerprint(samples))).to(self._device, non_blocking=True))
         # A tensor of its own: the sum over the ranks is written into it.
         message = torch.cat([*fields, *self._buffers.changes])
         self._num_fields = sum(map(len, fields))
@@ -245,10 +247,6 @@ class Updater:
         votes = Votes(stop > 0, commit > 0, change > 0)
         scores, samples = Scores(totals.means(), totals.count), from_bytes(taken) if taken else None
         return Answer(scores, totals, skipped, norm_before, samples), votes
-
-    def _fingerprint(self, batch: Batch) -> Tensor:
-        samples = np.concatenate([np.zeros(0, np.int64), *[micro.samples for micro in batch.micro_batches]])
-        return torch.tensor(in_bytes(fingerprint(samples))).to(self._device, non_blocking=True)
 
     def _clip(self, gradients: Gradients, scaler: torch.amp.GradScaler, factor: Tensor | None) -> Tensor:
         """Multiply the gradients by `factor`, if any, and clip them; return the 2-norm before the clip, [] float64."""

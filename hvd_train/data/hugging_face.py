@@ -1,7 +1,6 @@
 """Data sets of Hugging Face's `datasets` on disk: `--data hf:PATH`."""
 
 import importlib
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -52,9 +51,3 @@ class LabelledImages:
 
         row = self._data[index]
         return pil_to_tensor(row[self._image].convert("RGB")), int(row[self._label])
-
-
-def check(path: str) -> None:
-    """Raise UsageError if there is no such folder."""
-    if not Path(path).is_dir():
-        raise UsageError(f"--data hf:{path}: there is no such folder: save a DatasetDict by save_to_disk")

@@ -26,7 +26,8 @@ OwnData = Callable[[DataConfig], Sequence[Any]]  # returns a DataSet, or a train
 def check_name(name: str) -> None:
     """Raise UsageError, with the nearest name, if the name of a data set is unknown."""
     if name.startswith(HUGGING_FACE):
-        hugging_face.check(name.removeprefix(HUGGING_FACE))
+        if not Path(name.removeprefix(HUGGING_FACE)).is_dir():
+            raise UsageError(f"--data {name}: there is no such folder: save a DatasetDict by save_to_disk")
     elif plugin.is_reference(name):
         plugin.load("data", name)
     elif name not in _OPENERS:
@@ -132,12 +133,11 @@ def _from_result(name: str, result: Any, *, any_items: bool) -> DataSet:
         if not isinstance(result, (tuple, list)) or len(result) != 2 or result[0] is None:
             raise UsageError(f"--data {name}: it must return (training set, validation set or None)")
         if any_items:
-            train, val = result
-            check_map_style(titles[0], train)
-            if val is not None:
-                check_map_style(titles[1], val)
-            classes = tuple(map(str, getattr(train, "classes", ())))
-            return DataSet(train, val, classes, images=False)
+            for title, part in zip(titles, result, strict=False):
+                if part is not None:
+                    check_map_style(title, part)
+            classes = tuple(map(str, getattr(result[0], "classes", ())))
+            return DataSet(result[0], result[1], classes, images=False)
         train, val = map(_in_memory, titles, result)
         result = DataSet(train, val, _class_names(name, result[0], train))
     parts = zip(titles, (result.train, result.val, result.test), strict=True)

@@ -12,7 +12,7 @@ from torch import nn
 from hvd_train.network.device import loss_scaler
 from hvd_train.progress.order import Batch, BatchLayout, MicroBatch
 from hvd_train.state import TrainState
-from hvd_train.updater import Updater
+from hvd_train.updater import Updater, Votes
 from hvd_train.world.world import LocalWorld, Reduction, World
 from tests.parallel.test_equivalence import TOLERANCE
 from tests.support import runs
@@ -91,7 +91,7 @@ def test_a_skipped_step_leaves_nothing_in_the_buckets(world: World) -> None:
     skipped = []
     for pixel in (math.nan, 1.0):
         micro = MicroBatch(rank, np.arange(4), (torch.full((4, 1, 8, 8), pixel), torch.arange(4)))
-        skipped.append(step.take(state, Batch(4 * size, size, (micro,)))[0].skipped)
+        skipped.append(step.take(state, Batch(4 * size, size, (micro,)), Votes())[0].skipped)
     assert skipped == [True, False]
 
 

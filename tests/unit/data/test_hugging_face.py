@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image as Pictures
 
-from hvd_train.data import hugging_face
+from hvd_train.data import hugging_face, sources
 from hvd_train.errors import UsageError
 from hvd_train.plugin import is_reference
 
@@ -69,7 +69,7 @@ def test_what_cannot_be_used_is_one_line(monkeypatch: pytest.MonkeyPatch, found:
 
 def test_a_missing_folder_or_library_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="there is no such folder"):
-        hugging_face.check("absent")
+        sources.check_name("hf:absent")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UsageError, match="datasets is not installed: pip install datasets"):
         hugging_face.open_saved(str(Path()), any_items=False)

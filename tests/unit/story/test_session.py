@@ -354,7 +354,7 @@ def test_wrong_use_is_one_line(act: Callable[..., object], says: str) -> None:
         (lambda step: step.update("painter"), r"step 1: iterate over step.update\('maker'\) or"),
         (lambda step: next(iter(step.update("maker"))), "step 1: its loop over micro-batches did not run to its end"),
         (lambda step: None, "step 1: its loop over micro-batches did not run to its end"),
-        (lambda step: [next(iter(step.update(name))) for name in step.turns or ["maker", "critic"]], "in one loop"),
+        (lambda step: [next(iter(step.update(name))) for name in ("maker", "critic")], "in one loop"),
     ],
 )
 def test_wrong_use_of_several_optimizers_is_one_line(act: Callable[[Any], object], says: str) -> None:

@@ -54,7 +54,7 @@ def state_of(model: nn.Module, scale: float | None = None, world: World | None =
 
 
 def take(config: Config, state: TrainState, part: Batch) -> Answer:
-    return Updater(config, LocalWorld(), state.model, CPU, {"": runs.TRAINING}).take(state, part)[0]
+    return Updater(config, LocalWorld(), state.model, CPU, {"": runs.TRAINING}).take(state, part, Votes())[0]
 
 
 @pytest.mark.parametrize(
