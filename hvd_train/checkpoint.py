@@ -3,7 +3,6 @@
 import hashlib
 import json
 import mmap
-import re
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from hvd_train import plain_file
+from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.network.weights import UNREADABLE, tensors_in
 from hvd_train.run_files import durable
@@ -25,7 +25,6 @@ from hvd_train.state import Snapshot, TrainState, result_in, to_host
 BEST, FINAL = "model-best.pt", "model-final.pt"
 MAGIC = b"hvd_train checkpoint\n"
 _PAYLOAD_AT = 1 << 16  # bytes; a multiple of every page size, for mmap
-_NAME = re.compile(r"step-(\d{10})\.ckpt")
 Report = Callable[[str], None]  # prints a line for the user
 
 
@@ -59,19 +58,12 @@ class DiskStore(Store):
     def __init__(
         self,
         run_folder: RunFolder,
-        keep: int,
-        config: Mapping[str, Any],
+        config: Config,
         report: Report,
-        *,
-        safetensors: bool = False,
         committed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare to write into the run folder, in which the `keep` newest checkpoints stay.
-
-        `safetensors`: write weights in that format, too. `committed` is called after each commit.
-        """
-        self._safetensors, self._committed = safetensors, committed
-        self._run_folder, self._keep, self._config, self._report = run_folder, keep, dict(config), report
+        """Prepare to write into the run folder; `committed` is called after each commit."""
+        self._run_folder, self._config, self._report, self._committed = run_folder, config, report, committed
         self.folder = run_folder.path
         with suppress(OSError):  # training needs neither
             (self.folder / "checkpoints").mkdir(exist_ok=True)
@@ -87,12 +79,12 @@ class DiskStore(Store):
     def commit(self, state: TrainState) -> bool:
         if self._last is not None and not self._last.done():
             return False
-        self._last = self._writer.submit(self._commit, {**state.snapshot(), "config": self._config})
+        self._last = self._writer.submit(self._commit, {**state.snapshot(), "config": self._config.as_dict()})
         return True
 
     @override
     def commit_last(self, state: TrainState, *, final_weights: bool = False) -> Future[bool]:
-        snapshot = {**state.snapshot(), "config": self._config}
+        snapshot = {**state.snapshot(), "config": self._config.as_dict()}
 
         def write_all() -> bool:
             saved = self._commit(snapshot, last=True)
@@ -132,7 +124,7 @@ class DiskStore(Store):
             self._report(f"disk has space again: wrote the checkpoint of step {step}")
         # Newer files were damaged when this run was resumed; they must not push out good ones.
         older = [old for old in committed(self.folder) if old.name <= path.name]
-        for old in older[self._keep :]:
+        for old in older[self._config.run.keep_checkpoints :]:
             with suppress(OSError):
                 old.unlink(missing_ok=True)
         if not last and self._unwritten:
@@ -147,7 +139,7 @@ class DiskStore(Store):
             try:
                 with self._run_folder.writing(name) as file:
                     _save(weights, file)
-                if self._safetensors:
+                if self._config.run.weights_format == "safetensors":
                     from safetensors.torch import save
 
                     with self._run_folder.writing(f"{name.removesuffix('.pt')}.safetensors") as file:
@@ -167,7 +159,7 @@ def path_of(folder: Path, step: int) -> Path:
 
 def committed(folder: Path) -> list[Path]:
     """Return the checkpoints of a run folder, newest first; they may be damaged."""
-    return sorted((p for p in (folder / "checkpoints").glob("*.ckpt") if _NAME.fullmatch(p.name)), reverse=True)
+    return sorted((folder / "checkpoints").glob(f"step-{'[0-9]' * 10}.ckpt"), reverse=True)
 
 
 def newest_good(folder: Path, report: Report) -> Snapshot | None:
@@ -184,12 +176,8 @@ def write_into(file: BinaryIO, snapshot: Snapshot) -> None:
     """Write a checkpoint into an open file, without a copy in between. Raises OSError."""
     file.write(MAGIC)
     file.write(b" " * (_PAYLOAD_AT - len(MAGIC)))  # the header is known when the rest is written
-    payload, before = _Digested(file), torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)  # our digest covers all that is written
-    try:
-        _save(snapshot, payload)
-    finally:
-        torch.serialization.set_crc32_options(before)
+    payload = _Digested(file)
+    _save(snapshot, payload)
     header = {"digest": payload.digest.hexdigest(), **snapshot["progress"]}
     line = json.dumps(header).encode().ljust(_PAYLOAD_AT - len(MAGIC) - 1) + b"\n"
     file.seek(len(MAGIC))

@@ -33,6 +33,8 @@ class Loops:
     After a fault there, each rank continues at its own place; `_collective` says how.
     """
 
+    result: Result  # how the training ended, after the block
+
     def __init__(self, training: Training) -> None:
         self.training, self._own = training, Registered()
         self._at = Point()  # the last point of this rank's program
@@ -41,7 +43,6 @@ class Loops:
         self._scores: Scores | None = None  # of the epoch
         self._ends = ""  # why the loops end early
         self._in_step = False  # whether the program runs passes of a step
-        self._result: Result | None = None
 
     def _begins(self, label: Label) -> None:
         """Begin an update or evaluation of all ranks. Raises as `Training.confirm` does."""
@@ -54,12 +55,6 @@ class Loops:
         self.training.state.answers[label] = answer
         self.training.note_writes()
 
-    @property
-    def result(self) -> Result:
-        """How the training ended, after the block."""
-        assert self._result is not None
-        return self._result
-
     def __enter__(self) -> Self:
         return self
 
@@ -68,7 +63,7 @@ class Loops:
         if error is None:
             try:
                 training.join()
-                self._result = self._finish()
+                self.result = self._finish()
             except BaseException as raised:  # noqa: BLE001  # raised again below, after the last commit
                 ended = raised
         if ended is None or isinstance(ended, Stopped):
@@ -107,7 +102,7 @@ class Loops:
         num_samples, resumed, self._resumed = training.parts.train_loader.num_samples, self._resumed, None
         if resumed is not None and resumed.part == HEAD:
             resumed = None
-        if resumed is not None:
+        elif resumed is not None:
             self._at, self._count = resumed, 0
             self._own.load(resumed.own)
         training.begin_epoch()
@@ -188,8 +183,8 @@ class Loops:
         try:
             give_up_if_diverged(training, answer)
             if agreed.stop:
-                self._result = training.finish(finished=False)
-                raise Stopped(self._result.exit_code)
+                self.result = training.finish(finished=False)
+                raise Stopped(self.result.exit_code)
             if agreed.commit and training.output.store.commit(state):
                 training.commit_timer.reset()
             if not agreed.change:

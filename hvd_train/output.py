@@ -138,14 +138,8 @@ class Output:
                 journal.event("lost", lost, steps_lost=journal.steps_lost)
             report = partial(journal.event, "checkpoint")
             self._copies = Copies(run.copy_to, claim.folder, say) if run.copy_to else None  # also after the journal
-            self.store = DiskStore(
-                claim.folder,
-                run.keep_checkpoints,
-                self._config.as_dict(),
-                report,
-                safetensors=run.weights_format == "safetensors",
-                committed=self._copies.start if self._copies else lambda: None,
-            )
+            committed = self._copies.start if self._copies else lambda: None
+            self.store = DiskStore(claim.folder, self._config, report, committed)
             self.journal = journal
         if claim.from_file:
             self.store.commit(state)  # if all ranks die now, the job does not need the file again

@@ -4,7 +4,6 @@ import itertools
 import multiprocessing
 import random
 import signal
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -254,8 +253,7 @@ class MapLoader(Loader):
         # Terminals send these to all processes of a job. The training needs its loader processes until its commit.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         try:
-            with without_script(), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Got pickle error")  # the error below says it
+            with without_script():
                 batches = iter(self._loader)
         except Exception as error:  # noqa: BLE001  # a data set may raise anything when it is pickled
             reason = str(error).partition("\n")[0]

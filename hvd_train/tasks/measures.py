@@ -73,17 +73,13 @@ class Field:
 class Measuring:
     """A function of a task, whose measures have the same fields for each micro-batch.
 
-    Without `fields`, the first measures decide; they need a loss if `trains`.
+    The first measures decide; they need a loss if `trains`.
     """
 
-    def __init__(self, function: Function, fields: Sequence[Field] = (), *, trains: bool = True) -> None:
+    def __init__(self, function: Function, *, trains: bool = True) -> None:
         self.function, self._trains, self._checked = function, trains, list[object]()
-        self._set(fields)
-
-    def _set(self, fields: Sequence[Field]) -> None:
-        self.fields = tuple(fields)
-        self.means = tuple(field for field in fields if field.is_mean)  # what training sums
-        self.num_sums = sum(field.size for field in self.means)
+        self.fields = self.means = tuple[Field, ...]()  # training sums the means
+        self.num_sums = 0
 
     def __call__(self, model: nn.Module, batch: Any, num_samples: int) -> Measures:
         """Return the measures of a micro-batch. Raises UsageError if their fields are others."""
@@ -96,7 +92,8 @@ class Measuring:
         if form != self._checked:  # a full check takes as long as a small layer
             found = fields_of(measures, num_samples, trains=self._trains)
             if not self.fields:
-                self._set(found)
+                self.fields, self.means = found, tuple(field for field in found if field.is_mean)
+                self.num_sums = sum(field.size for field in self.means)
             if odd := {*found} ^ {*self.fields}:
                 names = first_few(sorted({field.name for field in odd}), 3)
                 raise UsageError(f"there are other measures for one micro-batch than for another: {names}")

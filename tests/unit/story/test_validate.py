@@ -12,7 +12,7 @@ from hvd_train import Config
 from hvd_train.data.dataset import Arrays
 from hvd_train.data.loader import ArrayLoader
 from hvd_train.tasks.classification import classification
-from hvd_train.tasks.measures import Field, Measuring
+from hvd_train.tasks.measures import Measuring
 from hvd_train.tasks.task import Scores
 from hvd_train.validate import evaluate
 from hvd_train.world.world import LocalWorld, World
@@ -34,9 +34,8 @@ class Table(nn.Module):
 def scores_of(model: nn.Module, data: Arrays, classes: tuple[str, ...], world: World, micro: int) -> Scores:
     loader = ArrayLoader(data, PLAIN, CPU, seed=0)
     task = classification(Config(), classes)
-    totals = [Field(name, "total", (len(classes),)) for name in ("right", "seen")]
-    measuring = Measuring(task.evaluate, (*runs.TRAINING.fields, *totals))
-    return evaluate(Config().replace(eval_batch_size=micro), CPU, task, measuring, model, loader, world)
+    config = Config().replace(eval_batch_size=micro)
+    return evaluate(config, CPU, task, Measuring(task.evaluate), model, loader, world)
 
 
 def scores(model: nn.Module, images: Tensor, labels: list[int], micro: int = 2) -> Scores:

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from hvd_train import UsageError, train
 from hvd_train.state import to_host
 from hvd_train.tasks.builtin import distillation
-from hvd_train.tasks.measures import Measuring, fields_of, numbers_of
+from hvd_train.tasks.measures import Measuring, numbers_of
 from hvd_train.tasks.named import open_task
 from hvd_train.tasks.task import Scores
 from hvd_train.validate import scores_of
@@ -122,9 +122,9 @@ class Answers(nn.Module):
 def scores(name: str, output: Any, targets: Tensor, classes: tuple[str, ...] = ()) -> Scores:
     task = open_task(small_config(task=name), classes)
     batch = torch.zeros(len(targets), 1), targets
-    fields = fields_of(task.measure(Answers(output), batch), len(targets))
-    measures = Measuring(task.measure, fields)(Answers(output), batch, len(targets))
-    return scores_of(task, fields, numbers_of(measures, fields, torch.float64), len(targets))
+    measuring = Measuring(task.measure)
+    measures = measuring(Answers(output), batch, len(targets))
+    return scores_of(task, measuring.fields, numbers_of(measures, measuring.fields, torch.float64), len(targets))
 
 
 def test_figures_equal_values_worked_out_by_hand() -> None:
