@@ -44,7 +44,7 @@ def _value(text: str) -> Any:
 
 
 def _built(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[str, Any]) -> Optimizer:
-    of_sgd = {"momentum": config.momentum, "nesterov": config.nesterov}
+    of_sgd: dict[str, Any] = {"momentum": config.momentum, "nesterov": config.nesterov}
     if config.optimizer in ("lars", "lamb"):  # arXiv 1708.03888 and 1904.00962
         try:
             from timm.optim.lamb import Lamb
