@@ -1,20 +1,21 @@
 """Record the samples of finished steps in ledger.jsonl, and audit it.
 
 A line has the positions of one or more steps in the epoch's order, and a fingerprint of the samples that all loaders
-delivered. The order is a permutation, so each sample came once if each position had its sample once.
+delivered. The fingerprints of an epoch add up to the fingerprint of all samples only if each sample came once.
 """
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from hvd_train import plain_file
 from hvd_train.console import say
 from hvd_train.errors import UsageError
-from hvd_train.progress.order import EpochOrder, Order, added, fingerprint
+from hvd_train.progress.order import EpochOrder, Order, added, fingerprint, of_all
 from hvd_train.run_files.run_folder import FROM_FILE, METRICS, RunFolder
 
 LEDGER = "ledger.jsonl"
@@ -22,6 +23,7 @@ _LINES_PER_EPOCH = 100  # without a change of world
 _AT_ONCE = 1 << 20  # samples that an audit looks up at once
 _ALLOWED = range(1, 10**10), range(2**63)  # samples, seeds: a file may hold any number
 _MOST_FAULTS = 3
+_of_all = lru_cache(of_all)
 
 
 @dataclass(frozen=True)
@@ -117,13 +119,13 @@ def audit(folder: Path) -> Audit:
 
 
 def audit_entries(entries: Iterable[Entry], num_samples: int, seed: int = 0, from_step: int | None = None) -> Audit:
-    """Check that steps take all positions of each epoch in order, and the samples at these positions.
+    """Check that steps take all positions of each epoch in order, the samples at these positions, and all samples.
 
     The last epoch may lack positions. `seed` decides the order. A run that resumed from a file after `from_step` may
     begin in the middle of an epoch.
     """
     faults, world_sizes, finished, steps = list[str](), set[int](), 0, 0
-    epoch, step, position, is_whole = 0, 1, 0, True
+    epoch, step, position, is_whole, total = 0, 1, 0, True, 0  # the total of the epoch's fingerprints so far
     for line, entry in enumerate(entries, 1):
         (first, last), (start, stop) = entry.steps, entry.positions
         if line == 1 and from_step is not None and first <= from_step + 1:
@@ -135,14 +137,17 @@ def audit_entries(entries: Iterable[Entry], num_samples: int, seed: int = 0, fro
             faults.append(f"{place} takes samples up to position {stop - 1} of {num_samples}")
         elif _fingerprint(EpochOrder(seed, epoch, num_samples), start, stop) != entry.fingerprint:
             faults.append(f"{place} to step {last} at position {stop - 1}: not the samples that stand there")
-        if len(faults) == _MOST_FAULTS:
-            break
+        total = added([total if start else 0, entry.fingerprint])
         steps += last - first + 1
         world_sizes.add(entry.world_size)
         epoch, step, position = entry.epoch, last + 1, stop
         if stop == num_samples:
+            if is_whole and not faults and total != _of_all(num_samples):
+                faults.append(f"line {line}: epoch {epoch} does not have all samples")
             finished += is_whole
             epoch, position, is_whole = epoch + 1, 0, True
+        if len(faults) == _MOST_FAULTS:
+            break
     return Audit(finished, steps, num_samples, tuple(sorted(world_sizes)), tuple(faults))
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import EpochOrder, fingerprint
+from hvd_train.run_files import ledger
 from hvd_train.run_files.ledger import Audit, Entry, LedgerFile, audit, audit_entries, extended, parse, read
 from hvd_train.run_files.run_folder import RunFolder
 
@@ -137,6 +138,14 @@ def test_a_run_with_repeated_samples_of_an_earlier_version_is_refused(tmp_path: 
     write(tmp_path, {**START, "repeated_augmentation": 2})
     with pytest.raises(UsageError, match="is of a run with --repeated-augmentation"):
         audit(tmp_path)
+
+
+def test_an_order_without_all_samples_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = np.array([3, *range(1, 100)])
+    entries = [replace(entry, fingerprint=fingerprint(wrong[slice(*entry.positions)])) for entry in exact(3)]
+    monkeypatch.setattr(ledger, "EpochOrder", lambda *_: wrong)
+    (fault, *_) = audit_entries(entries, 100, SEED).faults
+    assert fault == "line 10: epoch 0 does not have all samples"
 
 
 def test_a_run_from_a_file_may_begin_within_an_epoch() -> None:
