@@ -40,9 +40,7 @@ def fetch(url: str, folder: Path, report: Callable[[str], None]) -> None:
                 raise ValueError(f"{path} would be outside of the folder")
             local.parent.mkdir(parents=True, exist_ok=True)
             system.get_file(path, str(local))
-        if folder.exists():
-            folder.rmdir()  # an empty one
-        new.rename(folder)
+        new.rename(folder)  # in place of an empty one
     except Exception as error:  # noqa: BLE001  # a file system may raise anything
         raise UsageError(f"--copy-to {url}: cannot fetch the run ({type(error).__name__}: {error})") from None
 

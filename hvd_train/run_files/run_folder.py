@@ -84,12 +84,8 @@ class RunFolder:
 
 def take_over(path: Path, owner: str = "") -> None:
     """Replace the lock file of a process that the job `owner` evicted. Raises UsageError if that fails."""
-    fresh = path / f"{_LOCK}-{os.getpid()}"
     try:
-        fresh.unlink(missing_ok=True)
-        with open(fresh, "x", encoding="ascii") as lock:
-            _name_owner(lock, owner)
-        os.replace(fresh, path / _LOCK)
+        durable.write_text(path / _LOCK, owner)
     except OSError as error:
         raise UsageError(f"cannot take over the output folder {path}: {error.strerror}") from None
 
@@ -201,18 +197,11 @@ def _lock(path: Path, owner: str) -> IO[str]:
     except OSError:
         os.utime(path / _LOCK)  # the file system has no locks: continue without one, if it can be written
     if not belongs_to(path, owner):
-        _name_owner(lock, owner)
+        with suppress(OSError):  # a part of the name belongs to no job
+            lock.truncate(0)
+            os.write(lock.fileno(), owner.encode())
+            os.fsync(lock.fileno())  # other hosts read it
     return lock
-
-
-def _name_owner(lock: IO[str], owner: str) -> None:
-    try:
-        lock.truncate(0)
-        os.write(lock.fileno(), owner.encode())
-        os.fsync(lock.fileno())  # other hosts read it
-    except OSError:
-        with suppress(OSError):
-            lock.truncate(0)  # no name rather than a part of it
 
 
 def _check_no_links(path: Path) -> None:
