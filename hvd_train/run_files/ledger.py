@@ -72,13 +72,8 @@ def read(path: Path) -> Iterator[Entry]:
     """Yield the entries of a ledger, without a torn last line. Raises UsageError for other damage, and OSError."""
     with plain_file.opened(path) as file:
         for number, line in enumerate(plain_file.lines(file), 1):
-            try:
-                entry = parse(line, f"{path}: line {number}")
-            except UsageError:
-                if line.endswith(b"\n"):
-                    raise
-                return
-            yield entry
+            if line.endswith(b"\n"):
+                yield parse(line, f"{path}: line {number}")
 
 
 @dataclass(frozen=True)
