@@ -101,9 +101,9 @@ def _check_python(facts: Facts) -> Finding:
 def _check_torch(facts: Facts) -> Finding:
     """Check that torch and its torchvision can be imported."""
     probe = facts["probe"]
-    if (name := probe.get("importing")) in ("torch", "torchvision"):
+    if "torchvision" not in probe:
         todo = "in a checkout of hvd_train type `make env`, or pip install torch and torchvision from one index"
-        return Finding("torch", "broken", f"import {name}: {probe['error']}", todo)
+        return Finding("torch", "broken", f"import {probe.get('importing', 'torch')}: {probe['error']}", todo)
     built_for = f"CUDA {probe['cuda']}" if probe["cuda"] else "the CPU only"
     return Finding("torch", "ok", f"{probe['version']}, built for {built_for}; torchvision {probe['torchvision']}")
 
