@@ -227,8 +227,8 @@ class PrecisionConfig:
 
     precision: Literal["fp32", "fp16", "bf16"] = "fp32"
     """Arithmetic of the forward and backward passes: fp16 (with loss scaling) and bf16 are mixed precision."""
-    compression: Literal["auto", "none", "fp16"] = "auto"
-    """Format of gradients on the wire: fp16 (with loss scaling), or their own; auto: fp16 on GPUs, none on CPUs."""
+    compression: Literal["auto", "none", "fp16", "bf16"] = "auto"
+    """Format of gradients on the wire: fp16 (with loss scaling), bf16, or none; auto: fp16 on GPUs, none on CPUs."""
     channels_last: Literal["auto", "on", "off"] = "auto"
     """Keep the channels innermost in memory, which suits convolutions on GPUs; auto: for mixed precision there."""
     compile: bool = False

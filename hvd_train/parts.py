@@ -20,7 +20,7 @@ from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError, counted, first_few
 from hvd_train.launch import launcher
 from hvd_train.network import buffers, freeze, models, normalization, optim, weights
-from hvd_train.network.device import autocast, choose_device, loss_scaler, num_cores, uses_channels_last, uses_fp16_wire
+from hvd_train.network.device import autocast, choose_device, loss_scaler, num_cores, uses_channels_last, wire_format
 from hvd_train.network.models import Builder, any_size, compile_model, micro_batch_sizes
 from hvd_train.progress import order
 from hvd_train.state import TrainState
@@ -29,7 +29,7 @@ from hvd_train.tasks.measures import LOSS, Measuring
 from hvd_train.tasks.named import CLASSIFICATION, open_task
 from hvd_train.tasks.task import Goal, Task, goal_of, targets_of
 from hvd_train.validate import scores_of
-from hvd_train.world.world import Place, Reduction, World
+from hvd_train.world.world import Place, World
 
 Optimizers = Mapping[str, Optimizer]
 """Optimizers by name; a single one has the name ""."""
@@ -212,15 +212,14 @@ def fresh_state(
     config: Config, world: World, parts: Parts, optimizers: Optimizers, layout: order.BatchLayout = order.UNDECIDED
 ) -> TrainState:
     """Return the state before the first step."""
-    fp16_wire = uses_fp16_wire(config, parts.device)
-    reduction = Reduction(fp16_wire=fp16_wire)
+    compression = wire_format(config, parts.device)
     # Before `wrap`: the average is a copy of the model, which must not have Horovod's hooks.
     decay, patterns = config.optimizer.ema_decay, config.model.average_buffers
     average = None if decay is None else optim.MovingAverage(parts.model, decay, patterns)
     return TrainState(
         model=parts.model,
-        optimizers={name: world.wrap(optimizer, parts.model, reduction) for name, optimizer in optimizers.items()},
-        scaler=loss_scaler(config, parts.device, fp16_wire=fp16_wire),
+        optimizers={name: world.wrap(optimizer, parts.model, compression) for name, optimizer in optimizers.items()},
+        scaler=loss_scaler(config, parts.device),
         layout=layout,
         average=average,
     )

@@ -10,7 +10,7 @@ from hvd_train.bench.record import Measurement
 from hvd_train.config import Config
 from hvd_train.data.loader import Ahead, Loader
 from hvd_train.network import freeze, optim
-from hvd_train.network.device import split_on, synchronize, uses_channels_last, uses_fp16_wire
+from hvd_train.network.device import split_on, synchronize, uses_channels_last, wire_format
 from hvd_train.parts import fresh_state, warm_parts
 from hvd_train.progress.clock import PHASES
 from hvd_train.progress.order import Batch, EpochOrder, assignments, choose_layout
@@ -68,7 +68,7 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Me
         "seconds_per_step": round(sum(seconds) / (steps * repetitions), 6),
         "split": {phase: round(sum(split[phase] for _, split in results) / repetitions, 6) for phase in PHASES},
         **about,
-        "compression": "fp16" if uses_fp16_wire(config, device) else "none",
+        "compression": wire_format(config, device),
         "parameters": sum(parameter.numel() for parameter in stepper.state.model.parameters()),
         "skipped_steps": skipped,
         "config": config.as_dict(),

@@ -134,20 +134,24 @@ def uses_channels_last(config: Config, device: torch.device) -> bool:
     return device.type == "cuda" and config.precision.precision != "fp32" if choice == "auto" else choice == "on"
 
 
-def uses_fp16_wire(config: Config, device: torch.device) -> bool:
-    """Return whether gradients travel as fp16. `auto` means on GPUs: casts on a CPU cost more than they save."""
+def wire_format(config: Config, device: torch.device) -> str:
+    """Return the format of gradients on the wire: fp16, bf16 or none.
+
+    `auto` is fp16 on GPUs; casts on a CPU cost more than they save.
+    """
     choice = config.precision.compression
-    return device.type == "cuda" if choice == "auto" else choice == "fp16"
+    return ("fp16" if device.type == "cuda" else "none") if choice == "auto" else choice
 
 
-def loss_scaler(config: Config, device: torch.device, *, fp16_wire: bool) -> torch.amp.GradScaler:
+def loss_scaler(config: Config, device: torch.device) -> torch.amp.GradScaler:
     """Return the loss scaler, disabled without fp16 in arithmetic or wire.
 
     Horovod's fp16 compression casts without scaling: 7e4 becomes inf and 1e-8 becomes 0. For loss scaling see
     Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740.
     """
     arithmetic = config.precision.precision == "fp16"
+    scales = arithmetic or wire_format(config, device) == "fp16"
     scale = 65536.0 if arithmetic else 1024.0  # torch's default, or a lower one that skips no steps at the start
-    scaler = torch.amp.GradScaler(device.type, init_scale=scale, enabled=arithmetic or fp16_wire)
+    scaler = torch.amp.GradScaler(device.type, init_scale=scale, enabled=scales)
     scaler.scale(torch.ones((), device=device))  # creates its tensors: a rank may have no micro-batch in the first step
     return scaler

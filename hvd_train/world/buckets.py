@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hvd_train.world.world import Gradients, Reduction, World
+from hvd_train.world.world import Gradients, World
 
 _BUCKET_BYTES = 25 * 2**20  # a bucket is sent while the gradients of the next are computed
 _LAST_BYTES = 4 * 2**20  # nothing is left to compute while the last bucket is sent
@@ -63,7 +63,6 @@ class BucketedOptimizer:
         horovod: Any,  # what `hvd.DistributedOptimizer` of Horovod 0.28.1 returns
         names: Mapping[nn.Parameter, str],  # in the order of the model
         compression: Any,  # one of `hvd.Compression`
-        reduction: Reduction,
         start_sum: Callable[[Tensor, str], int],
         share: Callable[[int], Tensor | None],
         squares_at: Callable[[Tensor], float | None],
@@ -73,7 +72,7 @@ class BucketedOptimizer:
         `share` returns zeros in memory, as uint8, in which Horovod sums tensors in place; None without any.
         `squares_at` returns the sum of the squares of a tensor, if Horovod has added them up with the sums.
         """
-        self.horovod, self.reduction = horovod, reduction
+        self.horovod = horovod
         self._names, self._compression, self._start_sum = names, compression, start_sum
         self._share, self._squares_at = share, squares_at
         self._cast: dict[Bucket, Tensor] = {}  # what was sent of this step, if it is not the bucket itself
@@ -141,11 +140,11 @@ class BucketedOptimizer:
 
     def _place(self) -> None:
         """Give the buckets memory; on CPUs that of which the ranks of a host see each other's, if possible."""
-        sizes, device = [bucket.num_bytes for bucket in self._buckets], self._buckets[0][0].device
-        sums_in_place = device.type == "cpu" and not self.reduction.fp16_wire
+        sizes, first = [bucket.num_bytes for bucket in self._buckets], self._buckets[0][0]
+        sums_in_place = first.device.type == "cpu" and self._compression.compress(first)[0] is first
         memory = self._share(sum(sizes)) if sums_in_place else None
         if memory is None:
-            memory = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
+            memory = torch.zeros(sum(sizes), dtype=torch.uint8, device=first.device)
         for bucket, piece in zip(self._buckets, torch.split(memory, sizes), strict=True):
             bucket.place(piece)
         self.is_placed = True

@@ -25,7 +25,7 @@ from hvd_train.errors import RankLost, UsageError
 from hvd_train.launch import client, roll_call, slurm
 from hvd_train.world.buckets import BucketedOptimizer, memory_of_ranks
 from hvd_train.world.wire import MOST_BYTES, arrived, outgoing, packed, pieces, unpacked
-from hvd_train.world.world import Gradients, PendingSum, Place, Reduction, World, complete_gradients
+from hvd_train.world.world import Gradients, PendingSum, Place, World, complete_gradients
 
 T = TypeVar("T")
 
@@ -145,23 +145,25 @@ class HorovodWorld(World):
         return [unpacked(torch.cat(of_rank)) for of_rank in received]
 
     @override
-    def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
+    def wrap(self, optimizer: Optimizer, model: nn.Module, compression: str = "none") -> Optimizer:
+        if (compressor := getattr(hvd.Compression, compression, None)) is None:
+            needed = "python packaging/build_horovod.py` in a checkout of hvd_train"
+            raise UsageError(f"this Horovod has no compression {compression}; type `{needed}")
         its = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter in its]
         frozen = [parameter for parameter in its if not parameter.requires_grad]
-        compression = hvd.Compression.fp16 if reduction.fp16_wire else hvd.Compression.none
         for parameter in frozen:  # it may thaw later, but Horovod makes its hooks now
             parameter.requires_grad_()
         with as_rank_lost():  # a sum: each rank's loss is already divided by the whole global batch
             wrapped: Any = hvd.DistributedOptimizer(
-                optimizer, named_parameters=named, compression=compression, op=hvd.Sum
+                optimizer, named_parameters=named, compression=compressor, op=hvd.Sum
             )
         for parameter in frozen:
             parameter.requires_grad_(False)
         wrapped.state.update(optimizer.state)  # Horovod copies the parameter groups only
         names = {parameter: name for name, parameter in named}
         self._optimizers[wrapped] = BucketedOptimizer(
-            wrapped, names, compression, reduction, self._start_bucket, self._share, _squares_at
+            wrapped, names, compressor, self._start_bucket, self._share, _squares_at
         )
         return wrapped  # type: ignore[no-any-return]
 

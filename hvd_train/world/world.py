@@ -43,13 +43,6 @@ class Gradients:
     squares: float | None = None  # the sum of the squares of all numbers, if it is known
 
 
-@dataclass(frozen=True)
-class Reduction:
-    """How the gradients of all ranks are reduced."""
-
-    fp16_wire: bool = False  # send gradients as fp16
-
-
 def already_in_sync() -> None:
     """Do nothing: the `sync` of `World.meet` if ranks have no state to synchronize."""
 
@@ -90,10 +83,11 @@ class World:
         """Return the values of all ranks in their order, pickled as in `broadcast`."""
         return [value]
 
-    def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
+    def wrap(self, optimizer: Optimizer, model: nn.Module, compression: str = "none") -> Optimizer:
         """Return an optimizer for `model` whose backward passes reduce the gradients.
 
-        The last backward pass of a step starts the reduction of each gradient as soon as it is ready.
+        The last backward pass of a step starts the reduction of each gradient as soon as it is ready. The `compression`
+        is fp16, bf16 or none.
         """
         return optimizer
 

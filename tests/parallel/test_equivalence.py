@@ -13,7 +13,7 @@ from hvd_train import Config
 from hvd_train.progress.order import Batch, BatchLayout, MicroBatch
 from hvd_train.state import TrainState, confirm_equal
 from hvd_train.updater import Updater, Votes
-from hvd_train.world.world import LocalWorld, Reduction, World
+from hvd_train.world.world import LocalWorld, World
 from tests.support import runs
 from tests.support.runs import equal, largest_difference, small_config, trained
 from tests.support.worlds import own_generator
@@ -68,7 +68,7 @@ def test_an_overflow_on_the_wire_skips_the_step_on_every_rank(world: World) -> N
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
     scaler.scale(torch.ones(()))
-    optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction(fp16_wire=True))
+    optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, "fp16")
     state = TrainState(model, {"": optimizer}, scaler, BatchLayout(4, 4))
     # Only the last rank has a micro-batch: no other rank's own gradient could overflow.
     micro = MicroBatch(0, np.arange(4), (torch.ones(4, 1, 8, 8), torch.arange(4)))

@@ -13,7 +13,7 @@ from hvd_train.network.device import loss_scaler
 from hvd_train.progress.order import Batch, BatchLayout, MicroBatch
 from hvd_train.state import TrainState
 from hvd_train.updater import Updater, Votes
-from hvd_train.world.world import LocalWorld, Reduction, World
+from hvd_train.world.world import LocalWorld, World
 from tests.parallel.test_equivalence import TOLERANCE
 from tests.support import runs
 from tests.support.runs import equal, largest_difference, small_config, trained
@@ -84,7 +84,7 @@ def test_a_stopped_run_resumes_bit_identically(world: World, settings: dict[str,
 def test_a_skipped_step_leaves_nothing_in_the_buckets(world: World) -> None:
     """The step after a gradient of NaN is taken, with clipping too."""
     model = own_generator(runs.convnet(10))
-    optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction())
+    optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
     state = TrainState(model, {"": optimizer}, torch.amp.GradScaler("cpu", enabled=False), BatchLayout(4, 4))
     step = Updater(small_config(clip_norm=0.1), world, model, torch.device("cpu"), {"": runs.TRAINING})
     rank, size = world.place.rank, world.place.size
@@ -105,8 +105,8 @@ def test_the_wire_in_fp16_loses_nothing_that_fp16_can_hold(world: World) -> None
     size, rank = world.place.size, world.place.rank
     for exponent in range(-9, 6):
         model = nn.Linear(1, 1, bias=False)
-        optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.0), model, Reduction(fp16_wire=True))
-        scaler = loss_scaler(small_config(compression="fp16"), torch.device("cpu"), fp16_wire=True)
+        optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.0), model, "fp16")
+        scaler = loss_scaler(small_config(compression="fp16"), torch.device("cpu"))
         expected, found = 10.0**exponent, math.nan
         for _ in range(40):  # until it neither overflows nor could grow
             model.zero_grad(set_to_none=True)

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.state import to_host
-from hvd_train.world.world import Reduction, World, barrier
+from hvd_train.world.world import World, barrier
 
 OnRanks = Callable[[Callable[[World], Any]], Any]
 
@@ -130,7 +130,7 @@ def test_only_trained_parameters_get_gradients(world: World) -> None:
     model = _weights()
     model[0].weight.requires_grad_(False)
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = world.wrap(torch.optim.SGD(trained, lr=0.1, weight_decay=0.1), model, Reduction())
+    optimizer = world.wrap(torch.optim.SGD(trained, lr=0.1, weight_decay=0.1), model)
     world.expect_passes(optimizer, 1)
     model[0](torch.ones(1, 4, dtype=torch.float64)).sum().backward()
     with world.reduced(optimizer):
@@ -143,17 +143,18 @@ def test_only_trained_parameters_get_gradients(world: World) -> None:
 
 
 @on_every_rank
-def test_a_wire_of_half_precision_keeps_its_three_digits(world: World) -> None:
-    """Gradients stay fp32 tensors and agree with the exact sum to the precision of fp16."""
-    model, optimizer = _model(world, fp16_wire=True)
-    _backward(world, model, optimizer)
-    with world.reduced(optimizer):
-        expected = _gradients([(rank, 0) for rank in range(world.place.size)], torch.float32)
-        for parameter, want in zip(model.parameters(), expected, strict=True):
-            assert parameter.grad.dtype == torch.float32
-            # half a unit in the last place of each addend and of each addition, at the largest magnitude
-            bound = 2.0**-10 * world.place.size * float(want.abs().max().clamp(min=1.0))
-            assert float((parameter.grad - want).abs().max()) <= bound
+def test_a_wire_of_half_precision_keeps_its_digits(world: World) -> None:
+    """Gradients stay fp32 tensors and agree with the exact sum to the precision of fp16 or bf16."""
+    for compression, unit in (("fp16", 2.0**-10), ("bf16", 2.0**-7)):
+        model, optimizer = _model(world, compression)
+        _backward(world, model, optimizer)
+        with world.reduced(optimizer):
+            expected = _gradients([(rank, 0) for rank in range(world.place.size)], torch.float32)
+            for parameter, want in zip(model.parameters(), expected, strict=True):
+                assert parameter.grad.dtype == torch.float32
+                # half a unit in the last place of each addend and of each addition, at the largest magnitude
+                bound = unit * world.place.size * float(want.abs().max().clamp(min=1.0))
+                assert float((parameter.grad - want).abs().max()) <= bound
 
 
 @on_every_rank
@@ -208,13 +209,11 @@ def _weights(dtype: torch.dtype = torch.float64) -> nn.Sequential:
     return model
 
 
-def _model(world: World, *, fp16_wire: bool = False, **settings: float) -> tuple[nn.Sequential, Optimizer]:
-    model = _weights(torch.float32 if fp16_wire else torch.float64)
+def _model(world: World, compression: str = "none", **settings: float) -> tuple[nn.Sequential, Optimizer]:
+    model = _weights(torch.float64 if compression == "none" else torch.float32)
     # Without settings the learning rate is zero, so that expected gradients are of the initial weights.
     rate = 0.1 if settings else 0.0
-    optimizer = world.wrap(
-        torch.optim.SGD(model.parameters(), lr=rate, **settings), model, Reduction(fp16_wire=fp16_wire)
-    )
+    optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=rate, **settings), model, compression)
     return model, optimizer
 
 

@@ -27,7 +27,7 @@ from hvd_train.elastic.roster import End, Finish, FormWorld, Roster, Start
 from hvd_train.elastic.worker import Stage, Worker
 from hvd_train.errors import RankLost
 from hvd_train.run_files.ledger import audit
-from hvd_train.world.world import Gradients, LocalWorld, Place, Reduction, Request, already_in_sync
+from hvd_train.world.world import Gradients, LocalWorld, Place, Request, already_in_sync
 from tests.support import runs
 from tests.support.runs import Weights, equal, largest_difference, small_config, trained
 from tests.support.worlds import DEADLINE_S, Killed, Meeting, ThreadWorld
@@ -245,9 +245,9 @@ class ElasticThreadWorld(ThreadWorld):
         return total
 
     @override
-    def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
+    def wrap(self, optimizer: Optimizer, model: nn.Module, compression: str = "none") -> Optimizer:
         self.wraps += 1
-        return super().wrap(optimizer, model, reduction)
+        return super().wrap(optimizer, model, compression)
 
     def _exchange(self, name: str, value: Any) -> list[Any]:
         self._exchanges += 1

@@ -24,7 +24,6 @@ from hvd_train.world.world import (
     LocalWorld,
     PendingSum,
     Place,
-    Reduction,
     Request,
     World,
     complete_gradients,
@@ -96,7 +95,7 @@ class ThreadWorld(World):
         self.place = Place(rank, meeting.size, rank, meeting.size, 0)
         self._meeting = meeting
         self._turns: Counter[str] = Counter()
-        self._fp16_wire = False
+        self._compression = "none"
         self._steps = 0
 
     @override
@@ -134,8 +133,8 @@ class ThreadWorld(World):
         return self._exchange("gather", value)
 
     @override
-    def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
-        self._fp16_wire = reduction.fp16_wire
+    def wrap(self, optimizer: Optimizer, model: nn.Module, compression: str = "none") -> Optimizer:
+        self._compression = compression
         return optimizer
 
     @override
@@ -175,7 +174,7 @@ class ThreadWorld(World):
     def close(self) -> None: ...
 
     def _to_wire(self, gradient: Tensor) -> Tensor:
-        return gradient.half() if self._fp16_wire else gradient
+        return gradient.to({"fp16": torch.half, "bf16": torch.bfloat16}.get(self._compression))
 
     def _give(self, name: str, value: Any) -> tuple[str, int]:
         key = (name, self._turns[name])

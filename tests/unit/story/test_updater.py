@@ -12,7 +12,7 @@ from hvd_train.points import Answer
 from hvd_train.progress.order import Batch, BatchLayout, MicroBatch, fingerprint
 from hvd_train.state import TrainState
 from hvd_train.updater import Updater, Votes
-from hvd_train.world.world import LocalWorld, Reduction, World
+from hvd_train.world.world import LocalWorld, World
 from tests.support import runs
 from tests.support.worlds import ThreadWorld, own_generator, run_ranks
 
@@ -49,7 +49,7 @@ def batch(micro: int, rank: int = 0, size: int = 1) -> Batch:
 def state_of(model: nn.Module, scale: float | None = None, world: World | None = None) -> TrainState:
     scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
     scaler.scale(torch.ones(()))
-    optimizer = (world or LocalWorld()).wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction())
+    optimizer = (world or LocalWorld()).wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
     return TrainState(model, {"": optimizer}, scaler, BatchLayout(8, 4))
 
 

@@ -18,13 +18,12 @@ import torch
 from torch import nn
 from hvd_train.world import buckets
 from hvd_train.world.horovod_world import HorovodWorld
-from hvd_train.world.world import Reduction
 
 buckets._BUCKET_BYTES = 80  # a layer
 world = HorovodWorld()
 os.environ["HOROVOD_ELASTIC"] = "1"
 model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4))
-grouped = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction())
+grouped = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
 own = world._optimizers[grouped]
 sent, start = [], own._start_sum
 own._start_sum = lambda tensor, name: (sent.append(name), start(tensor, name))[1]
