@@ -167,7 +167,10 @@ def test_progress_shows_the_time_left(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 @pytest.mark.parametrize("live", [False, True])
-def test_messages_are_text_and_do_not_act_on_the_terminal(live: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_messages_are_text_and_do_not_act_on_the_terminal(
+    live: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")  # a dumb terminal has no bar
     with journal(live=live) as opened:
         opened.begin(5, 1000, "image", "top1")
         opened.progress(HALFWAY)
