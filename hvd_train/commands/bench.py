@@ -8,7 +8,7 @@ import socket
 import zlib
 from pathlib import Path
 
-from hvd_train.commands.train import parse_train
+from hvd_train.commands.train import check_local, parse_train
 from hvd_train.console import show
 from hvd_train.errors import UsageError, unknown_name, whole_number
 from hvd_train.flags import take
@@ -73,6 +73,7 @@ def _scaling(arguments: list[str], path: Path | None) -> int:
         raise UsageError("bench scaling starts its ranks itself: type it without a launcher")
     options, rest = take(arguments, np=None, hosts=None, mode="weak", controller="gloo")
     config = parse_train(rest, "bench scaling")
+    check_local(config, "bench scaling")
     from hvd_train.bench import record, scaling
 
     counts = sorted({whole_number(part) or 0 for part in (options.np or "").split(",")})

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvd_train import console, plain_file
 from hvd_train.bench import record
-from hvd_train.commands.train import parse_train
+from hvd_train.commands.train import check_local, parse_train
 from hvd_train.config import Config
 from hvd_train.errors import HvdTrainError, UsageError
 from hvd_train.flags import take
@@ -40,6 +40,7 @@ def sweep(arguments: list[str]) -> int:
     for number, (name, words) in enumerate(combinations(arguments)):
         path = folder / f"{number:03}-{name.replace(' ', '-').replace('/', '_')}"
         trainings.append((name, parse_train(words, "sweep").replace(output_dir=path, progress="lines")))
+        check_local(trainings[-1][1], "sweep")
         check(trainings[-1][1])
     if launcher.launched(os.environ) is not None:
         rows = _train_by_mpi(trainings, workers, folder)

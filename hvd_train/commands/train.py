@@ -64,6 +64,12 @@ def show_data(arguments: list[str]) -> int:
     return 0
 
 
+def check_local(config: Config, command: str) -> None:
+    """Raise UsageError if a command that has several runs would copy them to one URL."""
+    if config.run.copy_to:
+        raise UsageError(f"{PROGRAM} {command} has several runs, and {config.run.copy_to} is for one: name a folder")
+
+
 def parse_train(arguments: list[str], command: str = "train", *, trust: bool = True) -> Config:
     """Return the config of `hvd-train train ...`: a recipe or --config FILE, changed by the flags.
 

@@ -199,8 +199,8 @@ class ElasticWorld(horovod_world.HorovodWorld):
     def _join(self) -> None:
         """Leave the last world, if any, and form one with the other ranks, which sets `place`.
 
-        Raises: RankLost: if they cannot be reached; RankLost: if the driver cannot be reached; UsageError: if the
-        facts of this worker differ from the others; SystemExit: if the job continues without this worker.
+        Raises: RankLost: if they or the driver cannot be reached; UsageError: if the facts of this worker differ from
+        the others; SystemExit: if the job continues without this worker.
         """
         while True:
             try:

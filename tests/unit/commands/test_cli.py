@@ -91,6 +91,11 @@ def test_a_sweep_without_a_launcher_trains_sequentially(capsys: pytest.CaptureFi
         ("doctor --hosts nowhere", "cannot read the host file nowhere: No such file or directory"),
         ("sweep digits --model resnet18,resnet81", "unknown model 'resnet81'"),
         ("bench scaling --np 1_0", "--np 1_0"),
+        (
+            "sweep --lr 0.1,0.2 --output-dir memory://bucket",
+            "sweep has several runs, and memory://bucket/000-",
+        ),
+        ("bench scaling --np 1 --output-dir memory://bucket", "bench scaling has several runs, and memory://bucket is"),
         ("bench throughput --json no/found.json", "--json no/found.json"),
     ],
 )
