@@ -103,6 +103,6 @@ class Timer:
 def duration(seconds: float) -> str:
     """Format a number of seconds: `1.5 s`, `3:20` or `2:05:00`."""
     if seconds < 60:
-        return f"{seconds:.3g} s" if seconds else "0"
+        return f"{seconds:.3g} s"
     hours, rest = divmod(round(seconds), 3600)
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"

@@ -162,7 +162,7 @@ def test_progress_shows_the_time_left(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert capsys.readouterr().out.splitlines() == [
         "epoch 2/5  step 15  50%  loss 0.5000  top-1  25.00%  10 images/s  5:50 left",
         "epoch 2/5  loss 0.5000  top-1  10.00%  val loss 0.2500  val top-1  75.00%       100 images/s  30 s left",
-        "epoch 5/5  loss 0.5000  top-1  10.00%     1,234 images/s  0 left",
+        "epoch 5/5  loss 0.5000  top-1  10.00%     1,234 images/s  0 s left",
     ]
 
 
