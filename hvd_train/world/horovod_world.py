@@ -244,7 +244,10 @@ def as_rank_lost() -> Iterator[None]:
     try:
         yield
     except HorovodInternalError as error:
-        raise RankLost(str(error).splitlines()[0] if str(error) else "a collective operation failed") from error
+        why = str(error).splitlines()[0] if str(error) else "a collective operation failed"
+        if "shut down" in why:  # two sentences that send the user to a log
+            why = "Horovod was shut down; if ranks waited for different operations, lines above name them"
+        raise RankLost(why) from error
 
 
 class ElasticState(State):  # type: ignore[misc]  # Horovod has no types
