@@ -55,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
     An HvdTrainError is one line on stderr. The driver of an elastic job prints other errors; else they are raised.
     """
     try:
-        if not arguments or arguments[0] in ("-h", "--help"):
+        if not arguments or arguments[0] in ("-h", "--help", "help"):
             print(overview(), end="")
             return 0 if arguments else 2
         if arguments[0] == "--version":
@@ -65,6 +65,8 @@ def run(arguments: Sequence[str]) -> int:
             raise unknown_name("command", arguments[0], _MODULES)
         if arguments[0] in ("train", "evaluate", "sweep", "bench"):
             launcher.refuse_others(os.environ, [PROGRAM, *arguments])
+        else:
+            launcher.refuse_several(os.environ, [PROGRAM, *arguments])
         module = importlib.import_module(f"hvd_train.commands.{_MODULES[arguments[0]]}")
         code: int = getattr(module, arguments[0].replace("-", "_"))(list(arguments[1:]))
         return code

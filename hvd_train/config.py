@@ -117,11 +117,13 @@ class DataConfig:
     """Loader processes of all ranks of a host together; given instead of `workers`."""
     synthetic_samples: int = 2048
     """Number of training images of the `synthetic` data set."""
+    synthetic_classes: int = 1000
+    """Number of classes of the `synthetic` data set."""
 
     def __post_init__(self) -> None:
         _check(self, "at least 0", "mixup", "cutmix", "workers", "workers_per_host")
         _check(self, "at least 1", "image_size", "val_crop_size", "val_resize_size")
-        _check(self, "at least 1", "max_image_pixels", "synthetic_samples")
+        _check(self, "at least 1", "max_image_pixels", "synthetic_samples", "synthetic_classes")
         _check(self, "at least 0 and at most 1", "random_erasing")
         if (self.val_resize_size or math.inf) < (self.val_crop_size or 1):
             raise UsageError(f"--val-resize-size is {self.val_resize_size}; it must be at least {self.val_crop_size}")
@@ -307,9 +309,9 @@ class RunConfig:
         """`max_time` in seconds, or None. Raises UsageError if it is no time."""
         if self.max_time is None:
             return None
-        match = re.fullmatch(r"(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?", self.max_time)
+        match = re.fullmatch("".join(rf"(?:([0-9]+|[0-9]*\.[0-9]+){unit})?" for unit in "hms"), self.max_time)
         if not match or not any(match.groups()):
-            raise UsageError(f"--max-time {self.max_time}: write it as in 2h30m, 90m or 45s")
+            raise UsageError(f"--max-time {self.max_time}: write it with its units, as in 2h30m, 1.5h, 90m or 45s")
         hours, minutes, seconds = (float(part or 0) for part in match.groups())
         return hours * 3600 + minutes * 60 + seconds
 

@@ -6,30 +6,38 @@ import io
 import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Sequence
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast, get_args, get_type_hints
 
 import tyro
 from typing_extensions import override
 
-from hvd_train.config import Config
+from hvd_train.config import GROUPS, Config
 from hvd_train.errors import UsageError, unknown_name, whole_number
 
 T = TypeVar("T")
+_WORDS = {
+    r"invalid literal for int\(\) with base 10: ('.*')": r"\1 is no whole number",
+    r"could not convert string to float: ('.*')": r"\1 is no number",
+}
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # Open MPI gives ranks a terminal
 
 
-def parse_flags(cls: type[T], arguments: Sequence[str], program: str, default: T | None = None) -> T:
-    """Make a dataclass of command line flags, one for each field; the help names `program`.
+def parse_flags(
+    cls: type[T], arguments: Sequence[str], program: str, default: T | None = None, about: str | None = None
+) -> T:
+    """Make a dataclass of command line flags, one for each field; the help names `program`, and opens with `about`.
 
     Other fields keep the values of `default` or the class. Raises UsageError in one line; SystemExit after `--help`.
     """
-    options: dict[str, Any] = {"prog": program, "config": (tyro.conf.OmitArgPrefixes,)}
+    options: dict[str, Any] = {"prog": program, "config": (tyro.conf.OmitArgPrefixes,), "description": about}
     if default is not None:
         options["default"] = default
     report = io.StringIO()
     try:
         with contextlib.redirect_stderr(report):
-            parsed: tuple[T, list[str]] = tyro.cli(cls, args=arguments, return_unknown_args=True, **options)
+            parsed: tuple[T, list[str]] = tyro.cli(
+                cls, args=_without_none(cls, arguments), return_unknown_args=True, **options
+            )
     except SystemExit as ended:
         if not ended.code:  # --help
             raise
@@ -40,6 +48,20 @@ def parse_flags(cls: type[T], arguments: Sequence[str], program: str, default: T
         known = [f"--{name.replace('_', '-')}" for name in names]
         raise unknown_name("argument", unknown[0].partition("=")[0], [*known, "--config", "--help"])
     return value
+
+
+def _without_none(cls: type[Any], arguments: Sequence[str]) -> list[str]:
+    """Write `none` in any case as tyro reads it: as None for a flag that may have no value."""
+    groups = [cls, *(GROUPS.values() if cls is Config else ())]
+    hints = {name: hint for group in groups for name, hint in get_type_hints(group).items()}
+    optional = {name for name, hint in hints.items() if type(None) in get_args(hint)}
+    found = list[str]()
+    for argument in arguments:
+        before, equals, value = argument.rpartition("=")
+        name = (before or (found[-1] if found else "")).removeprefix("--").replace("-", "_")
+        is_none = value.lower() == "none"
+        found.append(before + equals + ("None" if name in optional else "none") if is_none else argument)
+    return found
 
 
 def take(arguments: list[str], **flags: Any) -> tuple[Namespace, list[str]]:
@@ -77,4 +99,7 @@ def _one_line(report: str) -> str:
             blocks[-1].append(words)
         elif blocks[-1]:
             blocks.append([])
-    return " ".join(blocks[0]).removeprefix("Error parsing ") or "the arguments cannot be read; see --help"
+    line = " ".join(blocks[0]).removeprefix("Error parsing ")
+    for pattern, words in _WORDS.items():
+        line = re.sub(pattern, words, line)
+    return line or "the arguments cannot be read; see --help"

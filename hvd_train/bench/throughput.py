@@ -27,18 +27,22 @@ def batches(loader: Loader, config: Config, place: Place) -> Iterator[Batch]:
 
 
 WARM_UP = 5  # steps that pay for allocation, the choice of algorithms and the first exchange of names between ranks
-_IMAGE_SIZES = {"digits": 8, "cifar10": 32, "cifar100": 32}
+_CIFAR_CLASSES = {"cifar10": 10, "cifar100": 100}
 _LEARNING_RATE = 1e-6  # with a larger one some networks diverge on random labels and skip the update
 
 
 def without_files(config: Config, *, own_data: bool) -> Config:
-    """Return the config without files of weights and, unless `own_data` or for other tasks, with random images."""
-    config = config.replace(weights=None)
-    if own_data or config.model.task != "classification":
+    """Return the config without files of weights and, in place of files of images, with random images.
+
+    Digits, data of other tasks and `own_data` stay.
+    """
+    config, data = config.replace(weights=None), config.data.data
+    if own_data or config.model.task != "classification" or data == "digits":
         return config
-    size = config.data.image_size or _IMAGE_SIZES.get(config.data.data, 224)
+    size = config.data.image_size or (32 if data in _CIFAR_CLASSES else 224)
     plain = {"augment": "standard", "random_erasing": 0.0, "val_crop_size": None, "val_resize_size": None}
     source = {"data": "synthetic", "data_dir": None, "download": False, "synthetic_samples": 2**40}
+    source["synthetic_classes"] = _CIFAR_CLASSES.get(data, config.data.synthetic_classes)
     return config.replace(image_size=size, **plain, **source)
 
 

@@ -34,7 +34,7 @@ def doctor(arguments: list[str]) -> int:
     options = parse_flags(DoctorOptions, arguments, f"{PROGRAM} doctor")
     listed = host_files.read(options.hosts) if options.hosts else ()
     listed = host_files.parse(options.host_list) if options.host_list is not None else listed
-    if launched := launcher.launched(os.environ):
+    if launched := launcher.launched(os.environ):  # of one process
         by = f"{launched.launcher} has started this process, but the doctor starts ranks itself"
         raise UsageError(f"{by}: type `{PROGRAM} doctor` without a launcher")
     from rich.console import Console  # slow to import, like the doctor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ from typing import Annotated, Literal
 import tyro
 
 from hvd_train import plain_file
-from hvd_train.console import PROGRAM, printable, show
+from hvd_train.console import PROGRAM, printable, say, show
 from hvd_train.errors import UsageError
 from hvd_train.flags import parse_flags
-from hvd_train.run_files import durable
+from hvd_train.launch import launcher
+from hvd_train.run_files import durable, run_folder
 from hvd_train.run_files.journal import labelled
 
 
@@ -24,8 +26,8 @@ from hvd_train.run_files.journal import labelled
 class EvaluateOptions:
     """Score a run's best weights, or a checkpoint file: loss, top-1, top-5 and top-1 of each class."""
 
-    target: Annotated[Path, tyro.conf.Positional]
-    """Run folder or checkpoint file."""
+    target: Annotated[Path | None, tyro.conf.Positional] = None
+    """Run folder or checkpoint file; default: the newest run."""
     json: bool = False
     """Print one JSON object, with every digit."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -38,16 +40,16 @@ class EvaluateOptions:
 class AuditOptions:
     """Check in ledger.jsonl that every sample counted exactly once in each finished epoch; exit code 1 if not."""
 
-    run: Annotated[Path, tyro.conf.Positional]
-    """Run folder of a training with --ledger."""
+    run: Annotated[Path | None, tyro.conf.Positional] = None
+    """Run folder of a training with --ledger; default: the newest run."""
 
 
 @dataclass(frozen=True)
 class ExportOptions:
     """Write the best weights of a run or checkpoint as weights.pt, model.pt2 (torch.export) and model.json."""
 
-    target: Annotated[Path, tyro.conf.Positional]
-    """Run folder or checkpoint file."""
+    target: Annotated[Path | None, tyro.conf.Positional] = None
+    """Run folder or checkpoint file; default: the newest run."""
     output: Path | None = None
     """Folder for the files; default: RUN/export, or CHECKPOINT.export."""
     onnx: bool = False
@@ -60,8 +62,8 @@ class ExportOptions:
 class WatchOptions:
     """Show a running or finished training, read from its files; this ends when the run has ended."""
 
-    run: Annotated[Path, tyro.conf.Positional]
-    """Run folder."""
+    run: Annotated[Path | None, tyro.conf.Positional] = None
+    """Run folder; default: the newest run."""
     once: bool = False
     """Print the state now and end; this is the default without a terminal."""
 
@@ -71,9 +73,20 @@ class ReportOptions:
     """Write one HTML page, complete in itself, about one run or many: what they reached, and how they differ."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Run folders; a folder of `bench scaling` brings its table and plots."""
+    """Run folders; default: the newest run. A folder of `bench scaling` brings its table and plots."""
     output: Path = Path("report.html")
     """File of the page; an earlier report of this name is replaced, no other file is."""
+
+
+def _newest() -> Path:
+    """Return the run folder in runs/ that was written last. Raises UsageError if there is none."""
+    found = list(run_folder.RUNS.glob(f"*/{run_folder.METRICS}"))
+    if not found:
+        raise UsageError(f"which run? there is none in {run_folder.RUNS}/: name a run folder")
+    newest = max(found, key=lambda path: path.stat().st_mtime).parent
+    if launcher.speaks(os.environ):
+        say(f"the newest run: {newest}")
+    return newest
 
 
 def evaluate(arguments: list[str]) -> int:
@@ -82,7 +95,7 @@ def evaluate(arguments: list[str]) -> int:
     from hvd_train import run  # imports torch
 
     world = run.connect()
-    scores = run.evaluate(options.target, world=world, device=options.device, trust=options.trust)
+    scores = run.evaluate(options.target or _newest(), world=world, device=options.device, trust=options.trust)
     if world.place.rank == 0 and options.json:
         print(json.dumps(scores.as_dict()))
     elif world.place.rank == 0:
@@ -100,7 +113,7 @@ def audit(arguments: list[str]) -> int:
     options = parse_flags(AuditOptions, arguments, f"{PROGRAM} audit")
     from hvd_train.run_files import ledger
 
-    verdict = ledger.audit(options.run)
+    verdict = ledger.audit(options.run or _newest())
     show(verdict)
     return 1 if verdict.faults else 0
 
@@ -110,7 +123,7 @@ def export(arguments: list[str]) -> int:
     options = parse_flags(ExportOptions, arguments, f"{PROGRAM} export")
     from hvd_train.export import export  # imports torch
 
-    target = options.target
+    target = options.target or _newest()
     usual = target / "export" if target.is_dir() else target.with_name(f"{target.name}.export")
     if options.output is None and usual.is_symlink():  # the author of the run may have planted it
         raise UsageError(f"{usual} is a link, which is not followed: name a folder with --output")
@@ -124,22 +137,21 @@ def watch(arguments: list[str]) -> int:
     options = parse_flags(WatchOptions, arguments, f"{PROGRAM} watch")
     from hvd_train.report.watch import watch
 
-    watch(options.run, once=options.once or not sys.stdout.isatty(), interval_s=1.0)
+    watch(options.run or _newest(), once=options.once or not sys.stdout.isatty(), interval_s=1.0)
     return 0
 
 
 def report(arguments: list[str]) -> int:
     """Write the page, print its path and return 0. Raises UsageError if a folder or the output cannot be used."""
     options = parse_flags(ReportOptions, arguments, f"{PROGRAM} report")
-    if not options.runs:
-        raise UsageError("which runs? name at least one run folder, as in hvd-train report runs/*")
+    runs = options.runs or (_newest(),)
     from hvd_train.report.report import compose  # imports matplotlib
 
     try:
         with suppress(FileNotFoundError), plain_file.opened(options.output) as file:
             if b'content="hvd-train report"' not in file.read(1000):
                 raise UsageError(f"--output {options.output} is no report of hvd-train; name another file or delete it")
-        durable.write_text(options.output, compose(options.runs, datetime.now()))
+        durable.write_text(options.output, compose(runs, datetime.now()))
     except OSError as error:
         raise UsageError(f"--output {options.output}: {error.strerror}") from None
     show(f"report: {options.output}")

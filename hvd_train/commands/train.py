@@ -7,9 +7,9 @@ from pathlib import Path
 from hvd_train import config_file, console, plugin, recipes
 from hvd_train.config import Config
 from hvd_train.console import PROGRAM
-from hvd_train.errors import UsageError
+from hvd_train.errors import UsageError, whole_number
 from hvd_train.flags import parse_flags, take
-from hvd_train.launch import roll_call
+from hvd_train.launch import launcher, roll_call
 
 # Flags of other trainers that have another name here.
 ALIASES = {
@@ -21,6 +21,19 @@ ALIASES = {
     "-j": "--workers",
     "--lr": "--learning-rate",
 }
+# Flags of launchers and other trainers that would be a misunderstanding here, and what to type.
+ELSEWHERE = {
+    "--gpus": "each rank takes a GPU: start as many ranks, as in `horovodrun -np 4 hvd-train train`",
+    "--nodes": "the launcher chooses the hosts, as in `horovodrun -np 4 -H h1:2,h2:2 hvd-train train`",
+    "-H": "the launcher takes hosts: `horovodrun -np 4 -H h1:2,h2:2 hvd-train train`",
+    "-np": "the launcher takes it: `horovodrun -np 2 hvd-train train`",
+}
+_ABOUT = """Train a recipe, changed by flags.
+
+    horovodrun -np 2 hvd-train train digits --epochs 5 --output-dir runs/mine
+
+Flags that are used most: --epochs, --batch-size, --learning-rate, --model, --weights, --data, --data-dir,
+--output-dir, --precision, --workers."""
 
 
 def train(arguments: list[str]) -> int:
@@ -76,9 +89,12 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
     Without `trust` the file must name no code that no flag names. Raises UsageError, which names `command`.
     """
     arguments = [_renamed(argument) for argument in arguments]
-    options, arguments = take(arguments, config=None)
-    path = options.config and Path(options.config)
-    recipe = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
+    options, arguments = take(arguments, config=None, recipe=None)
+    path, recipe = options.config and Path(options.config), options.recipe
+    if arguments and not arguments[0].startswith("-"):
+        named, recipe = recipe, arguments.pop(0)
+        if named not in (None, recipe):
+            raise UsageError(f"{recipe} and --recipe {named} are two recipes: name one")
     if path is None:
         base = recipes.get(recipe or recipes.DEFAULT)
     elif recipe is None:
@@ -86,17 +102,33 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
     else:
         raise UsageError(f"--config {path} is a whole run already; leave out the recipe {recipe!r}")
     flags = {argument.partition("=")[0] for argument in arguments}
+    for flag in flags & ELSEWHERE.keys():
+        raise UsageError(f"{flag} is no flag of {command}: {ELSEWHERE[flag]}")
     if "--batch-size" in flags and "--global-batch-size" not in flags:
         # A batch size per worker decides the global one; 1 stands in until the flag is read.
         base = base.replace(batch_size=base.batch.batch_size or 1, global_batch_size=None)
     if "--workers" in flags and "--workers-per-host" not in flags:
         base = base.replace(workers_per_host=None)
+    warmup = base.schedule.warmup_epochs
+    base = _with_short_warmup(base, arguments)
     names = "|".join(recipes.RECIPES)
-    parsed = parse_flags(Config, arguments, f"{PROGRAM} {command} [{names}] [--config FILE]", default=base)
+    parsed = parse_flags(Config, arguments, f"{PROGRAM} {command} [{names}] [--config FILE]", base, _ABOUT)
     if path is not None and not trust:
         used, in_file = ({name: str(of.settings()[name]) for name in plugin.NAMES_CODE} for of in (parsed, base))
         plugin.check_trusted(str(path), {name: value for name, value in used.items() if value == in_file[name]})
+    if parsed.schedule.warmup_epochs == base.schedule.warmup_epochs < warmup and launcher.speaks(os.environ):
+        shorter = f"{warmup:g} epochs becomes {base.schedule.warmup_epochs:g}"
+        console.say(f"--epochs {parsed.schedule.epochs}: the recipe's warm-up of {shorter}")
     return recipes.suited(parsed) if path is None and "--learning-rate" not in flags else parsed
+
+
+def _with_short_warmup(base: Config, arguments: list[str]) -> Config:
+    """Return the config with a warm-up that fits into the `--epochs` of the arguments, unless they set it."""
+    options, _ = take(arguments, epochs=None, warmup_epochs=None)
+    epochs, schedule = whole_number(options.epochs or ""), base.schedule
+    if not epochs or options.warmup_epochs is not None or epochs >= schedule.warmup_epochs:
+        return base
+    return base.replace(warmup_epochs=schedule.warmup_epochs * epochs / schedule.epochs)
 
 
 def _renamed(argument: str) -> str:

@@ -108,13 +108,13 @@ def _folder(config: DataConfig, seed: int) -> DataSet:
 
 
 def _synthetic(config: DataConfig, seed: int) -> DataSet:
-    """Return images of 1,000 classes, at most 256 different ones, to measure throughput."""
+    """Return random images, at most 256 different ones, to measure throughput."""
     size, rows, generator = config.image_size or 224, min(256, config.synthetic_samples), torch.Generator()
     generator.manual_seed(seed)
     images = torch.randint(0, 256, (rows, 3, size, size), dtype=torch.uint8, generator=generator)
-    labels = torch.randint(0, 1000, (rows,), generator=generator)
+    labels = torch.randint(0, config.synthetic_classes, (rows,), generator=generator)
     train, val = (Arrays(images, labels, count) for count in (config.synthetic_samples, min(rows, 64)))
-    return DataSet(train, val, tuple(map(str, range(1000))), 3, size, IMAGENET_MEAN, IMAGENET_STD)
+    return DataSet(train, val, tuple(map(str, range(config.synthetic_classes))), 3, size, IMAGENET_MEAN, IMAGENET_STD)
 
 
 _OPENERS: dict[str, Callable[[DataConfig, int], DataSet]] = {

@@ -42,6 +42,12 @@ def launched(environ: Mapping[str, str]) -> Launch | None:
     return None
 
 
+def speaks(environ: Mapping[str, str]) -> bool:
+    """Return whether this process prints what all ranks find: rank 0, or any without a launcher."""
+    ours = launched(environ)
+    return ours is None or ours.rank == 0
+
+
 def refuse_others(environ: Mapping[str, str], command: Sequence[str]) -> None:
     """Raise UsageError if Horovod's elastic driver started this process, or torchrun several that would run alone."""
     if elastic(environ) and WORKER not in environ:
@@ -54,6 +60,15 @@ def refuse_others(environ: Mapping[str, str], command: Sequence[str]) -> None:
             f"WORLD_SIZE={size}: torchrun or another launcher started {size} processes, and each would run alone; "
             f"type `horovodrun -np {size} {shlex.join(command)}`, or `unset WORLD_SIZE` if no launcher set it"
         )
+
+
+def refuse_several(environ: Mapping[str, str], command: Sequence[str]) -> None:
+    """Raise UsageError if a launcher started several processes of a command that runs alone."""
+    ours = launched(environ)
+    size = ours.size if ours else whole_number(environ.get("WORLD_SIZE", "")) or 1
+    if size > 1:
+        by = f"{ours.launcher if ours else 'a launcher'} started {size} processes, and this command runs alone"
+        raise UsageError(f"{by}: type `{shlex.join(command)}` without a launcher")
 
 
 # Variables that the driver of an elastic job, or its supervisor, sets for the processes that it starts:

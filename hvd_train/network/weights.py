@@ -57,8 +57,8 @@ def check(weights: str, model: str) -> None:
     from torchvision.models import get_model_weights
 
     names = list(get_model_weights(model).__members__)
-    if weights != "DEFAULT" and weights not in names:
-        raise unknown_name(f"weights of {model}", weights, ["DEFAULT", *names])
+    if weights not in names:
+        raise unknown_name(f"weights of {model}", weights, names)
 
 
 def normalisation(weights: str, model: str) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -22,7 +22,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("membership", "training", "accounts", "registered", "loops", "loop", "run", "session", "export", "proof"),
     ),
     **dict.fromkeys(("report", "bench", "commands"), ()),
-    "the front door": ("cli",),
+    "the front door": ("cli", "__main__"),
 }
 AT_THE_TOP = {
     "vocabulary": "What a run can be, and what can go wrong: the config, its recipes and flags, the errors. No torch.",

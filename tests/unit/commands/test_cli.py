@@ -1,6 +1,7 @@
 """The command line: the chosen command, its arguments, output and exit code; `train` has its own file."""
 
 import json
+import os
 import re
 import signal
 from pathlib import Path
@@ -84,28 +85,13 @@ def test_a_sweep_without_a_launcher_trains_sequentially(capsys: pytest.CaptureFi
     assert Path("out/002-lr=0.001/model-best.pt").exists()
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("evaluate gone", "gone: no such run folder or checkpoint"),
-        ("doctor --hosts nowhere", "cannot read the host file nowhere: No such file or directory"),
-        ("sweep digits --model resnet18,resnet81", "unknown model 'resnet81'"),
-        ("bench scaling --np 1_0", "--np 1_0"),
-        (
-            "sweep --lr 0.1,0.2 --output-dir memory://bucket",
-            "sweep has several runs, and memory://bucket/000-",
-        ),
-        ("bench scaling --np 1 --output-dir memory://bucket", "bench scaling has several runs, and memory://bucket is"),
-        ("bench throughput --json no/found.json", "--json no/found.json"),
-    ],
-)
-def test_wrong_arguments_are_one_line(line: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(line.split()) == 2
-    printed = capsys.readouterr().err
-    assert reason in printed
-    assert printed.startswith("hvd-train: ")
-    assert printed.count("\n") == 1
-    assert list(Path().iterdir()) == []
+def test_the_newest_run_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    for number, name in enumerate(("b", "a", "c")):
+        write(Path("runs") / name, whole_run())
+        os.utime(Path("runs") / name / "metrics.jsonl", (number % 2, number % 2))
+    for command in ("watch", "report", "audit"):
+        cli.run([command])
+        assert "hvd-train: the newest run: runs/a\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", ["train digits", "evaluate run", "sweep digits", "bench throughput"])

@@ -41,6 +41,27 @@ def test_a_batch_per_worker_replaces_the_global_batch() -> None:
         assert (both.batch_size, both.global_batch_size) == (16, 48)
 
 
+def test_a_recipe_is_named_by_place_or_flag() -> None:
+    for arguments in (["cifar10-resnet50"], ["--recipe", "cifar10-resnet50"], ["--recipe=cifar10-resnet50"]):
+        assert parse_train(arguments) == recipes.get("cifar10-resnet50")
+
+
+def test_none_is_written_in_any_case() -> None:
+    for none in ("none", "None", "NONE"):
+        line = f"cifar10-resnet18-transfer --weights {none} --compression {none} --clip-norm={none} --freeze {none}"
+        made = parse_train(line.split())
+        assert (made.model.weights, made.optimizer.clip_norm) == (None, None)
+        assert (made.precision.compression, made.model.freeze) == ("none", "none")
+
+
+def test_a_warm_up_gives_way_to_fewer_epochs(capsys: pytest.CaptureFixture[str]) -> None:
+    """It keeps its share of the epochs; one line says so."""
+    assert parse_train(["cifar10-resnet50", "--epochs", "2"]).schedule.warmup_epochs == 0.05
+    assert capsys.readouterr().err == "hvd-train: --epochs 2: the recipe's warm-up of 5 epochs becomes 0.05\n"
+    assert parse_train(["cifar10-resnet50", "--epochs", "5"]).schedule.warmup_epochs == 5
+    assert capsys.readouterr().err == ""
+
+
 def test_a_config_file_is_a_whole_run(capsys: pytest.CaptureFixture[str]) -> None:
     """Flags change it, and an additional recipe is refused."""
     assert cli.run(["config", "digits", "--lr", "0.5"]) == 0

@@ -58,7 +58,7 @@ def test_only_settings_that_do_not_change_the_result_may_differ_on_resume() -> N
         ({"target_accuracy": 1.5}, "--target-accuracy is 1.5; it must be at least 0 and at most 1"),
         ({"batch_size": None, "global_batch_size": None}, "no batch size: give --batch-size"),
         ({"data": "folder"}, "--data folder needs --data-dir"),
-        *(({"max_time": text}, "write it as in 2h30m") for text in ("", "2", "30m2h", "-1h")),
+        *(({"max_time": text}, "write it with its units") for text in ("", "2", "30m2h", "-1h", "1.h", ".h")),
         *(({"profile": text}, f"--profile {text}: ") for text in ("", "0:3", "5:4", "1:51", "²", "1:")),
     ],
 )
@@ -70,7 +70,7 @@ def test_impossible_values_are_refused_in_one_line(changes: dict[str, Any], mess
 
 def test_time_limits_and_profiled_steps_are_parsed() -> None:
     """The last step is profiled, too."""
-    for text, seconds in (("2h30m", 9000), ("90m", 5400), ("45s", 45), ("1h0m5s", 3605)):
+    for text, seconds in (("2h30m", 9000), ("90m", 5400), ("45s", 45), ("1h0m5s", 3605), ("1.5h", 5400), (".5m", 30)):
         assert Config().replace(max_time=text).run.max_seconds == seconds
     for text, steps in (("20", range(20, 21)), ("20:25", range(20, 26)), ("1:50", range(1, 51))):
         assert Config().replace(profile=text).run.profiled_steps == steps

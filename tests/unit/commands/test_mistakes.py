@@ -1,0 +1,59 @@
+"""Mistakes at the command line: one line that says what to type, before anything starts."""
+
+from pathlib import Path
+
+import pytest
+
+from hvd_train import cli
+
+UNDER = {  # variables of a launcher
+    "torchrun": {"WORLD_SIZE": "4", "RANK": "1", "LOCAL_RANK": "1"},
+    "mpirun": {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"},
+}
+MISTAKES = [
+    ("evaluate gone", "gone: no such run folder or checkpoint"),
+    ("doctor --hosts nowhere", "cannot read the host file nowhere: No such file or directory"),
+    ("sweep digits --model resnet18,resnet81", "unknown model 'resnet81'"),
+    ("sweep --lr 0.1,0.2 --output-dir memory://bucket", "sweep has several runs, and memory://bucket/000-"),
+    ("bench scaling --np 1_0", "--np 1_0"),
+    ("bench scaling --np 1 --output-dir memory://bucket", "bench scaling has several runs, and memory://bucket is"),
+    ("bench throughput --json no/found.json", "--json no/found.json"),
+    ("bench input", "unknown tool of bench 'input'; known: scaling, throughput"),
+    ("evaluate", "which run? there is none in runs/: name a run folder"),
+    ("watch", "which run? there is none in runs/: name a run folder"),
+    ("report", "which run? there is none in runs/: name a run folder"),
+    ("train --recipe cifar10-resnet5", "did you mean 'cifar10-resnet50'?"),
+    ("train digits --recipe cifar10-resnet50", "digits and --recipe cifar10-resnet50 are two recipes: name one"),
+    ("train --epochs x", "--epochs: 'x' is no whole number"),
+    ("train --lr much", "--learning-rate: 'much' is no number"),
+    ("train --max-time 3.0", "--max-time 3.0: write it with its units, as in 2h30m, 1.5h"),
+    ("train --gpus 4", "start as many ranks, as in `horovodrun -np 4 hvd-train train`"),
+    ("train --nodes 2", "`horovodrun -np 4 -H h1:2,h2:2 hvd-train train`"),
+    ("train -H h1:2,h2:2", "the launcher takes hosts"),
+    ("train -np 2", "`horovodrun -np 2 hvd-train train`"),
+    ("train --model resnet18 --weights RIGHT", "known: DEFAULT, IMAGENET1K_V1\n"),
+    ("train cifar10-resnet50 --epochs 1 --warmup-epochs 3", "--warmup-epochs 3 is more than --epochs 1"),
+    ("train --reduction adasum", "unknown argument '--reduction'"),
+    ("torchrun: train", "torchrun or another launcher started 4 processes"),
+    ("torchrun: report", "a launcher started 4 processes, and this command runs alone: type `hvd-train report`"),
+    (
+        "mpirun: config digits",
+        "runs alone: type `hvd-train config digits` without a launcher",
+    ),
+    ("mpirun: doctor", "type `hvd-train doctor` without a launcher"),
+]
+
+
+@pytest.mark.parametrize(("line", "says"), MISTAKES)
+def test_a_mistake_is_one_line(
+    line: str, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher, _, typed = line.rpartition(": ")
+    for name, value in UNDER.get(launcher, {}).items():
+        monkeypatch.setenv(name, value)
+    assert cli.run(typed.split()) == 2
+    printed = capsys.readouterr().err
+    assert says in printed
+    assert printed.startswith("hvd-train: ")
+    assert printed.count("\n") == 1
+    assert list(Path().iterdir()) == []
