@@ -71,6 +71,8 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
     names = sorted(known)
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(names[:12])}"
+    if not nearest and (code := re.fullmatch(r"([^\W\d][\w.]*)\.(\w+)", name)):
+        hint = f"code of your own is written {code[1]}:{code[2]}"
     return UsageError(f"unknown {kind} {name!r}; {hint}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +16,7 @@ import tyro
 
 from hvd_train import plain_file
 from hvd_train.console import PROGRAM, printable, say, show
-from hvd_train.errors import UsageError
+from hvd_train.errors import UsageError, first_few
 from hvd_train.flags import parse_flags
 from hvd_train.launch import launcher
 from hvd_train.run_files import durable, run_folder
@@ -89,6 +90,18 @@ def _newest() -> Path:
     return newest
 
 
+def _runs_in(paths: Sequence[Path]) -> Sequence[Path]:
+    """Return these run folders, and the runs of a sweep for its folder; without other folders, if there are runs."""
+    found, others = list[Path](), list[Path]()
+    for path in paths:
+        is_run = any((path / name).exists() for name in (run_folder.CONFIG, run_folder.METRICS, "scaling.json"))
+        inside = [] if is_run else sorted(each.parent for each in path.glob(f"*/{run_folder.METRICS}"))
+        (found if is_run or inside else others).extend(inside or [path])
+    if found and others:
+        say(f"left out, since they are no run folders: {first_few(others)}")
+    return found or others
+
+
 def evaluate(arguments: list[str]) -> int:
     """Evaluate on all ranks, print the scores on rank 0 and return 0. Raises UsageError for a wrong target."""
     options = parse_flags(EvaluateOptions, arguments, f"{PROGRAM} evaluate")
@@ -144,7 +157,7 @@ def watch(arguments: list[str]) -> int:
 def report(arguments: list[str]) -> int:
     """Write the page, print its path and return 0. Raises UsageError if a folder or the output cannot be used."""
     options = parse_flags(ReportOptions, arguments, f"{PROGRAM} report")
-    runs = options.runs or (_newest(),)
+    runs = _runs_in(options.runs) or [_newest()]
     from hvd_train.report.report import compose  # imports matplotlib
 
     try:

@@ -85,6 +85,16 @@ def test_a_sweep_without_a_launcher_trains_sequentially(capsys: pytest.CaptureFi
     assert Path("out/002-lr=0.001/model-best.pt").exists()
 
 
+def test_a_report_takes_a_sweep_and_leaves_out_what_is_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "sweep/000-lr=0.1", "sweep/001-lr=0.2"):
+        write(Path("runs") / name, whole_run())
+    Path("runs/notes").mkdir()
+    assert cli.run(["report", "runs/a", "runs/notes", "runs/sweep"]) == 0
+    assert "hvd-train: left out, since they are no run folders: runs/notes\n" in capsys.readouterr().err
+    assert "Training report: 3 runs" in Path("report.html").read_text()
+    assert cli.run(["report", "runs/notes"]) == 2
+
+
 def test_the_newest_run_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     for number, name in enumerate(("b", "a", "c")):
         write(Path("runs") / name, whole_run())
