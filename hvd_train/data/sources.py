@@ -1,6 +1,7 @@
 """Data sets by name: digits, CIFAR, class folders, synthetic images, or the user's own."""
 
 import importlib.util
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -10,16 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from hvd_train import plugin
 from hvd_train.config import DataConfig
+from hvd_train.console import say
 from hvd_train.data import hugging_face
 from hvd_train.data.augment import affine_jitter, crop_and_flip
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet, MapDataset
 from hvd_train.errors import UsageError, unknown_name
+from hvd_train.launch import launcher
 from hvd_train.plugin import HUGGING_FACE
 
+_MOST_READ = 20_000  # items of a set that are read to count its classes
 OwnData = Callable[[DataConfig], Sequence[Any]]  # returns a DataSet, or a training set and a validation set or None
 
 
@@ -159,7 +163,7 @@ class _CheckedItems:
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         item: Any = self.data[index]
-        if isinstance(item, (tuple, list)) and len(item) == 2:
+        if _is_pair(item):
             image, number = item[0], _class_number(item[1])
             is_image = isinstance(image, Tensor) and self.form in (None, (image.dtype, image.shape))
             if is_image and number is not None and 0 <= number < self.num_classes:
@@ -185,13 +189,31 @@ def _in_memory(title: str, part: Any) -> Any:
 
 
 def _class_names(name: str, original: Any, train: Any) -> tuple[str, ...]:
+    """Return the names of classes, or the numbers up to the largest label. Raises UsageError for large sets."""
+    whole = original
+    while isinstance(whole, Subset):  # as random_split makes them
+        whole = whole.dataset
     with suppress(TypeError):  # `classes` is no list
-        if names := tuple(map(str, getattr(original, "classes", ()))):
+        if names := tuple(map(str, getattr(whole, "classes", ()))):
             return names
-    if isinstance(train, Arrays):
-        last = max(_class_number(label) or 0 for label in [0, *train.labels.tolist()])
-        return tuple(map(str, range(min(last + 1, 1_000_000))))  # a larger label is a mistake
-    raise UsageError(f"--data {name}: the training set needs an attribute `classes`: the list of class names")
+    labels = (
+        train.labels.tolist()
+        if isinstance(train, Arrays)
+        else getattr(whole, "targets", getattr(whole, "labels", None))
+    )
+    if labels is None:
+        if len(original) > _MOST_READ:
+            raise UsageError(f"--data {name}: give the training set an attribute `classes`: the list of class names")
+        if launcher.speaks(os.environ):
+            say(f"--data {name}: reading all labels to count the classes; an attribute `classes` saves that")
+        with torch.random.fork_rng([]):
+            labels = [item[1] for item in map(original.__getitem__, range(len(original))) if _is_pair(item)]
+    last = max([_class_number(label) or 0 for label in labels], default=0)
+    return tuple(map(str, range(min(last + 1, 1_000_000))))  # a larger label is a mistake
+
+
+def _is_pair(item: Any) -> bool:
+    return isinstance(item, (tuple, list)) and len(item) == 2
 
 
 def _checked(title: str, part: Any, num_classes: int) -> Any:

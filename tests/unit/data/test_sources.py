@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 from torchvision.datasets import CIFAR10, CIFAR100
 
 from hvd_train.config import DataConfig
@@ -70,6 +70,20 @@ def test_own_labels_may_be_integers_of_any_type() -> None:
             assert isinstance(data.train, Arrays)
             assert (data.classes, data.train.labels.dtype) == (("0", "1"), torch.int64)
             assert data.train.labels.tolist() == [0, 1]
+
+
+def test_classes_of_own_data_are_counted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their names, or lists of labels, save the reading of all items, also of a set that was split."""
+    plain = [(IMAGE, 0), (IMAGE, 2)]
+    assert opened(plain, None).classes == ("0", "1", "2")
+    assert "--data mine:data: reading all labels to count the classes" in capsys.readouterr().err
+    named, listed = Items([(IMAGE, 0), (IMAGE, 1)]), type("Listed", (list,), {"targets": [0, 3]})(plain)
+    for part, classes in ((Subset(named, [0]), ("a", "b")), (Subset(listed, [0]), ("0", "1", "2", "3"))):
+        assert opened(part, None).classes == classes
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sources, "_MOST_READ", 1)
+    with pytest.raises(UsageError, match="give the training set an attribute `classes`"):
+        opened(plain, None)
 
 
 @pytest.mark.parametrize(
