@@ -196,11 +196,8 @@ def _class_names(name: str, original: Any, train: Any) -> tuple[str, ...]:
     with suppress(TypeError):  # `classes` is no list
         if names := tuple(map(str, getattr(whole, "classes", ()))):
             return names
-    labels = (
-        train.labels.tolist()
-        if isinstance(train, Arrays)
-        else getattr(whole, "targets", getattr(whole, "labels", None))
-    )
+    listed = getattr(whole, "targets", getattr(whole, "labels", None))
+    labels = train.labels.tolist() if isinstance(train, Arrays) else listed
     if labels is None:
         if len(original) > _MOST_READ:
             raise UsageError(f"--data {name}: give the training set an attribute `classes`: the list of class names")
