@@ -37,8 +37,8 @@ def load(kind: str, reference: str) -> Callable[..., Any]:
     """Import the function `package.module:function` that the flag `kind` names. Raises UsageError if that fails."""
     module_name, _, function_name = reference.partition(":")
     if module_name.endswith(".py"):
-        module = module_name.removesuffix(".py").replace("/", ".")
-        raise UsageError(f"--{kind} {reference}: write the module without its ending: {module}:{function_name}")
+        found = module_name.removesuffix(".py").replace("/", ".")
+        raise UsageError(f"--{kind} {reference}: write the module without its ending: {found}:{function_name}")
     if os.getcwd() not in sys.path:  # unlike python, a console script lacks it
         sys.path.insert(0, os.getcwd())
     try:
