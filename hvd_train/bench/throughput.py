@@ -14,6 +14,7 @@ from hvd_train.network.device import split_on, synchronize, uses_channels_last, 
 from hvd_train.parts import fresh_state, warm_parts
 from hvd_train.progress.clock import PHASES
 from hvd_train.progress.order import Batch, EpochOrder, assignments, choose_layout
+from hvd_train.recipes import CIFAR_CLASSES
 from hvd_train.updater import Updater, Votes
 from hvd_train.world.world import Place, World, barrier, together
 
@@ -27,7 +28,6 @@ def batches(loader: Loader, config: Config, place: Place) -> Iterator[Batch]:
 
 
 WARM_UP = 5  # steps that pay for allocation, the choice of algorithms and the first exchange of names between ranks
-_CIFAR_CLASSES = {"cifar10": 10, "cifar100": 100}
 _LEARNING_RATE = 1e-6  # with a larger one some networks diverge on random labels and skip the update
 
 
@@ -39,10 +39,10 @@ def without_files(config: Config, *, own_data: bool) -> Config:
     config, data = config.replace(weights=None), config.data.data
     if own_data or config.model.task != "classification" or data == "digits":
         return config
-    size = config.data.image_size or (32 if data in _CIFAR_CLASSES else 224)
+    size = config.data.image_size or (32 if data in CIFAR_CLASSES else 224)
     plain = {"augment": "standard", "random_erasing": 0.0, "val_crop_size": None, "val_resize_size": None}
     source = {"data": "synthetic", "data_dir": None, "download": False, "synthetic_samples": 2**40}
-    source["synthetic_classes"] = _CIFAR_CLASSES.get(data, config.data.synthetic_classes)
+    source["synthetic_classes"] = CIFAR_CLASSES.get(data, config.data.synthetic_classes)
     return config.replace(image_size=size, **plain, **source)
 
 

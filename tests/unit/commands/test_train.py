@@ -46,6 +46,15 @@ def test_a_recipe_is_named_by_place_or_flag() -> None:
         assert parse_train(arguments) == recipes.get("cifar10-resnet50")
 
 
+@pytest.mark.parametrize("name", recipes.RECIPES)
+def test_a_recipe_can_be_tried_without_files(name: str) -> None:
+    """For one epoch, which flags can change."""
+    made = parse_train([name, "--try", "--epochs", "2"])
+    assert (made.schedule.epochs, made.recipe, made.model.weights) == (2, f"try-{name}", None)
+    assert made.data.data in ("digits", "synthetic") or made.data.data.startswith("hvd_train.")
+    assert made.data.data != "synthetic" or made.data.synthetic_samples == 12
+
+
 def test_none_is_written_in_any_case() -> None:
     for none in ("none", "None", "NONE"):
         line = f"cifar10-resnet18-transfer --weights {none} --compression {none} --clip-norm={none} --freeze {none}"
