@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from hvd_train.config import Config
 from hvd_train.errors import unknown_name
@@ -143,7 +144,7 @@ def trial(config: Config) -> Config:
     if config.model.task != "classification" or config.data.data == "digits":
         return config
     small, classes = config.data.data in CIFAR_CLASSES, CIFAR_CLASSES.get(config.data.data, 1000)
-    source = {"data": "synthetic", "data_dir": None, "synthetic_classes": classes, "weights": None}
+    source: dict[str, Any] = {"data": "synthetic", "data_dir": None, "synthetic_classes": classes, "weights": None}
     source |= {"augment": "standard", "random_erasing": 0.0, "val_crop_size": None, "val_resize_size": None}
     sizes = {"image_size": config.data.image_size or (32 if small else 224), "synthetic_samples": 12}
     return config.replace(**source, **sizes, batch_size=None, global_batch_size=4, accumulation_steps=1)
