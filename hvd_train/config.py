@@ -259,7 +259,8 @@ class RunConfig:
     """Also keep the run folder at this URL (s3://..., gs://... or another of fsspec): copied after each commit, and
     fetched where --output-dir has no run yet."""
     resume: str = free("auto")
-    """auto: resume from the newest good checkpoint of the run folder; never: start again; or a checkpoint file."""
+    """auto: resume from the newest good checkpoint of the run folder; never: start again; or a checkpoint file, or the
+    folder of another run, from which a new run continues: with other settings, or for more epochs."""
     commit_steps: int | None = free(None)
     """Steps from one checkpoint to the next."""
     commit_seconds: float | None = free(60.0)

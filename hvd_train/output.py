@@ -85,7 +85,10 @@ class Output:
 
         def start() -> None:
             if from_disk and named is not None:
-                adapted, more = _adapted(checkpoint.read(named), state, self._config, first_layout)
+                found = checkpoint.newest_good(named, notes.append) if named.is_dir() else checkpoint.read(named)
+                if found is None:
+                    raise UsageError(f"--resume {named}: none of its checkpoints is whole")
+                adapted, more = _adapted(found, state, self._config, first_layout)
                 notes.extend(more)
                 self._load(state, adapted)
             elif from_disk:

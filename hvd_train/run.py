@@ -123,8 +123,10 @@ def check(config: Config) -> None:
         raise UsageError("--weights-format safetensors: safetensors is not installed: pip install safetensors")
     # A job that continues has read the file.
     named = config.run.resume not in ("auto", "never") and not launcher.continues(os.environ)
-    if named and not Path(config.run.resume).is_file():
-        raise UsageError(f"--resume {config.run.resume}: no such file; it must be auto, never or a checkpoint file")
+    path = Path(config.run.resume)
+    if named and not path.is_file() and not checkpoint.committed(path):
+        it_may_be = "auto, never, a checkpoint file, or a run folder with checkpoints"
+        raise UsageError(f"--resume {path}: no such file; it must be {it_may_be}")
 
 
 def connect(config: Config | None = None) -> World:

@@ -29,6 +29,7 @@ MISTAKES = [
     ("train --model mine.py:model", "--model mine.py:model: write the module without its ending: mine:model"),
     ("train --model mine.model", "unknown model 'mine.model'; code of your own is written mine:model"),
     ("train --data lib.mine.data", "code of your own is written lib.mine:data"),
+    ("train --resume gone", "--resume gone: no such file; it must be auto, never, a checkpoint file, or a run folder"),
     ("train --max-time 3.0", "--max-time 3.0: write it with its units, as in 2h30m, 1.5h"),
     ("train --gpus 4", "start as many ranks, as in `horovodrun -np 4 hvd-train train`"),
     ("train --nodes 2", "`horovodrun -np 4 -H h1:2,h2:2 hvd-train train`"),

@@ -12,7 +12,7 @@ from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files import ledger
 from hvd_train.state import Snapshot
 from hvd_train.world.world import LocalWorld
-from tests.support.runs import largest_difference, small_config, trained
+from tests.support.runs import equal, largest_difference, small_config, trained
 from tests.support.worlds import StoppingWorld
 
 FIRST, SECOND = Path("first"), Path("second")
@@ -41,6 +41,19 @@ def test_each_parameter_keeps_its_state_in_other_groups(optimizer: str) -> None:
     _, expected = trained(LocalWorld(), small_config(output_dir=Path("whole"), **settings))
     snapshot, _ = resumed(file_of(**settings), steps=None, **settings, decay_of="weights")
     assert largest_difference(snapshot["model"], expected) <= 1e-5
+
+
+def test_a_finished_run_continues_for_more_epochs() -> None:
+    """From its folder; a damaged checkpoint is skipped with a note."""
+    _, expected = trained(LocalWorld(), small_config(output_dir=FIRST, epochs=2, commit_steps=4, schedule="constant"))
+    before = {path.name: path.read_bytes() for path in FIRST.glob("*.jsonl")}
+    newest = checkpoint.committed(FIRST)[0]
+    newest.write_bytes(newest.read_bytes()[:-1])
+    snapshot, notes = resumed(FIRST, steps=None, epochs=3, commit_steps=4, schedule="constant")
+    assert (snapshot["progress"]["epoch"], snapshot["progress"]["step"]) == (3, 30)
+    assert "skipping a damaged checkpoint" in notes
+    assert {path.name: path.read_bytes() for path in FIRST.glob("*.jsonl")} == before
+    assert not equal(snapshot["model"], expected)
 
 
 def test_another_optimizer_starts_with_fresh_state() -> None:
