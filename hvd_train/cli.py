@@ -52,7 +52,7 @@ def _leave(codes: list[int]) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run a command and return its exit code; print an error once for all ranks.
 
-    An HvdTrainError is one line on stderr. The driver of an elastic job prints other errors; else they are raised.
+    An HvdTrainError is one line on stderr. Of other errors the traceback is printed, in an elastic job by the driver.
     """
     try:
         if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -75,9 +75,9 @@ def run(arguments: Sequence[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # the user's code may raise anything
         if not exit_report.send(os.environ, error):
-            raise
+            print(exit_report.described(error), file=sys.stderr)
         return 1
 
 

@@ -7,11 +7,13 @@ import json
 import os
 import signal
 import socket
+import sysconfig
 import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
 from hvd_train.console import say
@@ -45,12 +47,27 @@ def _put(environ: Mapping[str, str], report: ExitReport) -> bool:
 _sent: list[BaseException] = []  # the error that ends this process, once the driver has it
 
 
+def described(error: Exception) -> str:
+    """Return the traceback of an error; of one in the user's code, from its first frame on, with that place last."""
+    frames = traceback.extract_tb(error.__traceback__)
+    of_others = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
+    is_ours = [frame.filename.startswith(of_others[0]) for frame in frames]
+    entry = is_ours.index(True) if True in is_ours else 0  # before it is the console script
+    own = [n for n, frame in enumerate(frames) if n > entry and not frame.filename.startswith((*of_others, "<"))]
+    if not own:
+        return "".join(traceback.format_exception(error)).rstrip()
+    shown = [*traceback.format_list(frames[own[0] :]), *traceback.format_exception_only(error)]
+    last = frames[own[-1]]
+    place = f"{last.filename}, line {last.lineno}, in {last.name}"
+    return f"Traceback (most recent call last, from your code on):\n{''.join(shown)}This error is in your code: {place}"
+
+
 def send(environ: Mapping[str, str], error: Exception, during: During = "building", step: int = 0) -> bool:
     """Send the error that ends this process to our driver, once; return False if this process must print it."""
     if error in _sent:
         return True
     is_ours = isinstance(error, HvdTrainError)
-    text = str(error) if is_ours else "".join(traceback.format_exception(error)).rstrip()
+    text = str(error) if is_ours else described(error)
     report = ExitReport(getattr(error, "exit_code", 1), text, during, step)
     if not _put(environ, report):
         return False

@@ -85,6 +85,17 @@ def test_a_sweep_without_a_launcher_trains_sequentially(capsys: pytest.CaptureFi
     assert Path("out/002-lr=0.001/model-best.pt").exists()
 
 
+def test_an_error_in_the_users_code_shows_their_code(capsys: pytest.CaptureFixture[str]) -> None:
+    code = "def data(config):\n    return rows()\n\ndef rows():\n    raise ValueError('no table')\n"
+    Path("mine_broken.py").write_text(code)
+    assert cli.run(["train", "digits", "--data", "mine_broken:data", "--device", "cpu"]) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("Traceback (most recent call last, from your code on):\n")
+    assert printed.count("  File ") == 2
+    assert "ValueError: no table\nThis error is in your code: " in printed
+    assert printed.endswith("mine_broken.py, line 5, in rows\n")
+
+
 def test_a_report_takes_a_sweep_and_leaves_out_what_is_no_run(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "sweep/000-lr=0.1", "sweep/001-lr=0.2"):
         write(Path("runs") / name, whole_run())
