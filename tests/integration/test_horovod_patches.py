@@ -1,4 +1,4 @@
-"""Horovod's patches C1 to C5, C7 to C12, C15, L1 to L3, L5, L7 and S3, shown by real processes. C6 needs several GPUs.
+"""Horovod's patches to its core (but C6, which needs GPUs), L1 to L3, L5, L7, L8 and S3, shown by real processes.
 
 HVD_TRAIN_TEST_PYTHON may name the Python of another build; with `--without-patches` these tests fail.
 """
@@ -291,6 +291,11 @@ def test_l3_output_of_rank_0_can_stay_plain() -> None:
     done = run(*horovodrun("--gloo", "l3_lines"), HVD_TRAIN_OUTPUT_PREFIX="errors")
     assert {"out of 0", "[1]<stdout>:out of 1"} <= {*done.stdout.splitlines()}
     assert "[0]<stderr>:error of 0" in done.stderr
+
+
+def test_l8_horovodrun_by_its_path_finds_the_programs_of_its_environment(controller: str) -> None:
+    printed = succeeds(*horovodrun(controller, "program")[:-3], "hvd-train", "--version", PATH="/usr/bin:/bin")
+    assert printed.count("hvd-train 0.1.0") == 2
 
 
 def test_l5_the_launcher_does_not_import_torch_to_know_its_build(tmp_path: Path) -> None:
