@@ -335,7 +335,7 @@ class Config:
     """A complete run. Raises UsageError if a value, or two values together, cannot be."""
 
     recipe: str = "custom"
-    """Name of the recipe this started from; it names the run folder."""
+    """The recipe to start from; it names the run folder."""
     seed: int = 0
     """Decides the initial weights, the order of the samples and every random change to them."""
     data: DataConfig = field(default_factory=DataConfig)

@@ -32,14 +32,16 @@ def parse_flags(
     options: dict[str, Any] = {"prog": program, "config": (tyro.conf.OmitArgPrefixes,), "description": about}
     if default is not None:
         options["default"] = default
-    report = io.StringIO()
+    report, shown = io.StringIO(), io.StringIO()
     try:
-        with contextlib.redirect_stderr(report):
+        with contextlib.redirect_stderr(report), contextlib.redirect_stdout(shown):
             parsed: tuple[T, list[str]] = tyro.cli(
                 cls, args=_without_none(cls, arguments), return_unknown_args=True, **options
             )
     except SystemExit as ended:
         if not ended.code:  # --help
+            optional = r"\{None\}\|(\w+)"
+            print(re.sub(optional, lambda it: f"{it[1]}|none".ljust(len(it[0])), shown.getvalue()), end="")
             raise
         raise UsageError(_one_line(report.getvalue())) from None
     value, unknown = parsed

@@ -33,8 +33,8 @@ _ABOUT = """Train a recipe, changed by flags.
     horovodrun -np 2 hvd-train train digits --epochs 5 --output-dir runs/mine
 
 With --try a recipe takes a minute: one epoch, and three steps on random images in place of files.
-Flags that are used most: --epochs, --batch-size, --learning-rate, --model, --weights, --data, --data-dir,
---output-dir, --precision, --workers."""
+
+Used most: --epochs, --batch-size, --learning-rate, --model, --weights, --data, --data-dir, --output-dir."""
 
 
 def train(arguments: list[str]) -> int:

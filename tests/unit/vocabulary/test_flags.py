@@ -27,6 +27,16 @@ def test_a_wrong_flag_is_one_line(arguments: list[str], message: str, capsys: py
     assert capsys.readouterr().err == ""
 
 
+def test_help_says_what_the_command_does(capsys: pytest.CaptureFixture[str]) -> None:
+    """Types are in words, and lines fit a terminal."""
+    with pytest.raises(SystemExit) as ended:
+        parse_flags(Config, ["--help"], "hvd-train train", about="Train.")
+    printed = capsys.readouterr().out
+    assert (ended.value.code, printed.splitlines()[2]) == (0, "Train.")
+    assert "--image-size INT|none" in printed
+    assert max(map(len, printed.splitlines())) <= 80
+
+
 def test_a_flag_is_removed_from_the_arguments_of_another_parser() -> None:
     for typed in (["--np", "4"], ["--np=4"]):
         arguments = ["digits", *typed, "--epochs", "3"]
