@@ -67,8 +67,10 @@ def refuse_several(environ: Mapping[str, str], command: Sequence[str]) -> None:
     ours = launched(environ)
     size = ours.size if ours else whole_number(environ.get("WORLD_SIZE", "")) or 1
     if size > 1:
-        by = f"{ours.launcher if ours else 'a launcher'} started {size} processes, and this command runs alone"
-        raise UsageError(f"{by}: type `{shlex.join(command)}` without a launcher")
+        by = ours.launcher if ours else f"WORLD_SIZE={size}: a launcher"
+        unset = "" if ours else ", or `unset WORLD_SIZE` if none set it"
+        alone = f"this command runs alone: type `{shlex.join(command)}` without a launcher{unset}"
+        raise UsageError(f"{by} started {size} processes, and {alone}")
 
 
 # Variables that the driver of an elastic job, or its supervisor, sets for the processes that it starts:

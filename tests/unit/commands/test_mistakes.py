@@ -39,7 +39,10 @@ MISTAKES = [
     ("train cifar10-resnet50 --epochs 1 --warmup-epochs 3", "--warmup-epochs 3 is more than --epochs 1"),
     ("train --reduction adasum", "unknown argument '--reduction'"),
     ("torchrun: train", "torchrun or another launcher started 4 processes"),
-    ("torchrun: report", "a launcher started 4 processes, and this command runs alone: type `hvd-train report`"),
+    (
+        "torchrun: report",
+        "runs alone: type `hvd-train report` without a launcher, or `unset WORLD_SIZE` if none set it",
+    ),
     (
         "mpirun: config digits",
         "runs alone: type `hvd-train config digits` without a launcher",
