@@ -41,7 +41,7 @@ MISTAKES = [
     ("torchrun: train", "torchrun or another launcher started 4 processes"),
     (
         "torchrun: report",
-        "runs alone: type `hvd-train report` without a launcher, or `unset WORLD_SIZE` if none set it",
+        "type `hvd-train report` without a launcher, or `unset WORLD_SIZE` if none set it",
     ),
     (
         "mpirun: config digits",
