@@ -35,7 +35,8 @@ OPTION = "no host has a name that begins with -, which ssh takes as an option"
 
 
 def test_a_wrong_list_of_hosts_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("HOROVOD_RENDEZVOUS_KEY", "the launcher sets its own")
+    for name in ("HOROVOD_RENDEZVOUS_KEY", "PATH"):  # the launcher sets its own
+        monkeypatch.setenv(name, os.environ.get(name, "a key"))
     form = '"h1" in the list of hosts is not of the form NAME:SLOTS'
     for controller, listed, message in (
         ("gloo", "h1:1,-G:1", OPTION),
