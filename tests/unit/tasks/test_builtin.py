@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from hvd_train import UsageError, train
+from hvd_train import UsageError, checkpoint, train
 from hvd_train.state import to_host
 from hvd_train.tasks.builtin import distillation
 from hvd_train.tasks.measures import Measuring, numbers_of
@@ -78,14 +78,14 @@ def test_a_built_in_task_keeps_the_promises(name: str) -> None:
 
 
 def test_a_student_learns_from_a_teacher_as_well_on_any_number_of_ranks() -> None:
-    """Labels alone would teach it something else. The teacher stays as it is."""
+    """Labels alone would teach it something else. A run resumed in mid epoch has the bits, and the teacher stays."""
     teacher = own_generator(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)), seed=5)
     before = to_host(teacher.state_dict())
 
-    def student_of(world: World, share: float = 1.0) -> nn.Module:
+    def student_of(world: World, share: float = 1.0, folder: str = "") -> nn.Module:
         model, task = own_generator(nn.Linear(4, 3)), distillation(copy.deepcopy(teacher), 2.0, share)
         data = made(lambda x: torch.zeros(len(x), dtype=torch.int64), 4)
-        config = small_config(epochs=30, learning_rate=0.5, output_dir=Path(f"{world.place.size}-{share}"))
+        config = small_config(epochs=30, learning_rate=0.5, output_dir=Path(folder or f"{world.place.size}-{share}"))
         train(config, model=lambda: model, data=data, task=task, world=world)
         return model
 
@@ -94,8 +94,13 @@ def test_a_student_learns_from_a_teacher_as_well_on_any_number_of_ranks() -> Non
     wanted = teacher.eval()(x).log_softmax(1)
     assert torch.dist(student(x).log_softmax(1), wanted) < 0.3 < torch.dist(by_labels(x).log_softmax(1), wanted)
     assert equal(to_host(teacher.state_dict()), before)
-    for other in run_ranks(2, student_of):
+    for other in (*run_ranks(2, student_of), *run_ranks(3, student_of)):
         assert largest_difference(to_host(other.state_dict()), to_host(student.state_dict())) <= 1e-5
+    stopped = student_of(StoppingWorld(after=37, vote_at=4), folder="stopped")
+    assert checkpoint.newest_good(Path("stopped"), pytest.fail)["progress"]["cursor"] > 0
+    resumed = student_of(LocalWorld(), folder="stopped")
+    assert not equal(to_host(stopped.state_dict()), to_host(student.state_dict()))
+    assert equal(to_host(resumed.state_dict()), to_host(student.state_dict()))
 
 
 def test_ranks_with_different_teachers_are_refused() -> None:
