@@ -128,7 +128,7 @@ _CIFAR, _IMAGENET = (cifar10_resnet18_transfer, cifar10_resnet50), (imagenet_res
 _ALL = (digits, *_SMALL, *_CIFAR, imagenet20_vgg19, *_IMAGENET)
 RECIPES: dict[str, Callable[[], Config]] = {make.__name__.replace("_", "-"): make for make in _ALL}
 DEFAULT = "digits"
-CIFAR_CLASSES = {"cifar10": 10, "cifar100": 100}
+_CIFAR_CLASSES = {"cifar10": 10, "cifar100": 100}
 
 
 def get(name: str) -> Config:
@@ -141,13 +141,20 @@ def get(name: str) -> Config:
 def trial(config: Config) -> Config:
     """Return a minute's trial of a recipe: one epoch, and in place of images in files three steps on random ones."""
     config = config.replace(epochs=1, warmup_epochs=0.0, recipe=f"try-{config.recipe}")
-    if config.model.task != "classification" or config.data.data == "digits":
+    if config == (random := on_random_images(config, 12)):
         return config
-    small, classes = config.data.data in CIFAR_CLASSES, CIFAR_CLASSES.get(config.data.data, 1000)
-    source: dict[str, Any] = {"data": "synthetic", "data_dir": None, "synthetic_classes": classes, "weights": None}
-    source |= {"augment": "standard", "random_erasing": 0.0, "val_crop_size": None, "val_resize_size": None}
-    sizes = {"image_size": config.data.image_size or (32 if small else 224), "synthetic_samples": 12}
-    return config.replace(**source, **sizes, batch_size=None, global_batch_size=4, accumulation_steps=1)
+    return random.replace(weights=None, batch_size=None, global_batch_size=4, accumulation_steps=1)
+
+
+def on_random_images(config: Config, count: int) -> Config:
+    """Return the config with `count` random images in place of files of images. Digits and other tasks stay."""
+    data = config.data.data
+    if config.model.task != "classification" or data == "digits":
+        return config
+    size, classes = (32, _CIFAR_CLASSES[data]) if data in _CIFAR_CLASSES else (224, config.data.synthetic_classes)
+    plain: dict[str, Any] = {"augment": "standard", "random_erasing": 0.0, "download": False, "data_dir": None}
+    plain |= {"val_crop_size": None, "val_resize_size": None, "image_size": config.data.image_size or size}
+    return config.replace(data="synthetic", synthetic_samples=count, synthetic_classes=classes, **plain)
 
 
 def suited(config: Config) -> Config:

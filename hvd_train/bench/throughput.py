@@ -14,7 +14,7 @@ from hvd_train.network.device import split_on, synchronize, uses_channels_last, 
 from hvd_train.parts import fresh_state, warm_parts
 from hvd_train.progress.clock import PHASES
 from hvd_train.progress.order import Batch, EpochOrder, assignments, choose_layout
-from hvd_train.recipes import CIFAR_CLASSES
+from hvd_train.recipes import on_random_images
 from hvd_train.updater import Updater, Votes
 from hvd_train.world.world import Place, World, barrier, together
 
@@ -32,18 +32,9 @@ _LEARNING_RATE = 1e-6  # with a larger one some networks diverge on random label
 
 
 def without_files(config: Config, *, own_data: bool) -> Config:
-    """Return the config without files of weights and, in place of files of images, with random images.
-
-    Digits, data of other tasks and `own_data` stay.
-    """
-    config, data = config.replace(weights=None), config.data.data
-    if own_data or config.model.task != "classification" or data == "digits":
-        return config
-    size = config.data.image_size or (32 if data in CIFAR_CLASSES else 224)
-    plain = {"augment": "standard", "random_erasing": 0.0, "val_crop_size": None, "val_resize_size": None}
-    source = {"data": "synthetic", "data_dir": None, "download": False, "synthetic_samples": 2**40}
-    source["synthetic_classes"] = CIFAR_CLASSES.get(data, config.data.synthetic_classes)
-    return config.replace(image_size=size, **plain, **source)
+    """Return the config without files of weights and, unless `own_data`, without files of images."""
+    config = config.replace(weights=None)
+    return config if own_data else on_random_images(config, 2**40)
 
 
 def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Measurement:

@@ -92,9 +92,11 @@ def _newest() -> Path:
 
 def _runs_in(paths: Sequence[Path]) -> Sequence[Path]:
     """Return these run folders, and the runs of a sweep for its folder; without other folders, if there are runs."""
+    from hvd_train.report.curves import RECORD  # imports matplotlib
+
     found, others = list[Path](), list[Path]()
     for path in paths:
-        is_run = any((path / name).exists() for name in (run_folder.CONFIG, run_folder.METRICS, "scaling.json"))
+        is_run = any((path / name).exists() for name in (run_folder.CONFIG, run_folder.METRICS, RECORD))
         inside = [] if is_run else sorted(each.parent for each in path.glob(f"*/{run_folder.METRICS}"))
         (found if is_run or inside else others).extend(inside or [path])
     if found and others:
@@ -106,9 +108,13 @@ def evaluate(arguments: list[str]) -> int:
     """Evaluate on all ranks, print the scores on rank 0 and return 0. Raises UsageError for a wrong target."""
     options = parse_flags(EvaluateOptions, arguments, f"{PROGRAM} evaluate")
     from hvd_train import run  # imports torch
+    from hvd_train.world.world import together
 
-    world = run.connect()
-    scores = run.evaluate(options.target or _newest(), world=world, device=options.device, trust=options.trust)
+    world, target = run.connect(), options.target
+    if target is None:  # hosts may have runs of their own
+        newest = together(world, lambda: _newest() if world.place.rank == 0 else Path())
+        target = world.broadcast(newest, 0)
+    scores = run.evaluate(target, world=world, device=options.device, trust=options.trust)
     if world.place.rank == 0 and options.json:
         print(json.dumps(scores.as_dict()))
     elif world.place.rank == 0:

@@ -111,16 +111,12 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
         base = base.replace(batch_size=base.batch.batch_size or 1, global_batch_size=None)
     if "--workers" in flags and "--workers-per-host" not in flags:
         base = base.replace(workers_per_host=None)
-    warmup = base.schedule.warmup_epochs
     base = _with_short_warmup(base, arguments)
     names = "|".join(recipes.RECIPES)
     parsed = parse_flags(Config, arguments, f"{PROGRAM} {command} [{names}] [--config FILE]", base, _ABOUT)
     if path is not None and not trust:
         used, in_file = ({name: str(of.settings()[name]) for name in plugin.NAMES_CODE} for of in (parsed, base))
         plugin.check_trusted(str(path), {name: value for name, value in used.items() if value == in_file[name]})
-    if parsed.schedule.warmup_epochs == base.schedule.warmup_epochs < warmup and launcher.speaks(os.environ):
-        shorter = f"{warmup:g} epochs becomes {base.schedule.warmup_epochs:g}"
-        console.say(f"--epochs {parsed.schedule.epochs}: the recipe's warm-up of {shorter}")
     return recipes.suited(parsed) if path is None and "--learning-rate" not in flags else parsed
 
 
@@ -130,7 +126,11 @@ def _with_short_warmup(base: Config, arguments: list[str]) -> Config:
     epochs, schedule = whole_number(options.epochs or ""), base.schedule
     if not epochs or options.warmup_epochs is not None or epochs >= schedule.warmup_epochs:
         return base
-    return base.replace(warmup_epochs=schedule.warmup_epochs * epochs / schedule.epochs)
+    shorter = schedule.warmup_epochs * epochs / schedule.epochs
+    if launcher.speaks(os.environ):
+        was = f"the recipe's warm-up of {schedule.warmup_epochs:g} epochs"
+        console.say(f"--epochs {epochs}: {was} becomes {shorter:g}")
+    return base.replace(warmup_epochs=shorter)
 
 
 def _renamed(argument: str) -> str:

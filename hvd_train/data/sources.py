@@ -196,9 +196,10 @@ def _class_names(name: str, original: Any, train: Any) -> tuple[str, ...]:
     with suppress(TypeError):  # `classes` is no list
         if names := tuple(map(str, getattr(whole, "classes", ()))):
             return names
-    listed = getattr(whole, "targets", getattr(whole, "labels", None))
-    labels = train.labels.tolist() if isinstance(train, Arrays) else listed
-    if labels is None:
+    listed = train.labels if isinstance(train, Arrays) else getattr(whole, "targets", getattr(whole, "labels", None))
+    labels: Any = listed.tolist() if isinstance(listed, (Tensor, np.ndarray)) else listed
+    is_list = isinstance(labels, (list, tuple)) and all(_class_number(label) is not None for label in labels)
+    if not is_list and not isinstance(train, Arrays):
         if len(original) > _MOST_READ:
             raise UsageError(f"--data {name}: give the training set an attribute `classes`: the list of class names")
         if launcher.speaks(os.environ):

@@ -87,6 +87,13 @@ def test_a_fault(name: str, hosts: Hosts, tmp_path: Path, expected: Weights) -> 
     assert ("RuntimeError: an error in the user's model" in running.output) == (name == "an error in the model")
 
 
+def lose_a_worker_and_rank_0(job: Job, after: int) -> None:
+    job.after(after)
+    job.worker("h2").kill()
+    job.reaches(3)
+    job.worker("h1").kill()
+
+
 OWN = "tests.support.on_demand"
 TASKS = {  # model, and samples of a worker in a step: about a 72nd of all
     "diabetes-regression": ("perceptron", 5),
@@ -108,10 +115,7 @@ def test_a_built_in_task(task: str, hosts: Hosts, tmp_path: Path) -> None:
     expected = undisturbed(tmp_path / "alone", training=training)
     on_demand.pace(tmp_path, 0.1)
     with job(hosts, tmp_path, training=training) as running:
-        running.after(15)
-        running.worker("h2").kill()
-        running.reaches(3)
-        running.worker("h1").kill()
+        lose_a_worker_and_rank_0(running, after=15)
         running.completes(expected, epochs=3)
 
 
@@ -122,10 +126,7 @@ def test_a_script_with_its_own_loop(hosts: Hosts, tmp_path: Path) -> None:
     expected = undisturbed(tmp_path / "alone", training=script)
     on_demand.pace(tmp_path, 0.2)
     with job(hosts, tmp_path, training=script) as running:
-        running.after(20)
-        running.worker("h2").kill()
-        running.reaches(3)
-        running.worker("h1").kill()
+        lose_a_worker_and_rank_0(running, after=20)
         running.completes(expected)
 
 

@@ -81,6 +81,9 @@ def test_classes_of_own_data_are_counted(capsys: pytest.CaptureFixture[str], mon
     for part, classes in ((Subset(named, [0]), ("a", "b")), (Subset(listed, [0]), ("0", "1", "2", "3"))):
         assert opened(part, None).classes == classes
     assert capsys.readouterr().err == ""
+    for labels in (["cat", "dog"], len):  # items may have other labels than a list of this name
+        part = type("Listed", (list,), {"labels": labels})(plain)
+        assert opened(part, None).classes == ("0", "1", "2")
     monkeypatch.setattr(sources, "_MOST_READ", 1)
     with pytest.raises(UsageError, match="give the training set an attribute `classes`"):
         opened(plain, None)
