@@ -22,6 +22,8 @@ from horovod.runner.util.threads import in_thread
 
 _NOTICE = re.compile("(.*)" + mpi_rank.NOTICE.format(r"(\d+)", r"(\d+)") + r"\s*", re.DOTALL)
 _TAG = re.compile(r"([^\[]*\[[^\]]*\](<stderr>)?:?)?\s*")  # mpirun's prefix of a line: time, rank, stream
+# The tag of the standard output of rank 0, which reports progress: of Open MPI 4, Open MPI 5, and MPICH.
+_RANK_0 = re.compile(r"\[1,0\]<stdout>:|\[[^\],]*,0\]<stdout>: ?|^\[0\] ")
 _OF_MPIRUN = re.compile(
     r".*: Forwarding signal \d+ to job\s*|(={20,})?\n|=   .*\n|"
     r"(YOUR APPLICATION TERMINATED|This typically|Please see the FAQ) .*\n"
@@ -33,7 +35,7 @@ class _Output:
     """Pass on what ranks print: `codes` gets the exit codes of the ones that have ended, in this order."""
 
     def __init__(self, stream: TextIO, codes: dict[int, int]) -> None:
-        self._stream, self._codes = stream, codes
+        self._stream, self._codes, self._bare = stream, codes, stream is sys.stdout
         self.flush, self.fileno = stream.flush, stream.fileno
 
     def write(self, text: str) -> None:
@@ -42,7 +44,7 @@ class _Output:
             if not _TAG.fullmatch(found[1]):
                 self._stream.write(f"{found[1]}\n")
         elif not _OF_MPIRUN.fullmatch(text):
-            self._stream.write(text)
+            self._stream.write(_RANK_0.sub("", text) if self._bare else text)
 
 
 def guarded(command: list[str]) -> list[str]:
