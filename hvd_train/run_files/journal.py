@@ -81,7 +81,7 @@ _LINE_SECONDS = 10.0  # the display prints a line this often within a long epoch
 
 
 class _LineDisplay:
-    """Prints a line for each epoch, and one every ten seconds within."""
+    """Prints a line for each epoch, and one with the time every ten seconds within."""
 
     def __init__(self, *, silent: bool = False) -> None:
         self._silent = silent
@@ -97,7 +97,8 @@ class _LineDisplay:
         if time.monotonic() - self._last_line >= _LINE_SECONDS:
             share = f"{moment.cursor / self._samples:.0%}"
             left = _time_left(self._epochs, self._samples, moment.epoch, moment.cursor, moment.samples_per_second)
-            self.say(f"{_position(moment, self._epochs)}  {share}  {self._metrics(moment)}  {left} left")
+            clock = time.strftime("%H:%M:%S")
+            self.say(f"{clock}  {_position(moment, self._epochs)}  {share}  {self._metrics(moment)}  {left} left")
 
     def epoch(self, record: EpochRecord) -> None:
         line = f"epoch {record.epoch:>{len(str(self._epochs))}}/{self._epochs}  {self._figures(record.measures)}"

@@ -154,13 +154,14 @@ PLAIN = EpochRecord(5, 50, {"loss": 0.5, "top1": 0.1}, None, 1234.0)
 
 def test_progress_shows_the_time_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(journals, "_LINE_SECONDS", 0.0)
+    monkeypatch.setattr("time.strftime", lambda form: "12:34:56")
     with journal() as opened:
         opened.begin(5, 1000, "image", "top1")
         opened.progress(HALFWAY)
         opened.epoch(epoch_record(2, 20))
         opened.epoch(PLAIN)
     assert capsys.readouterr().out.splitlines() == [
-        "epoch 2/5  step 15  50%  loss 0.5000  top-1  25.00%  10 images/s  5:50 left",
+        "12:34:56  epoch 2/5  step 15  50%  loss 0.5000  top-1  25.00%  10 images/s  5:50 left",
         "epoch 2/5  loss 0.5000  top-1  10.00%  val loss 0.2500  val top-1  75.00%       100 images/s  30 s left",
         "epoch 5/5  loss 0.5000  top-1  10.00%     1,234 images/s  0 s left",
     ]
