@@ -6,7 +6,7 @@
 #   docker run --rm hvd_train doctor                     what this machine and this build can do
 #   docker run --rm --read-only --cap-drop ALL --security-opt no-new-privileges hvd_train
 #
-# Several hosts: horovodrun_scripts/train_docker.sh, compose.yaml (two on one machine), horovodrun_scripts/mpijob.yaml.
+# Several hosts: hvd-train launch --with docker, compose.yaml (two on one machine), horovodrun_scripts/mpijob.yaml.
 #
 # A plain Debian is enough: CUDA, NCCL and MPI come with the Python packages, the driver from the container runtime.
 # Certificates or a package index of your own: mount them for the build (podman build --volume ...), keep them out of here.

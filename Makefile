@@ -49,14 +49,8 @@ $(STAMPS)/project: $(STAMPS)/packages pyproject.toml | $(STAMPS)/horovod
 $(addprefix $(STAMPS)/,environment packages horovod project):
 	@PYTHON="$(PYTHON)" CHOSEN="$(filter-out file,$(origin PYTHON))" packaging/environment.sh $(@F)
 
-# As many ranks as GPUs. torch counts, since it knows CUDA_VISIBLE_DEVICES; it is not asked if there is no driver.
 train: env
-	@np="$(NP)"; \
-	if [ -z "$$np" ] && command -v nvidia-smi >/dev/null; then \
-		np=$$($(BIN)/python -c 'import torch; print(torch.cuda.device_count() or "")'); \
-	fi; \
-	if [ -t 1 ]; then bar="--progress bar"; fi; \
-	HVD_TRAIN_OUTPUT_PREFIX=errors exec $(BIN)/horovodrun -np "$${np:-2}" --gloo $(BIN)/hvd-train train $(RECIPE) $$bar $(ARGS)
+	@exec $(BIN)/hvd-train launch $(if $(NP),--np $(NP)) -- train $(RECIPE) $(ARGS)
 
 # Two processes: one runs the tests that start launchers, the other all else.
 test: env

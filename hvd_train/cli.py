@@ -2,6 +2,7 @@
 
 import atexit
 import importlib
+import itertools
 import os
 import signal
 import sys
@@ -11,12 +12,13 @@ from contextlib import suppress
 from hvd_train import recipes
 from hvd_train._version import __version__
 from hvd_train.console import PROGRAM, outlive
-from hvd_train.errors import HvdTrainError, unknown_name
+from hvd_train.errors import HvdTrainError, UsageError, unknown_name
 from hvd_train.launch import exit_report, launcher
 from hvd_train.launch.exit_report import report_once
 
 # The module of `hvd_train.commands` with the function of each command.
 _MODULES = {
+    "launch": "launch",
     **dict.fromkeys(("train", "config", "show-data"), "train"),
     **dict.fromkeys(("evaluate", "audit", "export", "watch", "report"), "runs"),
     "doctor": "machines",
@@ -63,6 +65,7 @@ def run(arguments: Sequence[str]) -> int:
             return 0
         if arguments[0] not in _MODULES:
             raise unknown_name("command", arguments[0], _MODULES)
+        arguments = _long_form(arguments)
         if arguments[0] in ("train", "evaluate", "sweep", "bench"):
             launcher.refuse_others(os.environ, [PROGRAM, *arguments])
         else:
@@ -81,11 +84,29 @@ def run(arguments: Sequence[str]) -> int:
         return 1
 
 
+def _long_form(arguments: Sequence[str]) -> Sequence[str]:
+    """Return `train --np 2 ...` as the `launch` command for which it is short. Raises UsageError under a launcher."""
+    options, rest = list[str](), list[str]()
+    words = iter(arguments)
+    for word in words:
+        if word.partition("=")[0] in ("--np", "-np", "--hosts", "-H"):
+            options += [word, *([] if "=" in word else itertools.islice(words, 1))]
+        else:
+            rest.append(word)
+    if not options or rest[0] != "train":
+        return arguments
+    if launched := launcher.launched(os.environ):
+        raise UsageError(f"{launched.launcher} has started the ranks: leave out {' '.join(options)}")
+    return ["launch", *options, "--", *rest]
+
+
 def overview() -> str:
     """Return the text of `hvd-train --help`."""
     return f"""usage: {PROGRAM} COMMAND ...
 
   train [RECIPE] [flags]   train; RECIPE is one of: {", ".join(recipes.RECIPES)} (default: {recipes.DEFAULT})
+  launch [options] -- COMMAND
+                           start ranks: here, over ssh, with mpirun, Slurm, Docker; elastic with --elastic
   evaluate RUN|CHECKPOINT  scores of a run's best weights, or of a checkpoint file
   config [RECIPE] [flags]  check the settings of `train` and print them in the form that --config FILE takes
   audit RUN                check that every sample counted exactly once (of a run with --ledger)
@@ -102,5 +123,5 @@ def overview() -> str:
   doctor [--hosts FILE]    what this machine and this build of Horovod can do, or a whole cluster
   --version                {__version__}
 
-`{PROGRAM} COMMAND --help` lists the flags. On several ranks: horovodrun -np 2 {PROGRAM} train
+`{PROGRAM} COMMAND --help` lists the flags. On several ranks: {PROGRAM} train --np 2
 """

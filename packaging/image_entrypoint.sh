@@ -61,7 +61,7 @@ case $1 in
     ;;
   train)
     shift
-    set -- train_local.sh -- "$@"
+    set -- hvd-train launch -- train "$@"
     ;;
   *) if [[ $1 == -* ]] || [[ -z $(type -P -- "$1") ]]; then set -- hvd-train "$@"; fi ;;
 esac

@@ -16,7 +16,8 @@ from hvd_train.bench.record import Measurement
 from hvd_train.config import Config
 from hvd_train.console import show
 from hvd_train.errors import UsageError, counted
-from hvd_train.launch.launcher import horovodrun, program, reasons
+from hvd_train.launch import hosts, start
+from hvd_train.launch.launcher import program, reasons
 from hvd_train.progress import order
 from hvd_train.report.curves import RECORD, TITLES, cells, charts
 from hvd_train.run_files import durable, history, run_folder
@@ -58,7 +59,8 @@ def run(
         if (path / run_folder.SUMMARY).exists():
             show(f"{name}: trained already, in {path}")
         else:
-            launcher, settings = horovodrun(workers, host_file, controller), path.with_suffix(".yaml").resolve()
+            listed = hosts.named(host_file) if host_file else ()
+            launcher, settings = start.horovodrun(workers, listed, controller), path.with_suffix(".yaml").resolve()
             line = [*launcher, program("hvd-train"), "train", "--config", str(settings)]
             show(f"{name}: {shlex.join(line)}")
             failed = train(line, config, path)

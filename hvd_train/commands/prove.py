@@ -9,7 +9,7 @@ from tempfile import mkdtemp
 from hvd_train.console import PROGRAM, show
 from hvd_train.errors import UsageError
 from hvd_train.flags import parse_flags
-from hvd_train.launch import launcher
+from hvd_train.launch import launcher, start
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def prove(arguments: list[str]) -> int:
     from hvd_train.proof import Run, differences, kill_a_worker  # it imports torch
 
     folder, ranks = Path(mkdtemp(prefix="hvd-train-prove-")), str(options.np)
-    several = [launcher.program("horovodrun"), "--gloo", "-np", ranks]
+    several = start.horovodrun(options.np, (), "gloo")
     elastic = [sys.executable, "-m", "hvd_train.elastic.driver", "-np", ranks, "--min-np", "1"]
     elastic += ["--host-discovery-script", f"echo localhost:{ranks}"]
 

@@ -23,14 +23,16 @@ ALIASES = {
 }
 # Flags of launchers and other trainers that would be a misunderstanding here, and what to type.
 ELSEWHERE = {
-    "--gpus": "each rank takes a GPU: start as many ranks, as in `horovodrun -np 4 hvd-train train`",
-    "--nodes": "the launcher chooses the hosts, as in `horovodrun -np 4 -H h1:2,h2:2 hvd-train train`",
-    "-H": "the launcher takes hosts: `horovodrun -np 4 -H h1:2,h2:2 hvd-train train`",
-    "-np": "the launcher takes it: `horovodrun -np 2 hvd-train train`",
+    "--gpus": "each rank takes a GPU: `hvd-train train --np 4` starts four",
+    "--nodes": "name the hosts: `hvd-train train --hosts h1:4,h2:4`",
+    "--elastic": "it is for the launcher: `hvd-train launch --elastic -- train`",
+    **dict.fromkeys(("--np", "-np", "--hosts", "-H"), "only `hvd-train train` starts ranks"),
 }
 _ABOUT = """Train a recipe, changed by flags.
 
-    horovodrun -np 2 hvd-train train digits --epochs 5 --output-dir runs/mine
+    hvd-train train digits --np 2 --epochs 5 --output-dir runs/mine
+
+--np 2 starts two ranks here, --hosts h1:4,h2:4 (or a host file) eight on two hosts; `hvd-train launch` has more ways.
 
 With --try a recipe takes a minute: one epoch, and three steps on random images in place of files.
 

@@ -3,8 +3,6 @@
 import itertools
 import json
 import os
-import shlex
-import socket
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,18 +13,18 @@ from typing import Any
 
 from hvd_train.doctor import agent
 from hvd_train.doctor.machine import HOST_CHECKS, Facts, Finding, Trial, run_trial
-from hvd_train.errors import UsageError, first_few
+from hvd_train.errors import first_few
+from hvd_train.launch import ssh
 from hvd_train.launch.client import is_loopback
 from hvd_train.launch.hosts import Host
-from hvd_train.launch.launcher import program
+from hvd_train.launch.start import horovodrun
 
-_SSH_S = 5  # to connect
 _AGENT_S = "120"  # for all answers of an agent
 _SIZES = ("1024", "16384", "262144", "1048576", "8388608", "67108864")
 
 
 def examine(hosts: Sequence[Host], *, quick: bool) -> list[Finding]:
-    """Return all findings about a cluster. Raises UsageError without Horovod."""
+    """Return all findings about a cluster. Raises UsageError without horovodrun."""
     names = [host.name for host in hosts]
     with ExitStack() as stack, ThreadPoolExecutor(len(hosts)) as threads:
         agents = [stack.enter_context(start(name, names)) for name in names]
@@ -44,24 +42,16 @@ def examine(hosts: Sequence[Host], *, quick: bool) -> list[Finding]:
             findings.append(check_connections([one["name"] for one in good], tried))
     if not quick and all(finding.verdict != "broken" for finding in findings):
         ranks = sum(host.slots for host in hosts)
-        listed = ",".join(f"{host.name}:{host.slots}" for host in hosts)
-        launch = (program("horovodrun"), "-np", str(ranks), "-H", listed, "--gloo")
+        launch = tuple(horovodrun(ranks, hosts, "gloo"))
         findings.append(run_trial(Trial("allreduce", launch, ranks, ("cpu", *_SIZES)), os.environ))
     return findings
 
 
 def start(name: str, names: Sequence[str]) -> "Popen[bytes]":
-    """Start the agent of a host, over ssh as horovodrun does unless the host is this one; it looks up `names`."""
-    command = [sys.executable, "-m", agent.__name__, *names]
-    if not is_here(name):
-        try:
-            from horovod.runner.util import remote
-        except ImportError:
-            raise UsageError("Horovod is not installed here: type `hvd-train doctor`") from None
-        path = os.environ.get("PYTHONPATH")  # horovodrun passes it to its ranks
-        there = shlex.join([*(["env", f"PYTHONPATH={path}"] if path else []), *command])
-        ssh, *options = shlex.split(remote.get_ssh_command(shlex.quote(there), name, timeout_s=_SSH_S))
-        command = [ssh, "-o", "BatchMode=yes", "-o", "ServerAliveInterval=2", *options]
+    """Start the agent of a host, over ssh unless the host is this one; it looks up `names`."""
+    path = os.environ.get("PYTHONPATH")  # horovodrun passes it to its ranks
+    agent_there = [*(["env", f"PYTHONPATH={path}"] if path else []), sys.executable, "-m", agent.__name__, *names]
+    command = ssh.command(name, agent_there, "-o", "ServerAliveInterval=2")
     # It ends when its input does. Without buffers, an input that nobody reads cannot raise an error when it is closed.
     return Popen(["timeout", _AGENT_S, *command], bufsize=0, stdin=PIPE, stdout=PIPE, stderr=STDOUT)
 
@@ -85,11 +75,6 @@ def reach(process: "Popen[bytes]", addresses: Sequence[tuple[str, int]]) -> dict
     with suppress(BrokenPipeError):
         process.stdin.write(f"{json.dumps(addresses)}\n".encode())
     return answer(process)
-
-
-def is_here(name: str) -> bool:
-    """Return whether a host name means this machine."""
-    return name in ("localhost", socket.gethostname(), socket.getfqdn()) or is_loopback(name)
 
 
 def check_reached(name: str, error: str | None) -> Finding:

@@ -7,7 +7,6 @@ command line, ssh and rendezvous server stay. REPLACEMENTS lists each part that 
 
 import json
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -31,7 +30,7 @@ from hvd_train.console import outlive
 from hvd_train.elastic.dispatcher import Dispatcher, RunWorker
 from hvd_train.elastic.roster import Roster
 from hvd_train.elastic.worker import WRONG_SETTINGS, RankAssignment
-from hvd_train.errors import whole_number
+from hvd_train.errors import UsageError, whole_number
 from hvd_train.launch import client, hosts
 from hvd_train.launch.exit_report import ExitReport
 from hvd_train.launch.launcher import DRIVER_ADDRESSES, INTERFACES
@@ -53,7 +52,7 @@ _WRITABLE = ("/global", "/local_", "/cross_", "/facts/", "/exit_report/", "/conn
 
 
 class HostCommand:
-    """A shell command that prints one `NAME:SLOTS` or `NAME` a line; a host without a number has `slots` slots."""
+    """A shell command that prints the lines of a host file; a host without a number has `slots` slots."""
 
     def __init__(self, command: str, slots: int | None) -> None:
         self._command, self._slots = command, slots or 1
@@ -65,13 +64,11 @@ class HostCommand:
         if done.returncode != 0:
             errors = done.stderr.strip().splitlines() or [f"{self._command} ended with exit code {done.returncode}"]
             raise ValueError(errors[-1])
-        found = {}
-        for line in filter(None, map(str.strip, done.stdout.splitlines())):
-            name, _, slots = line.partition(":")
-            if not re.fullmatch(hosts.NAME, name) or (slots and whole_number(slots) is None):
-                raise ValueError(f"{self._command} printed {line!r}, which is not NAME:SLOTS")
-            found[name] = int(slots or self._slots)
-        return found
+        try:
+            listed = hosts.lines_of(done.stdout, f"the output of {self._command}", self._slots)
+        except UsageError as error:
+            raise ValueError(str(error)) from None
+        return {host.name: host.slots for host in listed if host.slots}
 
 
 class DriverServer(RendezvousServer):  # type: ignore[misc]  # Horovod has no types

@@ -12,8 +12,6 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-import psutil
-
 from hvd_train.errors import UsageError
 from hvd_train.launch.launcher import DRIVER_ADDRESSES, INTERFACES
 
@@ -167,6 +165,8 @@ def _sender_to(address: str) -> str | None:
 
 
 def _addresses() -> dict[str, list[str]]:
+    import psutil  # a host that only starts containers may lack it
+
     found = {
         name: [entry.address for entry in entries if entry.family == socket.AF_INET]
         for name, entries in psutil.net_if_addrs().items()

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
+from typing import TYPE_CHECKING
 
 from hvd_train.errors import UsageError, whole_number
 
@@ -22,6 +21,10 @@ _VARIABLES = (
     ("MPICH", "PMI_RANK", "PMI_SIZE"),
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # not SLURM_NTASKS, which a batch script has as well
 )
+
+
+if TYPE_CHECKING:
+    import psutil
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ def speaks(environ: Mapping[str, str]) -> bool:
 def refuse_others(environ: Mapping[str, str], command: Sequence[str]) -> None:
     """Raise UsageError if Horovod's elastic driver started this process, or torchrun several that would run alone."""
     if elastic(environ) and WORKER not in environ:
-        raise UsageError("horovodrun --min-np starts Horovod's own driver: type `horovodrun_scripts/train_elastic.sh`")
+        raise UsageError("horovodrun --min-np starts Horovod's own driver: type `hvd-train launch --elastic`")
     size, ours = whole_number(environ.get("WORLD_SIZE", "")) or 1, launched(environ)
     # A task of Slurm that runs torchrun is no rank.
     in_task = ours is not None and ours.launcher == "srun" and ours.size != size and "LOCAL_RANK" in environ
@@ -112,8 +115,10 @@ def slot(environ: Mapping[str, str]) -> int:
     return whole_number(environ.get(SLOT, environ.get("HOROVOD_LOCAL_RANK", ""))) or 0
 
 
-def started_with(variables: Mapping[str, str]) -> list[psutil.Process]:
+def started_with(variables: Mapping[str, str]) -> list["psutil.Process"]:
     """Return the other processes of this host whose environment had these variables at the start."""
+    import psutil  # a host that only starts containers may lack it
+
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # ended, a zombie, or another user's
@@ -125,6 +130,8 @@ def started_with(variables: Mapping[str, str]) -> list[psutil.Process]:
 
 def kill_worker(number: str, job: str) -> None:
     """Kill this worker of this job on this host, with its data loader processes; it would keep its GPU."""
+    import psutil
+
     for process in started_with({WORKER: number, JOB: job}):
         with suppress(psutil.Error):  # it has ended
             process.kill()
@@ -133,6 +140,8 @@ def kill_worker(number: str, job: str) -> None:
 def kill_predecessor(environ: Mapping[str, str], leave_s: float = 5.0) -> None:
     """Kill the earlier worker of this slot, if any, unless it ends within `leave_s` seconds; it may write a commit."""
     if REPLACES in environ:
+        import psutil
+
         psutil.wait_procs(started_with({WORKER: environ[REPLACES], JOB: environ[JOB]}), timeout=leave_s)
         kill_worker(environ[REPLACES], environ[JOB])
 
@@ -155,14 +164,3 @@ def program(name: str) -> str:
 def reasons(output: str) -> list[str]:
     """Return the errors in the output of a job, the first one first."""
     return re.findall(r"(?:hvd-train: |\b(?=stopped by |[\w.]*(?:Error|Exception): ))(.*)", output)
-
-
-def horovodrun(ranks: int, host_file: str | None, controller: str) -> list[str]:
-    """Return the start of a horovodrun command; `host_file` None means this machine. Raises UsageError as `program`."""
-    environment = []
-    daemon = Path(sys.executable).with_name("orted")
-    if controller == "mpi" and daemon.exists():  # Open MPI 4 on other hosts, as find_open_mpi of _launch.sh does
-        variables = {"OPAL_PREFIX": str(daemon.parents[1]), "OMPI_MCA_orte_launch_agent": shlex.quote(str(daemon))}
-        environment = ["env", *(f"{name}={value}" for name, value in variables.items() if not os.environ.get(name))]
-    hosts = [] if host_file is None else ["--hostfile", host_file]
-    return [*environment, program("horovodrun"), "-np", str(ranks), *hosts, f"--{controller}"]

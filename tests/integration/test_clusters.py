@@ -69,16 +69,15 @@ def refused(hosts: Hosts, folder: Path, way: str, listed: str) -> str:
 @pytest.mark.parametrize(
     ("way", "name", "error"),
     [
-        ("horovodrun, Gloo", "nowhere", "nowhere does not let us in by ssh without a password (ssh: "),
+        ("horovodrun, Gloo", "nowhere", "hvd-train: unknown host nowhere: fix the name"),
+        ("elastic", "nowhere", "hvd-train: unknown host nowhere: fix the name"),
         ("horovodrun, Gloo", "h4", "h4 does not let us in by ssh without a password (ssh: "),
-        ("mpirun", "h4", "h4"),
+        ("mpirun", "h4", "h4 does not let us in by ssh without a password (ssh: "),
     ],
 )
 def test_a_host_that_cannot_be_reached(way: str, name: str, error: str, hosts: Hosts, tmp_path: Path) -> None:
     """The error names a host that is unknown or off."""
-    output = refused(hosts, tmp_path, way, f"h1 slots=1\n{name} slots=1\n")
-    assert error in output
-    assert way == "mpirun" or "take it out of hostfile" in output
+    assert error in refused(hosts, tmp_path, way, f"h1 slots=1\n{name} slots=1\n")
 
 
 @pytest.fixture
@@ -116,7 +115,7 @@ def test_a_host_with_another_version(
 def test_a_host_without_the_package(mount: Callable[..., None], hosts: Hosts, tmp_path: Path) -> None:
     mount(PROGRAMS, "-t", "tmpfs", "none")
     output = refused(hosts, tmp_path, "horovodrun, Gloo", "h1\nh2\nh3\n")
-    assert f"train_hostfile.sh: h3 has no {PROGRAMS}/hvd-train: set up the same environment there" in output
+    assert f"hvd-train: h3 has no {PROGRAMS}/hvd-train: set up the same environment there" in output
 
 
 def test_a_rank_that_never_arrives(mount: Callable[..., None], hosts: Hosts, tmp_path: Path) -> None:
@@ -149,6 +148,6 @@ def test_a_documented_command(line: str, hosts: Hosts, tmp_path: Path) -> None:
     mpirun = ["OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1"]
     command = hosts.inside("h1", tmp_path, *OWN, *mpirun, "bash", "-c", line)
     output = output_of(command, tmp_path, limit_s=600)
-    if "-- digits" in line:
+    if "digits --epochs" in line or "--elastic" in line:
         assert "done: top-1" in output
         assert "2 ranks" in output

@@ -1,7 +1,6 @@
-"""discover_hosts.sh and train_elastic.sh on this machine: output, errors and real trainings."""
+"""train_elastic.sh on this machine: errors and real trainings."""
 
 import json
-import os
 import signal
 import subprocess
 from collections.abc import Callable
@@ -21,43 +20,10 @@ def run(script: str, *arguments: str, **environment: str) -> subprocess.Complete
     return launching.run(script, *arguments, cwd=Path(), timeout_s=280, **environment)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["hosts"], 1, 'hosts, line 2: "h2 two" is not of the form "NAME slots=N"'),
-        (["--slurm"], 2, "there is no Slurm allocation here"),
-    ],
-)
-def test_a_list_that_cannot_be_read_is_one_line(arguments: list[str], code: int, message: str) -> None:
-    """The exit code makes a running job keep its list."""
-    Path("hosts").write_text("h1\nh2 two\n")
-    done = run("discover_hosts.sh", *arguments)
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (code, "", 1)
-    assert message in done.stderr
-
-
-def test_nodes_that_do_not_answer_are_left_out(tmp_path: Path) -> None:
-    """sinfo marks their state with *."""
-    states = r"printf 'n1 alloc\nn2 alloc*\nn3 down\nn4 mix\nn5 failg\n'"
-    sinfo = launching.program(tmp_path / "bin" / "sinfo", states)
-    environment = {"PATH": f"{sinfo.parent}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "n[1-5]"}
-    assert run("discover_hosts.sh", "--slurm", **environment).stdout == "n1:1\nn4:1\n"
-    assert run("discover_hosts.sh", "--slurm", SLURM_GPUS_ON_NODE="8", **environment).stdout == "n1:8\nn4:8\n"
-
-
 def test_wrong_settings_are_refused_before_anything_starts() -> None:
     done = run("train_elastic.sh", "--", "digits", "--learning-rate", "fast")
     assert (done.returncode, len(done.stderr.splitlines()), list(Path().iterdir())) == (2, 1, [])
     assert "learning-rate" in done.stderr
-
-
-def test_the_start_waits_for_the_slots_listed() -> None:
-    """--max-np limits the number of workers at the start."""
-    Path("hosts").write_text("h1 slots=4\nh2 slots=4\n")
-    for options, workers in (([], "8"), (["--max-np", "6"], "6")):
-        line = launching.dry_run("train_elastic.sh", "--hosts", "hosts", *options, "--", "digits", cwd=Path())
-        assert line[line.index("-np") + 1] == workers
-        assert line[-2:] == ["train", "digits"]
 
 
 @pytest.mark.slow

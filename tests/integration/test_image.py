@@ -239,7 +239,7 @@ def test_the_documented_training_on_hosts(image: str, tmp_path: Path) -> None:
     # A storage of its own for each host, over the images that are there.
     own = ("--root", f"{tmp_path}/$(uname -n)", "--runroot", "/run/containers")
     program = docker(tmp_path, *own, "--storage-opt", f"additionalimagestore={storage}")
-    for name in ("horovodrun_scripts", "hostfiles"):
+    for name in ("horovodrun_scripts", "hostfiles", "hvd_train"):
         (tmp_path / name).symlink_to(PROJECT / name)
     environment = [f"PATH={cluster.PATH}", f"CONTAINER_ENGINE={program}", f"CONTAINER_FLAGS={' '.join(PODMAN_OPTIONS)}"]
     with cluster.hosts(tmp_path / "cluster", 2, names=2) as hosts:

@@ -37,7 +37,7 @@ def test_a_preempted_job_commits_and_finishes_later(slurm: Slurm) -> None:
 
 def test_elastic_in_an_allocation(slurm: Slurm) -> None:
     """A node that goes down leaves and comes back."""
-    command = ["salloc", "--no-kill", "-N", "2", str(SCRIPTS / "train_elastic.sh"), "--slurm", "--", "digits"]
+    command = ["salloc", "--no-kill", "-N", "2", str(SCRIPTS / "train_elastic.sh"), "--with", "slurm", "--", "digits"]
     with started(slurm.words(*command, "--epochs", "400", "--output-dir", "run"), slurm.folder, slurm.folder / "out"):
         output = (slurm.folder / "out").read_text
         wait_for("two epochs", lambda: "epoch   2/400" in output() and "2 ranks" in output())

@@ -157,10 +157,10 @@ def test_the_readme_task_trains_as_printed(tmp_path: Path) -> None:
     _, code, _ = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     (tmp_path / "regression.py").write_text(code)
     assert sum(bool(line) for line in code.splitlines()) <= 15
-    command = re.search(r"`horovodrun -np 2 hvd-train (.*:task)`", readme)
+    command = re.search(r"`hvd-train (train --np 2 .*:task)`", readme)
     assert command
     more = ["--epochs", "8", "--output-dir", "run"]
-    output = output_of(launch_line("gloo", 2, HVD_TRAIN, *command[1].split(), *more), tmp_path)
+    output = output_of([HVD_TRAIN, *command[1].split(), *more], tmp_path)
     assert "1,000 samples" in output
     assert json.loads((tmp_path / "run/summary.json").read_text())["best_error"] < 0.3
     assert re.search(r"  error \d\.", output_of([HVD_TRAIN, "evaluate", "run", "--trust"], tmp_path))

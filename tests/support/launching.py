@@ -29,7 +29,7 @@ LAUNCHERS = {
     "mpirun": ["mpirun", "--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else []), "-np"],
 }
 AWKWARD = ["two words", "", "it's", 'a "b"', "; touch pwned", "$(touch pwned)", "`touch pwned`", "$HOME", "*"]
-AWKWARD += [r"a\b", "line\nbreak", "--", "-np", "é"]
+AWKWARD += [r"a\b", "line\nbreak", "--", "-np", "--a", "é"]
 PYTHON = shlex.quote(sys.executable)  # a clone may lie in a path with a blank, which no #! line can name
 Program = Callable[[str, str], Path]  # what the fixture `program` gives: writes a script of that name and body
 
@@ -129,13 +129,6 @@ def run(
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def dry_run(script: str | Path, *arguments: str | Path, cwd: Path, **environment: str) -> list[str]:
-    """Return the words of the one line that --dry-run prints."""
-    result = run(script, "--dry-run", *arguments, cwd=cwd, **environment)
-    assert (result.returncode, result.stderr) == (0, "")
-    return shlex.split(result.stdout)
-
-
 def write_program(folder: Path, name: str, body: str) -> Path:
     """Write a shell script that is found by its name if the folder is on the PATH."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -150,7 +143,7 @@ def program(path: Path, text: str) -> Path:
 
 
 def commands(page: str) -> dict[str, list[str]]:
-    """Return for each heading of a page of docs/ the lines of its code blocks, without comments."""
+    """Return for each heading of a page of docs/ (or ../README.md) the lines of its code blocks, without comments."""
     found = {}
     for section in (DOCS / page).read_text(encoding="utf-8").split("\n## ")[1:]:
         blocks = re.findall(r"^```\w*\n(.*?)^```", section, re.DOTALL | re.MULTILINE)

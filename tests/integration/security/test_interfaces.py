@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hvd_train.launch.launcher import horovodrun
+from hvd_train.launch.hosts import Host
+from hvd_train.launch.start import horovodrun
 from tests.support import hosts as cluster
 from tests.support.hosts import ON_HOSTS, OWN, Hosts
 from tests.support.launching import output_of
@@ -35,7 +36,6 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
 @pytest.mark.parametrize("controller", ["gloo", "mpi"])
 def test_each_rank_uses_the_interface_that_leads_to_the_launcher(hosts: Hosts, tmp_path: Path, controller: str) -> None:
-    (tmp_path / "hostfile").write_text("h1 slots=1\nworker slots=1\n")
-    job = [*horovodrun(2, "hostfile", controller), "--disable-cache", sys.executable, "-c", SUM]
+    job = [*horovodrun(2, [Host("h1", 1), Host("worker", 1)], controller), "--disable-cache", sys.executable, "-c", SUM]
     output_of(hosts.inside("h1", tmp_path, *OWN, f"HOME={tmp_path}", *job), tmp_path)
     assert [(tmp_path / f"interface.{rank}").read_text() for rank in (0, 1)] == ["eth0", "ens3"]

@@ -125,7 +125,7 @@ def test_torchrun_and_horovods_elastic_driver_are_refused(
     for name, value in (("RANK", "0"), ("SIZE", "2"), ("ELASTIC", "1")):
         monkeypatch.setenv(f"HOROVOD_{name}", value)
     assert cli.run(line.split()) == 2
-    assert "type `horovodrun_scripts/train_elastic.sh`" in capsys.readouterr().err
+    assert "type `hvd-train launch --elastic`" in capsys.readouterr().err
 
 
 def test_torchrun_is_refused_by_a_program_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from hvd_train.doctor import cluster, machine
 from hvd_train.doctor.machine import Outcome, answer
+from hvd_train.launch import ssh
 from hvd_train.launch.hosts import Host
 
 
@@ -32,8 +33,8 @@ def test_each_end_of_a_program_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_cluster_of_one_host_is_examined() -> None:
-    assert cluster.is_here(socket.gethostname())
-    assert not cluster.is_here("h1.invalid")
+    assert ssh.is_here(socket.gethostname())
+    assert not ssh.is_here("h1.invalid")
     findings = cluster.examine([Host("localhost", 1)], quick=True)
     found = {finding.name: finding.verdict for finding in findings}
     assert found["localhost"] == found["python"] == found["names"] == "ok"

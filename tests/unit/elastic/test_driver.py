@@ -23,13 +23,14 @@ from tests.support.jobs import driver, replacement_of
 
 
 def test_hosts_are_read_from_a_command() -> None:
-    assert HostCommand("printf 'a:2\\nb\\n\\n'", 4).find_available_hosts_and_slots() == {"a": 2, "b": 4}
+    found = HostCommand("printf 'a:2\\nb # old\\n\\nc:0\\nd slots=3\\n'", 4)
+    assert found.find_available_hosts_and_slots() == {"a": 2, "b": 4, "d": 3}
 
 
 def test_a_bad_list_is_one_line() -> None:
     for command, message in (
-        ("echo a:two", "which is not NAME:SLOTS"),
-        ("echo -G:2", "printed '-G:2', which is not NAME:SLOTS"),
+        ("echo a:two", "the output of echo a:two, line 1: 'a:two' is not of the form 'NAME slots=N'"),
+        ("echo -G:2", "'-G:2' is not of the form"),
         ("echo first >&2; echo 'no such file' >&2; exit 1", "^no such file$"),
     ):
         with pytest.raises(ValueError, match=message):

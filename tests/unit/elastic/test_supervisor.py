@@ -13,6 +13,7 @@ import pytest
 
 from hvd_train.elastic import supervisor
 from hvd_train.elastic.supervisor import FINAL, GRACE, STEADY_S, keep_going
+from hvd_train.launch import child
 from hvd_train.launch.launcher import CONTINUES, OWNER, STARTED, SUPERVISOR
 
 COMMAND = ["train", "--fast"]
@@ -57,7 +58,8 @@ class Attempts:
 def attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempts]:
     made = Attempts()
     monkeypatch.setattr(supervisor, "time", made)
-    monkeypatch.setattr(supervisor, "subprocess", SimpleNamespace(Popen=made.popen))
+    monkeypatch.setattr(child, "time", made)
+    monkeypatch.setattr(child, "subprocess", SimpleNamespace(Popen=made.popen))
     for name in (STARTED, OWNER, CONTINUES, GRACE):
         monkeypatch.setenv(name, "")  # restored at the end
         monkeypatch.delenv(name)

@@ -29,7 +29,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
         routes = (("127.", "127.0.0.1"), ("10.1.", "10.1.0.5"), ("192.168.1.", "192.168.1.99"))
         return next((sender for network, sender in routes if address.startswith(network)), None)
 
-    monkeypatch.setattr(client.psutil, "net_if_addrs", lambda: {name: entries(NETWORKS[name]) for name in NETWORKS})
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: {name: entries(NETWORKS[name]) for name in NETWORKS})
     monkeypatch.setattr(client.socket, "gethostbyname", gethostbyname)
     monkeypatch.setattr(client, "_sender_to", sender_to)
 

@@ -26,7 +26,7 @@ def test_all_forms_of_a_line_are_read() -> None:
     [
         ("a slots=x\nb 2\n", ["hosts, line 1: 'a slots=x' is not of the form 'NAME slots=N'", "line 2: 'b 2'"]),
         ("a slots=1\nb\na slots=2\n", ["hosts: a is there twice; add its slots up"]),
-        ("a slots=0\n", ["hosts, line 1: a has no slots"]),
+        ("a slots=0\n", ["hosts: a has no slots"]),
         ("# none\n", ["hosts names no host: one on each line, 'NAME slots=N'"]),
         ("-G slots=2\nb\n-4:1", ["line 1: '-G slots=2' is not of the form", "line 3"]),
     ],

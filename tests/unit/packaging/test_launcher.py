@@ -15,68 +15,18 @@ from types import SimpleNamespace
 from urllib.error import HTTPError
 
 import pytest
-from horovod.runner import launch, mpi_rank
-from horovod.runner.common.util import hosts
+from horovod.runner import mpi_rank
 from horovod.runner.common.util.outcome import JobFailedError
 from horovod.runner.driver import driver_service
 from horovod.runner.http import http_client, signature
 from horovod.runner.http.http_server import KVStoreServer
-from horovod.runner.util import network, remote, worker_environment
+from horovod.runner.util import network, worker_environment
 
 from hvd_train.launch import client
 from tests.support.faults import Malicious, answering
 from tests.support.launching import write_program
 
-SCRIPT = Path(__file__).parents[3] / "horovodrun_scripts/_launch.sh"
 LOOPBACK = "127.0.0.1"
-
-# Lists of hosts (patch L2)
-OPTION = "no host has a name that begins with -, which ssh takes as an option"
-
-
-def test_a_wrong_list_of_hosts_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("HOROVOD_RENDEZVOUS_KEY", "PATH"):  # the launcher sets its own
-        monkeypatch.setenv(name, os.environ.get(name, "a key"))
-    form = '"h1" in the list of hosts is not of the form NAME:SLOTS'
-    for controller, listed, message in (
-        ("gloo", "h1:1,-G:1", OPTION),
-        ("mpi", "-ox=y:1", OPTION),
-        ("gloo", "h1", form),
-    ):
-        monkeypatch.setattr("sys.argv", ["horovodrun", f"--{controller}", "-np", "1", f"--hosts={listed}", "true"])
-        with pytest.raises(SystemExit) as ended:
-            launch.run_commandline()
-        error = capsys.readouterr().err
-        assert (ended.value.code, error.count("\n")) == (2, 1)
-        assert message in error
-
-
-def test_a_wrong_host_file_is_named() -> None:
-    with pytest.raises(hosts.HostsError, match=r"cannot read the host file hosts: "):
-        hosts.parse_host_files("hosts")
-    for line in ("-G slots=1", "-G:1"):
-        Path("hosts").write_text(f"h1 slots=1\n{line}\n")
-        with pytest.raises(hosts.HostsError, match=f'hosts, line 2: "{line}" is not of the form .*; {OPTION}$'):
-            hosts.parse_host_files("hosts")
-
-
-# Host keys (patch S2)
-ACCEPT = "-o StrictHostKeyChecking=accept-new"
-
-
-@pytest.mark.parametrize(("configured", "option"), [("ask", ACCEPT), ("true", ""), ("accept-new", ""), (None, "")])
-def test_new_host_keys_are_accepted_unless_the_user_has_configured_otherwise(
-    configured: str | None, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Horovod, whose command the doctor uses, and the scripts agree."""
-    says = "exit 255" if configured is None else f"echo user me; echo stricthostkeychecking {configured}; echo port 22"
-    write_program(tmp_path, "ssh", f'[ "$*" = "-G -- h2" ] || exit 9; {says}')
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    ours = subprocess.run(["bash", "-c", f'source "{SCRIPT}"; new_keys h2'], capture_output=True, text=True, check=True)
-    assert ours.stdout.strip() == option
-    words = remote.get_ssh_command("true", "h2").split()
-    assert words == ["ssh", "-o", "PasswordAuthentication=no", *option.split(), "--", "h2", "true"]
-
 
 # Environments of ranks (patch S2)
 NEEDED = (

@@ -1,9 +1,8 @@
-"""Flags of each mpirun, containers by docker, and ssh in the image."""
+"""Containers by docker, and ssh in the image."""
 
 import json
 import os
 import re
-import shlex
 import shutil
 import stat
 import subprocess
@@ -12,60 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launching import AWKWARD, LOCALHOST, PROJECT, PYTHON, dry_run, program, run
+from tests.support.launching import AWKWARD, PROJECT, PYTHON, program, run
 
 pytestmark = pytest.mark.integration
-
-VERSIONS = {
-    "4": "mpirun (Open MPI) 4.1.8",
-    "5": "mpirun (Open MPI) 5.0.9",
-    "mpich": "HYDRA build details:\n    Version: 4.3.2",
-    "intel": "Intel(R) MPI Library for Linux* OS, Version 2021.17",
-}
-
-
-@pytest.mark.parametrize("kind", VERSIONS)
-def test_each_mpirun_gets_its_own_flags(kind: str, tmp_path: Path, system_only: str) -> None:
-    """Each mpirun gets hosts, slots, needed variables, no binding to cores, and an ssh that never prompts."""
-    folder = tmp_path / "programs"
-    for name in ("horovodrun", "hvd-train"):
-        program(folder / name, "exit 9")
-    program(folder / "mpirun", f"printf '%s\\n' {shlex.quote(VERSIONS[kind])}")
-    program(folder / "python", f'exec {PYTHON} "$@"')
-    (tmp_path / "hosts").write_text("a slots=4\nb:2\n", encoding="utf-8")
-    path = f"{folder}:{system_only}:{os.environ['PATH']}"
-    environment = {"PATH": path, "NCCL_DEBUG": "INFO", "MPIRUN_FLAGS": "--tag x"}
-    environment |= dict.fromkeys(("WANTED", "AWS_SECRET_ACCESS_KEY"), "hunter2")
-    arguments = ["hosts", "--env", "WANTED", "--", "digits", "--epochs", "5"]
-    words = dry_run("train_mpirun.sh", *arguments, cwd=tmp_path, **environment)
-    assert words[:6] == ["HVD_TRAIN_ENV=WANTED", "mpirun", "-np", "6", "--tag", "x"]
-    assert words[-5:] == [str(folder / "hvd-train"), "train", "digits", "--epochs", "5"]
-    line = " ".join(words)
-    if kind in ("4", "5"):
-        assert all(f"-x {name}" in line for name in ("PATH", "NCCL_DEBUG", "WANTED"))
-        assert "--bind-to none --map-by slot" in line
-        assert "--host a:4,b:2" in line
-        assert ("--mca plm_rsh_args -o BatchMode=yes" in line) == (kind == "4")
-        assert ("--prtemca plm_ssh_args -o BatchMode=yes" in line) == (kind == "5")
-    else:
-        assert "-bind-to none -hosts a:4,b:2 -genvlist" in line
-        assert {"PATH", "NCCL_DEBUG", "WANTED"} <= set(words[words.index("-genvlist") + 1].split(","))
-    assert "AWS_SECRET_ACCESS_KEY" not in line
-    assert "hunter2" not in line
-
-
-def test_open_mpi_is_found_on_other_hosts(tmp_path: Path, system_only: str) -> None:
-    """Open MPI next to horovodrun gets its folder and orted on other hosts, unless the user has set them."""
-    folder = tmp_path / "an environment" / "bin"
-    for name in ("horovodrun", "hvd-train", "orted", "python"):
-        program(folder / name, "exit 9")
-    path = f"{folder}:{system_only}"
-    chosen = {"PATH": path, "OMPI_MCA_orte_launch_agent": "my-orted", "OPAL_PREFIX": "/my/mpi"}
-    agent = f"OMPI_MCA_orte_launch_agent='{folder}/orted'"
-    expected = ["env", f"OPAL_PREFIX={folder.parent}", agent, "horovodrun"]
-    assert dry_run("train_hostfile.sh", LOCALHOST, "--mpi", cwd=tmp_path, PATH=path)[:4] == expected
-    assert dry_run("train_hostfile.sh", LOCALHOST, "--mpi", cwd=tmp_path, **chosen)[0] == "horovodrun"
-    assert dry_run("train_hostfile.sh", LOCALHOST, "--gloo", cwd=tmp_path, PATH=path)[0] == "horovodrun"
 
 
 @pytest.fixture
@@ -73,7 +21,8 @@ def containers(tmp_path: Path) -> tuple[dict[str, str], Callable[[], list[list[s
     """Return an environment whose docker and ssh only write down their arguments, and a function that reads them."""
     folder, log = tmp_path / "bin", tmp_path / "docker.log"
     # As ssh does: join the words, and let a shell split them.
-    program(folder / "ssh", 'while [ "$1" != -- ]; do shift; done; shift; export ON=$1; shift; exec sh -c "$*"')
+    known = '[ "$1" != -G ] || { echo proxyjump elsewhere; exit; }; '
+    program(folder / "ssh", known + 'while [ "$1" != -- ]; do shift; done; shift; export ON=$1; shift; exec sh -c "$*"')
     # One write per line: two containers may be removed at once, and print() may write the end of a line separately.
     words = "[os.getenv('ON', 'here'), *sys.argv[1:]]"
     dump = f"import json, os, sys; os.write(1, (json.dumps({words}) + chr(10)).encode())"
@@ -102,7 +51,7 @@ def test_docker(containers: tuple[dict[str, str], Callable[[], list[list[str]]]]
     assert calls[0][-2:] == ["hvd_train", "host"]
     launcher = calls[4]
     assert launcher[-len(AWKWARD) :] == AWKWARD
-    assert "train_hostfile.sh /etc/hvd_train/ssh/hostfile --env WANTED --" in " ".join(launcher)
+    assert "hvd-train launch --hosts /etc/hvd_train/ssh/hostfile --env WANTED --" in " ".join(launcher)
     assert [launcher[at + 1] for at, word in enumerate(launcher) if word == "--env"][1:] == ["WANTED", "WANTED"]
     assert "WANTED" not in calls[0]
     assert not any("hunter2" in word for call in calls for word in call)
@@ -114,16 +63,18 @@ def test_docker(containers: tuple[dict[str, str], Callable[[], list[list[str]]]]
 
 
 def test_docker_dry_run(containers: tuple[dict[str, str], Callable[[], list[list[str]]]], tmp_path: Path) -> None:
-    """Every command is printed as it can be typed, and none is run."""
-    environment, _ = containers
-    typed = ["train_docker.sh", PROJECT / "hostfiles/two_hosts", "--dry-run", "--elastic"]
-    result = run(*typed, cwd=tmp_path, **environment)
+    """Every command is printed, and none is run; typed, they do what the launcher does."""
+    environment, read_calls = containers
+    (tmp_path / "hosts").write_text("localhost slots=1\nother slots=2\n")
+    result = run("train_docker.sh", "hosts", "--dry-run", "--elastic", cwd=tmp_path, **environment)
     assert (result.returncode, result.stderr) == (0, "")
     assert not (tmp_path / "docker.log").exists()
-    lines = result.stdout.splitlines()
-    assert any(line.startswith("ssh -o BatchMode=yes -o ConnectTimeout=5 -- h1 docker\\ create") for line in lines)
-    assert lines[-1].startswith("docker start --attach hvd_train-")
-    assert any("train_elastic.sh --hosts /etc/hvd_train/ssh/hostfile --" in line for line in lines)
+    assert "launch --hosts /etc/hvd_train/ssh/hostfile --elastic --" in result.stdout
+    typed = ["bash", "-ec", result.stdout]
+    subprocess.run(typed, cwd=tmp_path, env={**os.environ, **environment}, check=True, capture_output=True, timeout=150)
+    verbs = [(call[0], call[1]) for call in read_calls()]
+    assert verbs[:4] == [("other", verb) for verb in ("create", "cp", "start", "exec")]
+    assert verbs[4:] == [*(("here", verb) for verb in ("create", "cp", "start", "rm")), ("other", "rm")]
 
 
 def test_ssh_in_the_image_reads_nothing_that_others_could_write() -> None:

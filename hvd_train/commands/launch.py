@@ -1,0 +1,241 @@
+"""`hvd-train launch ... -- COMMAND`: start the ranks of a training: here, over ssh, under Slurm, in Docker."""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from typing import NoReturn
+
+from hvd_train import recipes
+from hvd_train.console import PROGRAM, say, show
+from hvd_train.errors import UsageError, unknown_name, whole_number
+from hvd_train.launch import containers, hosts, launcher, slurm, ssh, start
+from hvd_train.launch.child import Child
+
+RANKED = ("train", "evaluate", "sweep", "bench")  # commands that several ranks may run
+_ABOUT = f"""Start the ranks of a training; `{PROGRAM} train digits --np 4` is short for the first example.
+
+  {PROGRAM} launch --np 4 -- train digits             4 ranks here (by default one per GPU, or 2)
+  {PROGRAM} launch -- python mine.py                  your own script
+  {PROGRAM} launch --hosts hosts -- train digits      the hosts of a file, over ssh, or h1:4,h2:4
+  {PROGRAM} launch --elastic --hosts hosts -- train digits
+                                                    hosts and workers may come and go
+  {PROGRAM} launch --with docker --hosts hosts -- train digits
+                                                    a container on each host
+"""
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message.removeprefix('argument ')}; see {PROGRAM} launch --help")
+
+
+def _number(text: str) -> int:
+    if not 1 <= (whole_number(text) or 0) < 10**5:
+        raise ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog=f"{PROGRAM} launch", usage=f"{PROGRAM} launch [options] [-- COMMAND]", description=_ABOUT,
+        formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("-n", "-np", "--np", type=_number, metavar="N", help="ranks (default: all slots; here one per GPU, or 2)")
+    add("-H", "--hosts", metavar="FILE", help="a host file with lines `NAME slots=N`, or a list h1:4,h2:4")
+    add("--with", dest="way", choices=start.WAYS, default="gloo",
+        help="gloo, mpi: horovodrun; mpirun (MPIRUN_FLAGS adds flags); slurm: srun, a rank for each task; "
+        "docker: a container on each host; apptainer: ranks in an image on this machine")  # fmt: skip
+    for name in ("gloo", "mpi"):
+        same = f"--with {name}; in containers, too"
+        add(f"--{name}", dest="controller", action="store_const", const=name, help=same)
+    add("--env", action="append", default=[], metavar="NAME", help="a variable that ranks on other hosts get, too")
+    add("--dry-run", action="store_true", help="print the commands; run nothing")
+    add("--elastic", action="store_true", help="workers may die, leave and join; edit FILE while the job runs")
+    elastic, defaults = parser.add_argument_group("elastic jobs"), start.Elastic()
+    elastic.add_argument("--min-np", type=_number, default=1, metavar="N", help="with fewer workers the others wait")
+    elastic.add_argument("--max-np", type=_number, metavar="N", help="the most workers (default: all slots)")
+    elastic.add_argument("--discover", metavar="COMMAND", help="a command that prints the lines of a host file")
+    elastic.add_argument("--interface", metavar="NAMES", help="network interfaces between the hosts")
+    elastic.add_argument("--restarts", type=_number, default=defaults.restarts, metavar="N",
+                         help="how often in a row the driver may fail (10)")  # fmt: skip
+    boxes = parser.add_argument_group("containers")
+    boxes.add_argument("--image", metavar="IMAGE", help="the image (hvd_train, or hvd_train.sif for Apptainer)")
+    boxes.add_argument("--volume", action="append", default=[], metavar="FROM:TO", help="a folder of each host")
+    boxes.add_argument("--runs", default="runs", metavar="DIR", help="the folder of each host for runs")
+    boxes.add_argument("--port", type=_number, default=2222, metavar="N", help="of the ssh servers inside")
+    batch = parser.add_argument_group("Slurm")
+    batch.add_argument("--requeue", action="store_true", help="in a batch job: if stopped, go back into the queue")
+    return parser
+
+
+def launch(arguments: list[str]) -> int:
+    """Start the command; return its exit code, unless this process becomes it. Raises UsageError before it starts."""
+    parser, begin = _parser(), 0
+    alone = {option for action in parser._actions if action.nargs == 0 for option in action.option_strings}
+    while begin < len(arguments) and arguments[begin].startswith("-") and arguments[begin] != "--":
+        begin += 1 if arguments[begin] in alone or "=" in arguments[begin] else 2
+    return run(parser.parse_args(arguments[:begin]), arguments[begin:][arguments[begin : begin + 1] == ["--"] :])
+
+
+def run(options: Namespace, words: Sequence[str]) -> int:
+    """Start the command with these options of `launch`; return its exit code, unless this process becomes it."""
+    if options.way == "gloo" and options.controller:
+        options.way = options.controller
+    _check(options)
+    passed = _pass_on(options.env)
+    if options.way == "docker":
+        return _in_containers(options, words)
+    command = _command(words)
+    if options.requeue:
+        command = _in_one_folder(command)
+    if options.way == "gloo" and not options.elastic and sys.stdout.isatty() and "--progress" not in command:
+        command += ["--progress", "bar"] if command[1:2] == ["train"] else []  # horovodrun reads it from a pipe
+    line = [*start.with_variables(passed, _begin(options, command[0])), *command]
+    if options.dry_run:
+        show(shlex.join(line))
+        return 0
+    if options.elastic and command[1:2] == ["train"]:  # the settings, before a process starts anywhere
+        checked = subprocess.run([launcher.program(PROGRAM), "config", *command[2:]], stdout=subprocess.DEVNULL)
+        if checked.returncode:
+            return checked.returncode
+    if options.way == "slurm" and not options.elastic:
+        return _in_slurm(line, requeue=options.requeue)
+    sys.stdout.flush()
+    os.execvp(line[0], line)  # noqa: S606  # this process becomes the launcher
+    raise AssertionError
+
+
+def _begin(options: Namespace, program: str) -> list[str]:
+    """Return the start of the command that starts `program` on all ranks, once all hosts have it."""
+    if options.elastic:
+        return _elastic(options)
+    if options.way == "slurm":
+        return [*start.srun(options.np), *(start.apptainer(options.image, 1) if options.image else [])]
+    listed = hosts.named(options.hosts) if options.hosts is not None else ()
+    slots = sum(host.slots for host in listed)
+    ranks = options.np or slots or start.default_ranks(os.environ)
+    if listed and ranks > slots:
+        raise UsageError(f"--np {ranks}: {options.hosts} has {slots} slots")
+    if options.way == "apptainer":
+        begin = start.apptainer(options.image or "hvd_train.sif", start.num_gpus(os.environ))
+        return [*begin, "horovodrun", "-np", str(ranks), "--gloo"]
+    if not options.dry_run:
+        ssh.check([host.name for host in listed], shutil.which(program) or program)
+    if options.way == "mpirun":
+        return start.mpirun(ranks, listed, os.environ)
+    return start.horovodrun(ranks, listed, options.way)
+
+
+def _pass_on(names: Sequence[str]) -> dict[str, str]:
+    """Let ranks on other hosts get more variables of this environment; return the variable that says so.
+
+    Values must not be typed, because every user can read command lines. Raises UsageError for one that is missing.
+    """
+    for name in names:
+        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):  # it may hold a value, which must not be printed
+            raise UsageError("--env takes the name of a variable, whose value is in the environment")
+        if name not in os.environ:
+            raise UsageError(f"--env {name}: there is no such variable in the environment")
+    passed = {start.PASSED: ",".join(filter(None, [os.environ.get(start.PASSED), *names]))} if names else {}
+    os.environ |= passed
+    return passed
+
+
+def _check(options: Namespace) -> None:
+    """Raise UsageError for options that do not go together."""
+    way = options.way
+    if options.elastic and way not in ("gloo", "slurm", "docker"):
+        raise UsageError(f"--elastic does not go with --with {way}: MPI and a fixed image cannot start again")
+    if options.max_np and options.max_np < options.min_np:
+        raise UsageError(f"--max-np {options.max_np} is less than --min-np {options.min_np}")
+    if not options.elastic and (options.min_np > 1 or options.max_np or options.discover):
+        raise UsageError("--min-np, --max-np and --discover are for --elastic: add it")
+    if options.hosts is not None and (options.discover or way in ("slurm", "apptainer")):
+        other = "--discover" if options.discover else f"--with {way}"
+        raise UsageError(f"--hosts does not go with {other}, which chooses the hosts: leave one out")
+    if way == "docker" and options.hosts is None:
+        raise UsageError("--with docker needs --hosts FILE; on this machine alone: docker run --rm hvd_train")
+
+
+def _command(words: Sequence[str]) -> list[str]:
+    """Return the command of each rank: hvd-train for its commands, recipes and flags, a script, or a program.
+
+    Raises UsageError for an unknown one, and for wrong settings.
+    """
+    first = words[0] if words else ""
+    if first.endswith(".py"):
+        return [start.shown("python"), *words]
+    if first == PROGRAM:
+        return _command(words[1:])
+    if not first or first.startswith("-") or first in recipes.RECIPES:
+        words, first = ["train", *words], "train"
+    if first in RANKED:
+        if first == "train":
+            from hvd_train.commands.train import parse_train
+
+            parse_train(list(words[1:]))
+        return [start.shown(PROGRAM), *words]
+    if os.sep not in first:
+        try:
+            return [start.shown(first), *words[1:]]
+        except UsageError:
+            raise unknown_name("command", first, (*RANKED, *recipes.RECIPES, "python")) from None
+    return list(words)
+
+
+def _elastic(options: Namespace) -> list[str]:
+    """Return the start of the command of an elastic job; it waits for --np workers, or for all that are listed now."""
+    if options.hosts is not None and not os.path.isfile(options.hosts):
+        raise UsageError(f"--elastic reads a host file while the job runs, and {options.hosts} is no file")
+    discover = options.discover or start.discovery(options.hosts, os.environ, slurm=options.way == "slurm")
+    listed = start.discovered(discover, options.hosts or f"the output of {discover}")
+    if options.hosts and not options.dry_run:  # a command may print hosts that are only about to come
+        ssh.check_names([host.name for host in listed])
+    slots = sum(host.slots for host in listed)
+    ranks = options.np or max(min(slots, options.max_np or slots), options.min_np)
+    job = start.Elastic(options.min_np, options.max_np, options.interface, options.restarts)
+    return start.elastic(ranks, job, discover)
+
+
+def _in_containers(options: Namespace, words: Sequence[str]) -> int:
+    """Run the command with containers on all hosts; the launcher runs in the container of this host."""
+    listed = hosts.named(options.hosts)
+    inner = [PROGRAM, "launch", "--hosts", containers.HOST_FILE, *(["--elastic"] if options.elastic else [])]
+    inner += [f"--{options.controller}"] if options.controller else []
+    inner += [word for name in options.env for word in ("--env", name)]
+    image = options.image or containers.Containers.image
+    how = containers.Containers(image, tuple(options.volume), options.runs, options.port)
+    job = containers.Job(listed, how, [*inner, "--", *words], options.env, os.environ)
+    if options.dry_run:
+        show("\n".join(containers.lines(job)))
+        return 0
+    ssh.check_names(job.others)
+    return containers.run(job)
+
+
+def _in_one_folder(command: list[str]) -> list[str]:
+    """Let a batch job write into the same folder each time it leaves the queue, so that it resumes."""
+    if any(word.partition("=")[0] in ("--output-dir", "--resume") for word in command):
+        return command
+    return [*command, "--output-dir", f"runs/slurm-{os.environ.get('SLURM_JOB_ID', 'JOB')}"]
+
+
+def _in_slurm(line: Sequence[str], *, requeue: bool) -> int:
+    """Run srun; put a batch job whose training stopped with a commit back into the queue."""
+    if not (job := os.environ.get("SLURM_JOB_ID")):
+        raise UsageError("there is no Slurm allocation here: type salloc or sbatch, with --nodes and --ntasks-per-node")
+    # SIGUSR1 comes to this process alone (#SBATCH --signal=B:USR1); SIGTERM, as at a preemption, also to the tasks.
+    child = Child({signal.SIGUSR1: signal.SIGUSR1, signal.SIGTERM: 0, signal.SIGINT: signal.SIGTERM})
+    # Slurm gives the key by which the ranks know one another to the tasks.
+    code = child.run(line, slurm.new_key(os.environ))
+    if requeue and code in (75, 138, 143):  # stopped before the end, and committed
+        say("committed; back into the queue")
+        subprocess.run(["scontrol", "requeue", job])
+    return code

@@ -1,0 +1,48 @@
+"""Run a command as a child process that gets the signals of this one."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from types import FrameType
+
+STOPPING: dict[int, int] = dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1), signal.SIGTERM)
+
+
+class Child:
+    """Runs commands, one after the other, and passes signals on to them; `passed` says as which signal (0: none).
+
+    Under nohup SIGHUP stays ignored. `received` is the first one that has come, or 0.
+    """
+
+    def __init__(self, passed: Mapping[int, int]) -> None:
+        self.received = 0
+        self._passed = passed
+        self._process: subprocess.Popen[bytes] | None = None
+        for number in passed:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._pass_on)
+
+    def run(self, command: Sequence[str], variables: Mapping[str, str] | None = None) -> int:
+        """Run the command and return its exit code; 128 + N if signal N ended it."""
+        environment = {**os.environ, **(variables or {})}
+        # In its own process group: a terminal's Ctrl-C comes here, and is passed on once.
+        with subprocess.Popen(command, start_new_session=True, env=environment) as self._process:
+            if self.received:  # while it was starting
+                self._process.send_signal(self._passed[self.received])
+            code = self._process.wait()
+        return code if code >= 0 else 128 - code
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for a signal; return whether there was one."""
+        end = time.monotonic() + seconds
+        while not self.received and time.monotonic() < end:
+            time.sleep(0.1)
+        return bool(self.received)
+
+    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
+        again, self.received = self.received, self.received or number
+        # A lost terminal sends several, and after a second signal the launcher no longer waits for commits.
+        if self._process is not None and (not again or number != signal.SIGHUP):
+            self._process.send_signal(self._passed[number])

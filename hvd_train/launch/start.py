@@ -1,0 +1,160 @@
+"""The commands that start ranks: horovodrun, mpirun, srun, Apptainer and our elastic driver. Pure Python, no packages.
+
+Each function returns the words of a command, which `hvd-train launch` runs, or prints with --dry-run.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvd_train.errors import UsageError
+from hvd_train.launch import ssh
+from hvd_train.launch.hosts import Host, lines_of
+from hvd_train.launch.launcher import program
+
+WAYS = ("gloo", "mpi", "mpirun", "slurm", "docker", "apptainer")
+PASSED = "HVD_TRAIN_ENV"  # names of more variables for ranks on other hosts, with commas
+_NODES = """found=$(sinfo --noheader --Node --nodes {nodes} --format '%N:{slots} %t') && echo "$found" | """
+# Nodes that do not answer, which Slurm marks with *, are left out, and so are nodes that are down or failing.
+_NODES += "awk '$2 !~ /[*]|^down|^fail/ {{ print $1 }}' | sort -u"
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """The limits of an elastic job."""
+
+    min_np: int = 1
+    """With fewer workers the others wait."""
+    max_np: int | None = None
+    interface: str | None = None
+    """Network interfaces between the hosts, with commas (None: each host's route to the others)."""
+    restarts: int = 10
+    """How often in a row the driver may fail."""
+
+
+def default_ranks(environ: Mapping[str, str]) -> int:
+    """Return one rank for each GPU; without one 2, since more gain little on one machine, or 1 on a single core."""
+    return num_gpus(environ) or min(2, len(os.sched_getaffinity(0)))
+
+
+def num_gpus(environ: Mapping[str, str]) -> int:
+    """Return the number of GPUs that this process may use, as CUDA and its driver list them."""
+    if (visible := environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return len([device for device in re.split(r"(?:^|,)-", visible)[0].split(",") if device.strip()])
+    try:
+        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True).stdout
+    except OSError:
+        return 0
+    return listed.count("\nGPU ") + listed.startswith("GPU ")
+
+
+def shown(name: str) -> str:
+    """Return the name of a program of this environment if the PATH leads to it, else its path."""
+    path, found = program(name), shutil.which(name)
+    return name if found and os.path.samefile(found, path) else path
+
+
+def with_variables(variables: Mapping[str, str], words: Sequence[str]) -> list[str]:
+    """Return a command with more environment variables."""
+    added = [f"{name}={value}" for name, value in variables.items()]
+    return ["env", *added, *words[words[:1] == ["env"] :]] if added else list(words)
+
+
+def horovodrun(ranks: int, hosts: Sequence[Host], controller: str) -> list[str]:
+    """Return the start of a horovodrun command ("gloo" or "mpi"); no `hosts` means this machine."""
+    variables = _open_mpi("horovodrun") if controller == "mpi" else {}
+    on = ["-H", ",".join(f"{host.name}:{host.slots}" for host in hosts)] if hosts else []
+    return with_variables(variables, [shown("horovodrun"), "-np", str(ranks), *on, f"--{controller}"])
+
+
+def mpirun(ranks: int, hosts: Sequence[Host], environ: Mapping[str, str]) -> list[str]:
+    """Return the start of a command of plain mpirun: of Open MPI 4 or 5, of MPICH or of Intel MPI.
+
+    Raises UsageError if there is no mpirun, or another kind of it.
+    """
+    command = "mpirun" if shutil.which("mpirun") else program("mpirun")
+    try:
+        from horovod.runner.util import worker_environment
+    except ImportError:
+        raise UsageError("Horovod is not installed here: type `hvd-train doctor`") from None
+    names = list(worker_environment.for_other_hosts(environ))
+    others = [host.name for host in hosts if not ssh.is_here(host.name)]
+    listed = ",".join(f"{host.name}:{host.slots}" for host in hosts)
+    flags, variables = shlex.split(environ.get("MPIRUN_FLAGS", "")), dict[str, str]()
+    version = subprocess.run([command, "--version"], capture_output=True, text=True)
+    text = version.stdout + version.stderr
+    if "Open MPI" in text:
+        flags += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        flags += [word for name in names for word in ("-x", name)]
+        # No binding to cores, because loader processes would share their rank's core. horovodrun chooses ob1, too.
+        flags += ["--bind-to", "none", "--map-by", "slot", "--mca", "pml", "ob1"]
+        ssh_options = shlex.join(ssh.options(*others, connect_s=10))
+        if "Open MPI) 4." in text:
+            variables = _open_mpi("mpirun")
+            flags += ["--mca", "plm_rsh_args", ssh_options, *(["-x", "OPAL_PREFIX"] if variables else [])]
+        else:
+            flags += ["--prtemca", "plm_ssh_args", ssh_options]
+        flags += ["--host", listed] if hosts else []
+    elif re.search(r"HYDRA|MPICH|Intel\(R\) MPI", text):
+        flags += ["-bind-to", "none", *(["-hosts", listed] if hosts else []), "-genvlist", ",".join(names)]
+    else:
+        raise UsageError(f"this mpirun is neither Open MPI's nor MPICH's: {text.strip().partition(os.linesep)[0]}")
+    return with_variables(variables, [command, "-np", str(ranks), *flags])
+
+
+def _open_mpi(launcher: str) -> dict[str, str]:
+    """Return where an Open MPI 4 in the Python environment of a launcher is on other hosts, whose PATH lacks it."""
+    daemon = Path(shutil.which(launcher) or sys.executable).with_name("orted")
+    if not (daemon.exists() and daemon.with_name("python").exists()):
+        return {}
+    variables = {"OPAL_PREFIX": str(daemon.parents[1]), "OMPI_MCA_orte_launch_agent": shlex.quote(str(daemon))}
+    return {name: value for name, value in variables.items() if not os.environ.get(name)}
+
+
+def srun(ranks: int | None) -> list[str]:
+    """Return the start of a command that starts a rank for each task of a Slurm allocation, or `ranks`."""
+    # Not with --kill-on-bad-exit: rank 0 may still write when the other ranks have committed and ended.
+    return ["srun", *(["--ntasks", str(ranks)] if ranks else [])]
+
+
+def apptainer(image: str, gpus: int) -> list[str]:
+    """Return the start of a command in a container of Apptainer, with the GPUs of its host."""
+    return ["apptainer", "exec", *(["--nv"] if gpus else []), image]
+
+
+def discovery(host_file: str | None, environ: Mapping[str, str], *, slurm: bool) -> str:
+    """Return the shell command by which an elastic job finds the hosts of a file, an allocation or this machine.
+
+    Raises UsageError outside an allocation.
+    """
+    if host_file:
+        return f"cat {shlex.quote(str(Path(host_file).resolve()))}"
+    if not slurm:
+        return f"echo localhost:{default_ranks(environ)}"
+    if not (nodes := environ.get("SLURM_JOB_NODELIST")):
+        raise UsageError("there is no Slurm allocation here (SLURM_JOB_NODELIST is not set): type salloc first")
+    return _NODES.format(nodes=shlex.quote(nodes), slots=environ.get("SLURM_GPUS_ON_NODE") or 1)
+
+
+def discovered(command: str, source: str) -> tuple[Host, ...]:
+    """Return the hosts that a shell command prints now, perhaps none. Raises UsageError, which names `source`."""
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    if done.returncode:
+        raise UsageError((done.stderr.strip().splitlines() or [f"{command} failed"])[-1])
+    return lines_of(done.stdout, source)
+
+
+def elastic(ranks: int, job: Elastic, discover: str) -> list[str]:
+    """Return the start of the command of an elastic job, whose start waits for `ranks` workers."""
+    python = shown("python")
+    words = [python, "-m", "hvd_train.elastic.supervisor", "--restarts", str(job.restarts), "--"]
+    words += [python, "-m", "hvd_train.elastic.driver", "-np", str(ranks), "--min-np", str(job.min_np)]
+    words += ["--host-discovery-script", discover]
+    words += ["--max-np", str(job.max_np)] if job.max_np else []
+    return words + (["--network-interfaces", job.interface] if job.interface else [])

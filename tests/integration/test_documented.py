@@ -1,0 +1,38 @@
+"""The commands of README.md and docs/ run as printed, on two hosts."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.hosts import ON_HOSTS, OWN, SCRIPTS, Hosts, hosts_fixture
+from tests.support.launching import DOCS, commands, output_of
+
+pytestmark = ON_HOSTS
+hosts = hosts_fixture(2, names=2, scope="module")
+
+# Other tests run the commands of these pages and programs, and the commands without hvd-train.
+ELSEWHERE = ("clusters.md", "measuring.md", "building.md")
+PROGRAMS = ("hvd-train ", "horovodrun ", "mpirun ")
+PAGES = ["../README.md", *sorted(path.name for path in DOCS.glob("*.md") if path.name not in ELSEWHERE)]
+LINES = {
+    page: [line for lines in commands(page).values() for line in lines if line.startswith(PROGRAMS)] for page in PAGES
+}
+
+
+@pytest.mark.parametrize("page", [page for page, lines in LINES.items() if lines])
+def test_each_command_runs_as_printed(page: str, hosts: Hosts, tmp_path: Path) -> None:
+    """In the order of the page; `runs/NAME` stands for a run that is there."""
+    _, _, loop = re.findall(r"```python\n(.*?)```", (DOCS / "../README.md").read_text(), re.DOTALL)
+    (tmp_path / "mine.py").write_text(loop)
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "horovodrun_scripts").symlink_to(SCRIPTS)
+    (tmp_path / "hostfiles").mkdir()
+    (tmp_path / "hostfiles/two_hosts").write_text("h1 slots=1\nh2 slots=1\n")
+    # By default mpirun refuses root, and more ranks than cores.
+    mpirun = ["OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1"]
+    begin = hosts.inside("h1", tmp_path, *OWN, *mpirun, "bash", "-c")
+    output_of([*begin, "hvd-train train digits --epochs 2 --output-dir runs/a"], tmp_path)
+    for line in LINES[page]:
+        if "docker" not in line:
+            output_of([*begin, re.sub(r"runs/[\w-]+", "runs/a", line).replace(":4", ":1")], tmp_path, limit_s=600)

@@ -1,0 +1,242 @@
+"""`hvd-train launch --dry-run`: the command of each way to start ranks, as a user can type it."""
+
+import os
+import shlex
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from hvd_train import cli
+from hvd_train.launch import ssh, start
+from tests.support.launching import LOCALHOST, PYTHON, program
+
+MPIRUNS = {
+    "4": "mpirun (Open MPI) 4.1.8",
+    "5": "mpirun (Open MPI) 5.0.9",
+    "mpich": "HYDRA build details:\n    Version: 4.3.2",
+    "intel": "Intel(R) MPI Library for Linux* OS, Version 2021.17",
+}
+
+
+class Printed:
+    """Run `hvd-train launch --dry-run ...` in a folder of programs that are on the PATH; return the printed words."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+        self._capsys, self.folder = capsys, folder
+
+    def __call__(self, line: str) -> list[str]:
+        begin = ["train"] if line.startswith("train ") else ["launch", "--dry-run"]
+        assert cli.run([*begin, *shlex.split(line.removeprefix("train "))]) == 0
+        out, err = self._capsys.readouterr()
+        assert err == ""
+        return shlex.split(out)
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Printed:
+    folder = tmp_path / "an environment" / "bin"
+    for name in ("horovodrun", "hvd-train", "python", "orted"):
+        program(folder / name, "exit 9")
+    program(folder / "python", f'exec {PYTHON} "$@"')
+    monkeypatch.setattr("sys.executable", str(folder / "python"))
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    for name in ("CUDA_VISIBLE_DEVICES", "HVD_TRAIN_ENV"):
+        monkeypatch.setenv(name, "")
+    return Printed(capsys, folder)
+
+
+def test_horovodrun_on_this_machine(printed: Printed) -> None:
+    typed = ["hvd-train", "train", "digits", "--epochs", "5"]
+    for line in ("-- train digits --epochs 5", "-- digits --epochs 5", "-- hvd-train train digits --epochs 5"):
+        assert printed(f"-n 3 {line}") == ["horovodrun", "-np", "3", "--gloo", *typed]
+    assert printed("")[-2:] == ["hvd-train", "train"]
+    assert printed("-- mine.py --lr 1")[-4:] == ["python", "mine.py", "--lr", "1"]
+    assert printed("--np 2 python 'my loop.py'")[-2:] == ["python", "my loop.py"]
+    assert list(Path().iterdir()) == [Path("an environment")]
+
+
+def test_programs_that_are_not_on_the_path_have_their_whole_path(
+    printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", os.environ["PATH"].partition(":")[2])
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    words = printed("-- digits")
+    assert [words[0], words[-3]] == [str(printed.folder / name) for name in ("horovodrun", "hvd-train")]
+
+
+@pytest.mark.parametrize(("devices", "ranks"), [("0,1,2", 3), ("0,-1,1", 1), ("GPU-1a,GPU-2b", 2), ("-1", 0), ("", 0)])
+def test_visible_gpus_are_counted_as_cuda_does(devices: str, ranks: int) -> None:
+    """The list ends before a -1."""
+    assert start.num_gpus({"CUDA_VISIBLE_DEVICES": devices}) == ranks
+
+
+def test_gpus_that_the_driver_lists_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MIG parts do not count."""
+    lines = "GPU 0: H100 (UUID: GPU-1)\n  MIG 1g.10gb Device 0: (UUID: MIG-1)\nGPU 1: H100 (UUID: GPU-2)\n"
+    monkeypatch.setattr(start.subprocess, "run", lambda *_, **__: CompletedProcess([], 0, lines))
+    assert start.default_ranks({}) == 2
+
+
+@pytest.mark.parametrize(("cores", "ranks"), [(1, 1), (64, 2)])
+def test_without_a_gpu_two_ranks_and_no_more_than_cores(
+    cores: int, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(cores))
+    assert start.default_ranks({"CUDA_VISIBLE_DEVICES": ""}) == ranks
+
+
+def test_slots_of_the_hosts_are_the_ranks(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --mpi, the Open MPI of this environment gets its folder and daemon on other hosts, unless these are set."""
+    Path("my hosts").write_text("a slots=4\nb.example slots=3 max_slots=8\n10.0.0.1:08\r\n\nc # one slot\n# d\n")
+    listed = ["-H", "a:4,b.example:3,10.0.0.1:8,c:1"]
+    assert printed("--hosts 'my hosts' -- digits")[:6] == ["horovodrun", "-np", "16", *listed, "--gloo"]
+    assert printed("--hosts a:4,b:4 --np 6 -- digits")[:5] == ["horovodrun", "-np", "6", "-H", "a:4,b:4"]
+    agent = f"OMPI_MCA_orte_launch_agent='{printed.folder}/orted'"
+    begin = ["env", f"OPAL_PREFIX={printed.folder.parent}", agent, "horovodrun"]
+    assert printed(f"--hosts {LOCALHOST} --mpi")[:4] == begin
+    monkeypatch.setenv("OMPI_MCA_orte_launch_agent", "my-orted")
+    monkeypatch.setenv("OPAL_PREFIX", "/my/mpi")
+    assert printed(f"--hosts {LOCALHOST} --with mpi")[0] == "horovodrun"
+
+
+@pytest.mark.parametrize("kind", MPIRUNS)
+def test_each_mpirun_gets_its_own_flags(kind: str, printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each mpirun gets hosts, slots, needed variables, no binding to cores, and an ssh that never prompts."""
+    program(printed.folder / "mpirun", f"printf '%s\\n' {shlex.quote(MPIRUNS[kind])}")
+    (printed.folder / "orted").unlink()
+    for name, value in {"NCCL_DEBUG": "INFO", "MPIRUN_FLAGS": "--tag x"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("WANTED", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "hunter2")
+    words = printed("--with mpirun --hosts a:4,b:2 --env WANTED -- digits --epochs 5")
+    assert words[:7] == ["env", "HVD_TRAIN_ENV=WANTED", "mpirun", "-np", "6", "--tag", "x"]
+    assert words[-5:] == ["hvd-train", "train", "digits", "--epochs", "5"]
+    line = " ".join(words)
+    if kind in ("4", "5"):
+        assert all(f"-x {name}" in line for name in ("PATH", "NCCL_DEBUG", "WANTED"))
+        assert "--bind-to none --map-by slot" in line
+        assert "--host a:4,b:2" in line
+        assert ("--mca plm_rsh_args -o BatchMode=yes" in line) == (kind == "4")
+        assert ("--prtemca plm_ssh_args -o BatchMode=yes" in line) == (kind == "5")
+    else:
+        assert "-bind-to none -hosts a:4,b:2 -genvlist" in line
+        assert {"PATH", "NCCL_DEBUG", "WANTED"} <= set(words[words.index("-genvlist") + 1].split(","))
+    assert "AWS_SECRET_ACCESS_KEY" not in line
+    assert "hunter2" not in line
+
+
+def test_srun_and_apptainer(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch job that goes back into the queue writes into one folder."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    typed = ["hvd-train", "train", "digits"]
+    assert printed("--with slurm --np 4 -- digits") == ["srun", "--ntasks", "4", *typed]
+    assert printed("--with slurm --requeue -- digits") == ["srun", *typed, "--output-dir", "runs/slurm-7"]
+    assert printed("--with slurm --requeue -- digits --output-dir=o") == ["srun", *typed, "--output-dir=o"]
+    assert printed("--with slurm --image a.sif -- digits") == ["srun", "apptainer", "exec", "--nv", "a.sif", *typed]
+    box = ["apptainer", "exec", "hvd_train.sif", "horovodrun", "-np", "2", "--gloo"]
+    assert printed("--with apptainer --np 2 -- digits") == [*box, *typed]
+
+
+def test_elastic_jobs(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start waits for the slots that are listed, at most --max-np and at least --min-np."""
+    Path("hosts").write_text("h1 slots=4\nh2 slots=4\n")
+    line = printed("--elastic --hosts hosts -- digits")
+    assert line[line.index("-np") + 1 :][:5] == [
+        *("8", "--min-np", "1", "--host-discovery-script", f"cat {Path('hosts').resolve()}"),
+    ]
+    assert line[-3:] == ["hvd-train", "train", "digits"]
+    for options, ranks in (("--max-np 6", "6"), ("--min-np 9", "9"), ("--np 3", "3")):
+        line = printed(f"--elastic --hosts hosts {options} -- digits")
+        assert line[line.index("-np") + 1] == ranks
+    states = r"printf 'n1:8 alloc\nn2:8 alloc*\nn3:8 down\nn4:8 mix\nn1:8 alloc\nn5:8 failg\n'"
+    program(printed.folder / "sinfo", states)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-5]")
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")
+    line = printed("--elastic --with slurm -- digits")
+    assert line[line.index("-np") + 1] == "16"
+    script = line[line.index("--host-discovery-script") + 1]
+    assert start.discovered(script, "sinfo") == start.lines_of("n1:8\nn4:8", "those that answer")
+
+
+@pytest.mark.parametrize(
+    ("configured", "accepts"), [("ask", True), ("true", False), ("accept-new", False), (None, False)]
+)
+def test_new_host_keys_are_accepted_unless_the_user_has_configured_otherwise(
+    configured: str | None, accepts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Horovod, whose command starts the ranks, agrees."""
+    from horovod.runner.util import remote
+
+    says = "exit 255" if configured is None else f"echo user me; echo stricthostkeychecking {configured}; echo port 22"
+    program(tmp_path / "ssh", f'[ "$*" = "-G -- h2" ] || exit 9; {says}')
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    option = ["-o", "StrictHostKeyChecking=accept-new"] if accepts else []
+    assert ssh.options("h2") == ["-o", "BatchMode=yes", "-o", "ConnectTimeout=5", *option]
+    words = remote.get_ssh_command("true", "h2").split()
+    assert words == ["ssh", "-o", "PasswordAuthentication=no", *option, "--", "h2", "true"]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("-n 0", "'0' is not a number from 1 on"),
+        ("--bogus -- digits", "unrecognized arguments: --bogus"),
+        ("-- digit", "unknown command 'digit'; did you mean 'digits'?"),
+        ("-- digits --epoch 2", "did you mean '--epochs'?"),
+        ("--with k8s", "invalid choice: 'k8s'"),
+        ("--hosts", "expected one argument"),
+        ("--hosts nowhere", "cannot read the host file nowhere"),
+        ("--hosts bad -- digits", "bad, line 2: 'b slots=two' is not of the form 'NAME slots=N'"),
+        ("--hosts empty", "empty names no host"),
+        ("--with mpirun --hosts option", "option, line 2: '-G slots=1' is not of the form 'NAME slots=N'"),
+        ("--hosts a:2,b:2 --np 5", "--np 5: a:2,b:2 has 4 slots"),
+        ("--hosts no-such-host.invalid:2", "unknown host no-such-host.invalid: fix the name"),
+        ("--elastic --hosts unknown", "unknown host no-such-host.invalid"),
+        ("--elastic --hosts nowhere", "nowhere is no file"),
+        ("--elastic --hosts a:2", "--elastic reads a host file while the job runs, and a:2 is no file"),
+        ("--elastic --hosts bad", "bad, line 2: 'b slots=two'"),
+        ("--elastic --discover false", "false failed"),
+        ("--elastic --with slurm", "there is no Slurm allocation here"),
+        ("--elastic --mpi", "--elastic does not go with --with mpi"),
+        ("--elastic --min-np 4 --max-np 2", "--max-np 2 is less than --min-np 4"),
+        ("--min-np 2 -- digits", "--min-np, --max-np and --discover are for --elastic"),
+        ("--with slurm --hosts a:2", "--hosts does not go with --with slurm"),
+        ("--with slurm", "there is no Slurm allocation here: type salloc or sbatch"),
+        ("--with docker", "--with docker needs --hosts FILE"),
+        ("--env A=hunter2 -- digits", "--env takes the name of a variable, whose value is in the environment"),
+        ("--env NOT_SET -- digits", "--env NOT_SET: there is no such variable in the environment"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    line: str, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.execvp", lambda *words: pytest.fail(f"{words} were started"))
+    texts = {"bad": "a slots=1\nb slots=two\n", "option": "a slots=1\n-G slots=1\n", "empty": "# no hosts yet\n"}
+    for name, text in {**texts, "unknown": "no-such-host.invalid\n"}.items():
+        Path(name).write_text(text)
+    assert cli.run(["launch", *line.split()]) == 2
+    error = capsys.readouterr().err
+    assert (error.startswith("hvd-train: "), error.count("\n")) == (True, 1)
+    assert says in error
+    assert "hunter2" not in error
+
+
+def test_train_takes_the_launchers_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--np` and `--hosts`, before or after others, are short for `launch`; ranks refuse them."""
+    started = list[list[str]]()
+
+    def execvp(_: str, words: list[str]) -> None:
+        started.append(words)
+        raise SystemExit
+
+    monkeypatch.setattr("os.execvp", execvp)
+    for line in ("digits --np 3 --epochs 2", "digits --epochs 2 -np=3 --hosts localhost:3"):
+        with pytest.raises(SystemExit):
+            cli.run(["train", *line.split()])
+    assert [words[1:3] for words in started] == [["-np", "3"]] * 2
+    assert [words[-3:] for words in started] == [["digits", "--epochs", "2"]] * 2
+    monkeypatch.setenv("HOROVOD_RANK", "0")
+    monkeypatch.setenv("HOROVOD_SIZE", "1")
+    assert cli.run(["train", "digits", "--np", "2"]) == 2
+    assert "horovodrun has started the ranks: leave out --np 2" in capsys.readouterr().err
