@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hvd_train.errors import Diverged
-from hvd_train.points import Answer
 from hvd_train.progress.metrics import Totals
 from hvd_train.run_files.journal import EpochRecord, Moment, StepRecord
 from hvd_train.run_files.ledger import Entry, extended
+from hvd_train.state import Answer
 from hvd_train.tasks.measures import LOSS
 from hvd_train.tasks.task import Scores
 from hvd_train.training import Training

@@ -14,12 +14,11 @@ from hvd_train.accounts import count_step, end_epoch, give_up_if_diverged, of_up
 from hvd_train.data.loader import Loader
 from hvd_train.data.trees import map_tensors
 from hvd_train.errors import RankLost, UsageError
-from hvd_train.points import HEAD, START, STEPS, TAIL, Answer, Evaluation, Label, Point
 from hvd_train.progress.order import Indices
 from hvd_train.registered import Registered
 from hvd_train.result import Result, Stopped
 from hvd_train.run_files.journal import labelled
-from hvd_train.state import TrainState
+from hvd_train.state import HEAD, START, STEPS, TAIL, Answer, Evaluation, Label, Point, TrainState
 from hvd_train.tasks.measures import LOSS, Measure, Measures, Measuring
 from hvd_train.tasks.task import Goal, Scores, Task
 from hvd_train.training import Training

@@ -15,8 +15,7 @@ from hvd_train.data.trees import map_tensors
 from hvd_train.elastic.members import Change, Member, RankReport, change_between
 from hvd_train.errors import FaultRepeats, RankLost, ReplicasDiffer, counted, first_few
 from hvd_train.network.buffers import tensors_in
-from hvd_train.points import Label
-from hvd_train.state import TrainState, digest_of_snapshot
+from hvd_train.state import Label, TrainState, digest_of_snapshot
 from hvd_train.world.wire import has_no_gaps
 from hvd_train.world.world import World
 

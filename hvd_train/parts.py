@@ -25,8 +25,8 @@ from hvd_train.network.models import Builder, any_size, compile_model, micro_bat
 from hvd_train.progress import order
 from hvd_train.state import TrainState
 from hvd_train.tasks import measures
+from hvd_train.tasks.builtin import CLASSIFICATION, open_task
 from hvd_train.tasks.measures import LOSS, Measuring
-from hvd_train.tasks.named import CLASSIFICATION, open_task
 from hvd_train.tasks.task import Goal, Task, goal_of, targets_of
 from hvd_train.validate import scores_of
 from hvd_train.world.world import Place, World
@@ -80,7 +80,8 @@ def warm_parts(config: Config, world: World, own: Own = NOTHING) -> tuple[Parts,
         _compile(config, world, parts)
     parts.train_loader.start()
     if launcher.elastic(os.environ):
-        import hvd_train.run_files.board  # noqa: F401  # any rank may become rank 0 and write the journal
+        import tensorboard.compat.proto.event_pb2
+        import tensorboard.summary.writer.record_writer  # noqa: F401  # any rank may become rank 0, which needs them
     return parts, {"": optimizer}
 
 

@@ -28,7 +28,7 @@ from hvd_train.parts import NOTHING, Optimizers, Own, Parts, build, warm_parts
 from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, Stopped
 from hvd_train.run_files import remote, run_folder, trackers
-from hvd_train.tasks import named as tasks
+from hvd_train.tasks import builtin as tasks
 from hvd_train.tasks.task import Scores, Task
 from hvd_train.training import Training
 from hvd_train.validate import evaluate as evaluate_model

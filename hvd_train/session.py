@@ -28,10 +28,10 @@ from hvd_train.launch.exit_report import report_once
 from hvd_train.loops import Loops, Step
 from hvd_train.network import buffers
 from hvd_train.parts import as_constant, loader_processes, of_a_loop
-from hvd_train.points import HEAD, START
 from hvd_train.progress.metrics import FACTS
 from hvd_train.registered import Registered
 from hvd_train.run import OWN, check, opened
+from hvd_train.state import HEAD, START
 from hvd_train.tasks.measures import Function, Measuring
 from hvd_train.tasks.task import Goal, Scores, Task
 from hvd_train.world.world import World

@@ -26,14 +26,13 @@ from hvd_train.network.buffers import digest_of, digest_of_module, tensors_in
 from hvd_train.network.device import check_own_gpus, gpu_name, split_on
 from hvd_train.output import Claim, Output
 from hvd_train.parts import Optimizers, Parts, fresh_state
-from hvd_train.points import Answer, Label, Point
 from hvd_train.profiling import Profile
 from hvd_train.progress.clock import Stopwatch, Timer
 from hvd_train.progress.order import Batch, EpochOrder, assignments, choose_layout, resized_layout
 from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, describe, ending, reason_to_end, summary
 from hvd_train.run_files import run_folder
-from hvd_train.state import TrainState, confirm_equal
+from hvd_train.state import Answer, Label, Point, TrainState, confirm_equal
 from hvd_train.tasks.measures import Measuring
 from hvd_train.tasks.task import Scores, Task
 from hvd_train.updater import Updater, Votes, of_use

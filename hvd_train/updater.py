@@ -16,11 +16,10 @@ from hvd_train.errors import RankLost, UsageError
 from hvd_train.network.buffers import StepBuffers
 from hvd_train.network.device import autocast, seed
 from hvd_train.network.normalization import sums_of_layers
-from hvd_train.points import Answer
 from hvd_train.progress import order
 from hvd_train.progress.clock import Split
 from hvd_train.progress.order import Batch, MicroBatch, fingerprint, from_bytes, in_bytes
-from hvd_train.state import TrainState
+from hvd_train.state import Answer, TrainState
 from hvd_train.tasks.measures import LOSS, Measures, Measuring, numbers_of, sum_of, totals_of
 from hvd_train.tasks.task import Scores
 from hvd_train.world.world import Gradients, World

@@ -32,7 +32,7 @@ class RankReport:
     reason: str = ""  # why the rank left its last world, for the user
     waited_s: float = 0.0  # since it left
     run_dir: Path | None = None  # if the rank knows it
-    waits: tuple[int, ...] = ()  # where its program is: the label of a collective (`points.Label`), for comparison
+    waits: tuple[int, ...] = ()  # where its program is: the label of a collective (`state.Label`), for comparison
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,15 @@
 
 import importlib
 import importlib.util
+import itertools
 import os
+import socket
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hvd_train import plain_file
 from hvd_train.errors import UsageError
@@ -15,16 +18,7 @@ from hvd_train.run_files.run_folder import RunFolder
 
 TABLE = "metrics.csv"
 _LIBRARIES = ("wandb", "mlflow")
-
-
-class Tracker(Protocol):
-    """Takes values by name and step."""
-
-    def add(self, values: Mapping[str, float], step: int) -> None:
-        """Write named values of a step."""
-
-    def close(self) -> None:
-        """Write what is left."""
+_numbers = itertools.count()  # TensorBoard reads the files of one second in the order of their names
 
 
 def check(names: Sequence[str]) -> None:
@@ -46,7 +40,7 @@ class Trackers:
         report: Callable[[str], None],
     ) -> None:
         """Open the trackers of a run, which continue what an earlier process has begun."""
-        self._report, self._trackers = report, dict[str, Tracker]()
+        self._report, self._trackers = report, dict[str, Board | Table | _Wandb | _Mlflow]()
         for name in names:
             with self._watched(name):
                 self._trackers[name] = _opened(name, folder, resumed_step, settings, report)
@@ -75,14 +69,42 @@ class Trackers:
 
 def _opened(
     name: str, folder: RunFolder, resumed_step: int, settings: Mapping[str, Any], report: Callable[[str], None]
-) -> Tracker:
+) -> "Board | Table | _Wandb | _Mlflow":
     if name == "tensorboard":
-        from hvd_train.run_files.board import Board  # slow to import, and only one rank needs it
-
         return Board(folder, resumed_step, report)
     if name == "csv":
         return Table(folder, resumed_step, report)
     return _Wandb(folder, settings) if name == "wandb" else _Mlflow(folder, settings)
+
+
+class Board:
+    """Writes an event file of TensorBoard, without torch's SummaryWriter: a full disk breaks it for good."""
+
+    def __init__(self, folder: RunFolder, resumed_step: int, report: Callable[[str], None]) -> None:
+        """Begin a file; TensorBoard then drops later steps of earlier files. For `report` see AppendedFile."""
+        from tensorboard.compat.proto import event_pb2, summary_pb2  # slow to import, and only one rank needs it
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{next(_numbers):04}"
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        self._file = folder.append(f"tensorboard/{name}", report)
+        self._records = RecordWriter(self._file)  # one write for each, with lengths and checksums around it
+        self._write(file_version="brain.Event:2")
+        if resumed_step:
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._write(step=resumed_step + 1, session_log=start)
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        """Write named values of a step."""
+        scalars = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._write(step=step, summary=self._summary(value=scalars))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _write(self, **content: Any) -> None:
+        self._records.write(self._event(wall_time=time.time(), **content).SerializeToString())
 
 
 class Table:

@@ -1,16 +1,21 @@
-"""Regression, several labels, segmentation and language models, for items that are (inputs, targets)."""
+"""Tasks by name: the built-in ones, for items that are (inputs, targets), or the user's own."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hvd_train.errors import UsageError
+from hvd_train import plugin
+from hvd_train.config import Config
+from hvd_train.data.augment import mixer
+from hvd_train.errors import UsageError, unknown_name
 from hvd_train.tasks.measures import Mean, Measure, Total
 from hvd_train.tasks.task import Scores, Task
 
+CLASSIFICATION = "classification"
 VOID = 255  # the class of pixels that do not count, as in Pascal VOC and Cityscapes
 IGNORED = -100  # the token that is not predicted, as in torch and Hugging Face
 Batch = tuple[Tensor, Tensor]  # inputs and targets
@@ -32,6 +37,42 @@ def _same_shape(output: Tensor, targets: Tensor) -> Tensor:
     if output.shape != targets.shape:
         raise UsageError(f"the model returns {list(output.shape)} for targets of {list(targets.shape)}")
     return output
+
+
+def classification(config: Config, classes: tuple[str, ...]) -> Task:
+    """Return the task of a model that maps images to logits [n, number of `classes`]."""
+    mix, smoothing = mixer(config.data, len(classes)), config.optimizer.label_smoothing
+
+    def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
+        images, targets = mix(*batch)
+        logits = model(images)
+        loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
+        by_place = hits(logits, batch[1]).sum(dim=0, dtype=torch.float32)
+        return {"loss": Mean(loss), "top1": Mean(by_place[0]), "top5": Mean(by_place.sum())}
+
+    def evaluate(model: nn.Module, batch: Batch) -> dict[str, Measure]:
+        images, targets = batch
+        logits = model(images)
+        match = hits(logits, targets)
+        top1, top5 = match[:, 0], match.any(dim=1)
+        none = torch.zeros(len(classes), dtype=torch.float64, device=targets.device)
+        right, seen = (none.index_add(0, targets, each.double()) for each in (top1, torch.ones_like(top1)))
+        losses = F.cross_entropy(logits.float(), targets, reduction="none")
+        return {"loss": losses, "top1": top1, "top5": top5, "right": Total(right), "seen": Total(seen)}
+
+    def per_class(scores: Scores) -> dict[str, float]:
+        shares = scores.total("right") / scores.total("seen")
+        return dict(zip(classes, shares.tolist(), strict=True))
+
+    return Task(measure, evaluate, best="top1", higher=True, sample="image", per_class=per_class)
+
+
+def hits(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return whether a target has the highest logit, the second, ... the fifth, bool [n, 5 or the number of classes].
+
+    `logits` are [n, classes], `targets` int64 [n].
+    """
+    return logits.topk(min(5, logits.shape[1]), dim=1).indices == targets.unsqueeze(1)
 
 
 def regression() -> Task:
@@ -125,3 +166,34 @@ def language_model() -> Task:
         return {"perplexity": math.exp(min(scores["loss"], 700.0))}
 
     return Task(measure, summary=summary, best="perplexity", sample="sequence")
+
+
+_OTHERS: dict[str, Callable[[tuple[str, ...]], Task]] = {
+    "regression": lambda classes: regression(),
+    "multi-label": lambda classes: multi_label(),
+    "segmentation": segmentation,
+    "language-model": lambda classes: language_model(),
+}
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError if the task is unknown or cannot be imported."""
+    if plugin.is_reference(name):
+        plugin.load("task", name)
+    elif name not in (known := (CLASSIFICATION, *_OTHERS)):
+        raise unknown_name("task", name, known)
+
+
+def open_task(config: Config, classes: tuple[str, ...], own: Task | None = None) -> Task:
+    """Return `own` or the task of the config. Raises UsageError if the user's function returns something else."""
+    name = config.model.task
+    if own is not None:
+        return own
+    if name == CLASSIFICATION:
+        return classification(config, classes)
+    if name in _OTHERS:
+        return _OTHERS[name](classes)
+    task = plugin.load("task", name)(config)
+    if not isinstance(task, Task):
+        raise UsageError(f"--task {name}: it returned {type(task).__name__}, not an hvd_train.Task")
+    return task

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from hvd_train.errors import RankLost, ReplicasDiffer
 from hvd_train.membership import synchronize
-from hvd_train.points import STEPS, Evaluation
+from hvd_train.state import STEPS, Evaluation
 from hvd_train.world.world import LocalWorld
 from tests.support.worlds import Killed, ThreadWorld, run_ranks
 from tests.unit.story.test_state import state_after, step

@@ -11,10 +11,9 @@ from torch import nn
 from hvd_train.config import OptimizerConfig
 from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.network import optim
-from hvd_train.points import HEAD, STEPS, TAIL, Answer, Evaluation
 from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files.ledger import Entry
-from hvd_train.state import TrainState, confirm_equal
+from hvd_train.state import HEAD, STEPS, TAIL, Answer, Evaluation, TrainState, confirm_equal
 from hvd_train.tasks.task import Scores
 from tests.support import runs
 from tests.support.worlds import ThreadWorld, own_generator, run_ranks

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from hvd_train import Config
 from hvd_train.errors import UsageError
-from hvd_train.points import Answer
 from hvd_train.progress.order import Batch, BatchLayout, MicroBatch, fingerprint
-from hvd_train.state import TrainState
+from hvd_train.state import Answer, TrainState
 from hvd_train.updater import Updater, Votes
 from hvd_train.world.world import LocalWorld, World
 from tests.support import runs

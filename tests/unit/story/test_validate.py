@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hvd_train import Config
 from hvd_train.data.dataset import Arrays
 from hvd_train.data.loader import ArrayLoader
-from hvd_train.tasks.classification import classification
+from hvd_train.tasks.builtin import classification
 from hvd_train.tasks.measures import Measuring
 from hvd_train.tasks.task import Scores
 from hvd_train.validate import evaluate

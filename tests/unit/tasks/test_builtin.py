@@ -13,9 +13,8 @@ from torch.utils.data import TensorDataset
 
 from hvd_train import UsageError, checkpoint, train
 from hvd_train.state import to_host
-from hvd_train.tasks.builtin import distillation
+from hvd_train.tasks.builtin import distillation, open_task
 from hvd_train.tasks.measures import Measuring, numbers_of
-from hvd_train.tasks.named import open_task
 from hvd_train.tasks.task import Scores
 from hvd_train.validate import scores_of
 from hvd_train.world.world import LocalWorld, World

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from hvd_train import Config, Each, Mean, Scores, Task, Total, UsageError, evaluate, train
 from hvd_train.progress.order import EpochOrder
-from hvd_train.tasks.classification import hits
+from hvd_train.tasks.builtin import hits
 from hvd_train.tasks.measures import fields_of, numbers_of, totals_of
 from hvd_train.world.world import LocalWorld, World
 from tests.support import runs
