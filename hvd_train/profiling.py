@@ -21,7 +21,7 @@ _LARGEST, _NAME_WIDTH = 10, 44  # rows of the summary, and characters of a name 
 
 
 class Profile:
-    """Records the chosen steps once. An error of the profiler or a change of world ends only the profile."""
+    """Records the chosen steps once. A change of world ends only the profile."""
 
     def __init__(
         self, steps: range, world: World, device: torch.device, output: Output, *clocks: Stopwatch | Split
@@ -31,20 +31,19 @@ class Profile:
         self._is_active = False
         self._recording = ExitStack()
         self._next_step: Callable[[], object] = lambda: None
-        self._trace, self._summary, self._problem = b"", "", ""
+        self._trace, self._summary = b"", ""
 
     def step_done(self, step: int) -> None:
         """Begin if the next step is the first to be recorded, and end after the last one. Raises RankLost."""
         if self._is_active and step + 1 < self._steps.stop:
-            self._attempt(self._next_step)
+            self._next_step()
             return
         if self._is_active:
-            self._attempt(self._recording.close)
-            traces = self._world.gather((self._trace, self._problem))
+            self._recording.close()
+            traces = self._world.gather(self._trace)
             self._end(self._written(self._output.path / FOLDER, traces) if self._output.path else "")
         elif self._steps and step + 1 == self._steps.start:
-            self._is_active = True
-            self._attempt(self._begin)
+            self._begin()
         else:
             return
         for clock in self._clocks:
@@ -53,7 +52,7 @@ class Profile:
     def drop(self, reason: str) -> None:
         """End a profile that lacks steps. Nothing is written."""
         if self._is_active:
-            self._attempt(self._recording.close)
+            self._recording.close()
             self._end(f"no profile of {_named(self._steps)}: {reason}")
 
     def _end(self, message: str) -> None:
@@ -61,6 +60,7 @@ class Profile:
         self._output.journal.event("profile", message)
 
     def _begin(self) -> None:
+        self._is_active = True
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it prints lines about missing GPUs
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._device.type == "cuda" else [])]
         profiler = torch.profiler.profile(
@@ -80,23 +80,13 @@ class Profile:
             costs = profiler.key_averages()
             self._summary = costs.table(sort_by=key, row_limit=_LARGEST, max_name_column_width=_NAME_WIDTH)
 
-    def _attempt(self, act: Callable[[], object]) -> None:
-        """Note an error of the profiler, which must not end the training."""
-        try:
-            act()
-        except Exception as error:  # noqa: BLE001  # of torch or of the temporary file
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            self._problem = self._problem or f"rank {self._world.place.rank}: the profiler failed ({reason})"
-
-    def _written(self, folder: Path, traces: Sequence[tuple[bytes, str]]) -> str:
+    def _written(self, folder: Path, traces: Sequence[bytes]) -> str:
         """Write the files, and return the message for the user."""
         steps = _named(self._steps)
         path = folder / steps.replace(" ", "-")
-        if problem := next((problem for _, problem in traces if problem), None):
-            return f"no profile of {steps}: {problem}"
         try:
             folder.mkdir(exist_ok=True)
-            for rank, (trace, _) in enumerate(traces[:_MOST_RANKS]):
+            for rank, trace in enumerate(traces[:_MOST_RANKS]):
                 durable.write(Path(f"{path}-rank-{rank}.json.gz"), trace)
         except OSError as error:
             return f"no profile of {steps}: cannot write {path}-*: {error.strerror}"

@@ -111,26 +111,14 @@ def open_folder(root: Path, config: DataConfig) -> DataSet:
         if only := sorted(set(classes) ^ set(names)):
             raise UsageError(f"{root}: train/ and {split}/ must have the same classes; only in one: {first_few(only)}")
     evaluated = v2.Compose(_middle(config.val_resize_size or round(crop / _VAL_CROP), crop))
-    view = _middle(round(size / _VAL_CROP), size) if config.augment == "none" else [RandomCrop(size)]
+    view = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
+    if config.augment == "none":
+        view = _middle(round(size / _VAL_CROP), size)
     trained = training_transform(config, view, IMAGENET_MEAN)
     limit = config.max_image_pixels
     train = ImageFolder(root / "train", classes, trained, limit)
     val, *test = (ImageFolder(root / split, classes, evaluated, limit) for split in splits[1:])
     return DataSet(train, val, tuple(classes), 3, size, IMAGENET_MEAN, IMAGENET_STD, test=test[0] if test else None)
-
-
-class RandomCrop:
-    """Does the same as torchvision's RandomResizedCrop and RandomHorizontalFlip, 60 microseconds faster."""
-
-    def __init__(self, size: int) -> None:
-        self._side, self._crop = [size, size], v2.RandomResizedCrop(size, antialias=True)
-
-    def __call__(self, image: Tensor) -> Tensor:
-        """Return an image [3, size, size] for an image [3, height, width], both uint8."""
-        box = self._crop.make_params([image])
-        part = image[:, box["top"] : box["top"] + box["height"], box["left"] : box["left"] + box["width"]]
-        resized: Tensor = v2.functional.resize(part, self._side, antialias=True)
-        return resized.flip(-1) if torch.rand(1) < 0.5 else resized
 
 
 def _middle(resize: int, crop: int) -> list[v2.Transform]:

@@ -16,7 +16,7 @@ from hvd_train.errors import RankLost, UsageError
 from hvd_train.launch import client, launcher
 from hvd_train.launch.launcher import WORKER
 from hvd_train.world import horovod_world
-from hvd_train.world.world import Place, Request, already_in_sync
+from hvd_train.world.world import Place, Request
 
 T = TypeVar("T")
 
@@ -167,7 +167,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
         self._facts = {**self._facts, **facts}
 
     @override
-    def meet(self, sync: Callable[[], None] = already_in_sync, after: RankLost | None = None) -> None:
+    def meet(self, sync: Callable[[], None] = lambda: None, after: RankLost | None = None) -> None:
         def synchronize() -> None:
             try:
                 sync()

@@ -43,10 +43,6 @@ class Gradients:
     squares: float | None = None  # the sum of the squares of all numbers, if it is known
 
 
-def already_in_sync() -> None:
-    """Do nothing: the `sync` of `World.meet` if ranks have no state to synchronize."""
-
-
 class World:
     """Processes that train one model. All ranks call the operations in the same order.
 
@@ -119,7 +115,7 @@ class World:
         if difference := roll_call.disagreement(self.gather({"who": who, **facts})):
             raise UsageError(difference)
 
-    def meet(self, sync: Callable[[], None] = already_in_sync, after: RankLost | None = None) -> None:
+    def meet(self, sync: Callable[[], None] = lambda: None, after: RankLost | None = None) -> None:
         """Meet the other ranks, and call `sync`, which synchronizes them.
 
         In an elastic job the ranks meet again, with another `place`, `after` each RankLost and whenever all ranks call

@@ -3,7 +3,6 @@
 import errno
 import gzip
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -75,15 +74,8 @@ def test_a_lost_rank_ends_the_profile(capsys: pytest.CaptureFixture[str]) -> Non
     assert not torch.autograd._profiler_enabled()
 
 
-@pytest.mark.parametrize(
-    ("fault", "line"),
-    [
-        ("full disk", "no profile of steps 2 to 3: cannot write run/profile/steps-2-to-3-*: No space left on"),
-        ("broken profiler", "no profile of steps 2 to 3: rank 0: the profiler failed ([Errno 2]"),
-    ],
-)
-def test_what_fails_costs_the_profile_only(
-    fault: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_full_disk_costs_the_profile_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = durable.write
 
@@ -92,9 +84,7 @@ def test_what_fails_costs_the_profile_only(
             raise OSError(errno.ENOSPC, "No space left on device")
         whole(path, content)
 
-    if fault == "full disk":
-        monkeypatch.setattr(durable, "write", full)
-    else:
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    monkeypatch.setattr(durable, "write", full)
     weights(profile="2:3")
+    line = "no profile of steps 2 to 3: cannot write run/profile/steps-2-to-3-*: No space left on"
     assert [shown.startswith(line) for shown in capsys.readouterr().out.splitlines() if "no profile" in shown] == [True]
