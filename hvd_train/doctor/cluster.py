@@ -12,7 +12,7 @@ from subprocess import PIPE, STDOUT, Popen
 from typing import Any
 
 from hvd_train.doctor import agent
-from hvd_train.doctor.machine import HOST_CHECKS, Facts, Finding, Trial, run_trial
+from hvd_train.doctor.machine import HOST_CHECKS, Facts, Finding, run_trial
 from hvd_train.errors import first_few
 from hvd_train.launch import ssh
 from hvd_train.launch.client import is_loopback
@@ -43,7 +43,7 @@ def examine(hosts: Sequence[Host], *, quick: bool) -> list[Finding]:
     if not quick and all(finding.verdict != "broken" for finding in findings):
         ranks = sum(host.slots for host in hosts)
         launch = tuple(horovodrun(ranks, hosts, "gloo"))
-        findings.append(run_trial(Trial("allreduce", launch, ranks, ("cpu", *_SIZES)), os.environ))
+        findings.append(run_trial("allreduce", launch, ranks, os.environ, "cpu", *_SIZES))
     return findings
 
 

@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,27 +217,14 @@ def examine(*, quick: bool) -> list[Finding]:
     facts = {**agent.facts(()), "probe": probe, "mpirun": mpirun, "visible_gpus": visible}
     findings = [finding for check in MACHINE_CHECKS if (finding := check(facts))]
     horovodrun = None if quick else shutil.which("horovodrun", path=path)
-    return findings + [run_trial(trial, environ) for trial in (trials(facts, horovodrun) if horovodrun else ())]
-
-
-@dataclass(frozen=True)
-class Trial:
-    """An allreduce over real ranks: a command that starts them, and arguments of `ALLREDUCE`."""
-
-    name: str
-    launch: tuple[str, ...]
-    ranks: int = 2
-    arguments: tuple[str, ...] = ("cpu",)
-
-
-def trials(facts: Facts, horovodrun: str) -> Iterator[Trial]:
-    """Yield the allreduces that this Horovod should run."""
-    probe = facts["probe"]
-    controllers = [name for name in ("gloo", "mpi") if probe.get(name) and (name == "gloo" or facts["mpirun"])]
-    for name in controllers:
-        yield Trial(f"horovodrun --{name}", (horovodrun, "-np", "2", f"--{name}"))
-    if controllers and probe["nccl"] and len(probe["gpus"]) >= 2:
-        yield Trial("NCCL on 2 GPUs", (horovodrun, "-np", "2", f"--{controllers[0]}"), arguments=("cuda",))
+    controllers = [name for name in ("gloo", "mpi") if probe.get(name) and (name == "gloo" or mpirun)]
+    if horovodrun is None or not controllers:
+        return findings
+    launches = {f"horovodrun --{name}": (horovodrun, "-np", "2", f"--{name}") for name in controllers}
+    findings += [run_trial(name, launch, 2, environ) for name, launch in launches.items()]
+    if probe["nccl"] and len(probe["gpus"]) >= 2:
+        findings.append(run_trial("NCCL on 2 GPUs", next(iter(launches.values())), 2, environ, "cuda"))
+    return findings
 
 
 @dataclass(frozen=True)
@@ -282,11 +269,11 @@ def answer(outcome: Outcome) -> dict[str, Any]:
     return {**facts, "error": error}
 
 
-def check_trial(trial: Trial, outcome: Outcome) -> Finding:
-    """Check that all ranks took part and that their sum is right."""
-    found, name, ranks = answer(outcome), trial.name, trial.ranks
+def check_trial(name: str, launch: Sequence[str], ranks: int, outcome: Outcome) -> Finding:
+    """Check that all ranks took part in an allreduce and that their sum is right."""
+    found = answer(outcome)
     if "error" in found:
-        command = " ".join([Path(trial.launch[0]).name, *trial.launch[1:], sys.executable])
+        command = " ".join([Path(launch[0]).name, *launch[1:], sys.executable])
         todo = f"to see all it prints, type: NCCL_DEBUG=INFO {command} -c 'import horovod.torch as hvd; hvd.init()'"
         return Finding(name, "broken", found["error"], f"{todo}; HOROVOD_GLOO_IFACE names the network card")
     if found["size"] != ranks:
@@ -301,6 +288,7 @@ def check_trial(trial: Trial, outcome: Outcome) -> Finding:
     return Finding(name, "ok", f"{ranks} ranks, the sum is right, {speed}")
 
 
-def run_trial(trial: Trial, environ: Mapping[str, str]) -> Finding:
-    """Run an allreduce over real ranks and check its result."""
-    return check_trial(trial, run([*trial.launch, sys.executable, "-c", ALLREDUCE, *trial.arguments], environ))
+def run_trial(name: str, launch: Sequence[str], ranks: int, environ: Mapping[str, str], *arguments: str) -> Finding:
+    """Run an allreduce over real ranks, which `launch` starts, and check its result; for `arguments` see ALLREDUCE."""
+    outcome = run([*launch, sys.executable, "-c", ALLREDUCE, *(arguments or ("cpu",))], environ)
+    return check_trial(name, launch, ranks, outcome)
