@@ -94,31 +94,6 @@ def lose_a_worker_and_rank_0(job: Job, after: int) -> None:
     job.worker("h1").kill()
 
 
-OWN = "tests.support.on_demand"
-TASKS = {  # model, and samples of a worker in a step: about a 72nd of all
-    "diabetes-regression": ("perceptron", 5),
-    "digits-segmentation": ("pixel_network", 16),
-    "python-language-model": ("byte_model", 81),
-    f"digits --augment none --task multi-label --data {OWN}:labels": ("three_labels", 5),
-    f"digits --augment none --task {OWN}:distilled": ("obedient", 20),
-}
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_a_built_in_task(task: str, hosts: Hosts, tmp_path: Path) -> None:
-    """A worker dies, then rank 0."""
-    model, batch = TASKS[task]
-    line = f"{task} --model {OWN}:{model} -b {batch} --global-batch-size {3 * batch} --epochs 3 "
-    line += "--optimizer sgd --lr 0.01 --clip-norm 1 --schedule constant --warmup-epochs 0 --device cpu --log-steps 1 "
-    training = [*line.split(), "--ledger", "--commit-steps", "10", "--output-dir", "run"]
-    (tmp_path / "alone").mkdir()
-    expected = undisturbed(tmp_path / "alone", training=training)
-    on_demand.pace(tmp_path, 0.1)
-    with job(hosts, tmp_path, training=training) as running:
-        lose_a_worker_and_rank_0(running, after=15)
-        running.completes(expected, epochs=3)
-
-
 def test_a_script_with_its_own_loop(hosts: Hosts, tmp_path: Path) -> None:
     """Two workers die, one of them rank 0; scheduler, counter and evaluations are as in an undisturbed script."""
     script = [OWN_LOOP, "--output-dir", "run", "--ledger", "--device", "cpu"]

@@ -1,27 +1,48 @@
 """A long training holds no more memory at its end than soon after its start."""
 
+import os
 from itertools import combinations
 from pathlib import Path
 from statistics import median
 
 import pytest
+from torch import nn
 
 from tests.support.launching import HVD_TRAIN, launch_line, output_of
-from tests.support.memory import EVERY
+from tests.support.runs import convnet
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
+EVERY = 10
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 STEPS_PER_EPOCH = 19
 WARM_UP = 2500  # steps in which allocators and caches grow by 0.6 MB
 STEPS = 2000  # after the warm-up; in fewer, a small leak may hide in freed memory
 MOST = 150.0  # bytes per step: rank 0 needs about 80; a kept tensor of 64 numbers takes 650 to 800
 
 
+def watched(num_classes: int) -> nn.Module:
+    """Return a small convnet that writes its process's memory in bytes to rss-PID every `EVERY` steps."""
+    model = convnet(num_classes)
+    file = (Path.cwd() / f"rss-{os.getpid()}").open("w", buffering=1)
+    passes = 0
+
+    def look(model: nn.Module, *_: object) -> None:
+        nonlocal passes
+        if model.training:
+            if passes % EVERY == 0:
+                file.write(f"{int(Path('/proc/self/statm').read_text().split()[1]) * os.sysconf('SC_PAGE_SIZE')}\n")
+            passes += 1
+
+    model.register_forward_pre_hook(look)
+    return model
+
+
 def growth(folder: Path, ranks: int, command: list[str]) -> list[float]:
     """Train with all features that may keep memory; return each rank's growth in bytes per step (Theil-Sen slope)."""
     steps = WARM_UP + STEPS
-    line = "--data tests.support.runs:few_digits --model tests.support.memory:watched --ledger "
+    line = "--data tests.support.runs:few_digits --model tests.integration.test_memory:watched --ledger "
     line += f"--epochs {steps // STEPS_PER_EPOCH} "
     line += f"--global-batch-size 10 --batch-size {10 // ranks} --eval-epochs 10 --log-steps 10 --commit-steps 100 "
     line += "--device cpu --output-dir run"

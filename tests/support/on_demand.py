@@ -7,15 +7,10 @@ import socket
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
-from hvd_train.tasks import samples
-from hvd_train.tasks.builtin import distillation
-from hvd_train.tasks.task import Task
 from tests.support.runs import smooth
 from tests.support.worlds import own_generator
 
@@ -66,38 +61,6 @@ def _raise_error(*_: object) -> None:
         what = path.read_text()
         path.unlink()
         raise RuntimeError(what)
-
-
-def _paced(model: nn.Module) -> nn.Module:
-    model.register_forward_hook(_take_time)
-    return model
-
-
-def perceptron() -> nn.Module:
-    return _paced(samples.perceptron())
-
-
-def pixel_network(num_classes: int) -> nn.Module:
-    layers: Any = samples.pixel_network(num_classes)  # kinks would multiply roundings
-    return _paced(nn.Sequential(*(nn.Tanh() if isinstance(layer, nn.ReLU) else layer for layer in layers)))
-
-
-def byte_model() -> nn.Module:
-    return _paced(samples.ByteModel())
-
-
-def labels(config: object) -> tuple[TensorDataset, TensorDataset]:
-    inputs = torch.rand(360, 10, generator=torch.Generator().manual_seed(0))
-    data = TensorDataset(inputs, (inputs[:, :3] > 0.5).float())
-    return data, data
-
-
-def three_labels() -> nn.Module:
-    return _paced(nn.Linear(10, 3))
-
-
-def distilled(config: object) -> Task:
-    return distillation(own_generator(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), seed=5))
 
 
 def _take_time(model: nn.Module, *_: object) -> None:

@@ -24,10 +24,8 @@ from hvd_train.world.world import (
     LocalWorld,
     PendingSum,
     Place,
-    Request,
     World,
     complete_gradients,
-    together,
 )
 
 T = TypeVar("T")
@@ -112,10 +110,6 @@ class ThreadWorld(World):
         return wait
 
     @override
-    def sum(self, tensor: Tensor, name: str) -> Tensor:
-        return self.start_sum(tensor, name)()
-
-    @override
     def broadcast(self, value: T, root: int) -> T:
         result: T = self._exchange("broadcast", value if self.place.rank == root else None)[root]
         return result
@@ -138,13 +132,6 @@ class ThreadWorld(World):
         return optimizer
 
     @override
-    def regroup(self, optimizer: Optimizer) -> None: ...
-
-    @override
-    def expect_passes(self, optimizer: Optimizer, passes: int) -> None:
-        pass  # sums start when they are awaited
-
-    @override
     @contextmanager
     def reduced(self, optimizer: Optimizer) -> Iterator[Gradients]:
         self._steps += 1
@@ -158,20 +145,8 @@ class ThreadWorld(World):
         yield gradients
 
     @override
-    def prepare(self, build: Callable[[], T]) -> T:
-        return together(self, build)
-
-    @override
-    @override
-    def requested(self, *, got_signal: bool = False) -> Request:
-        return "stop" if got_signal else "train"
-
-    @override
     def transport(self, device: torch.device) -> str:
         return "threads"
-
-    @override
-    def close(self) -> None: ...
 
     def _to_wire(self, gradient: Tensor) -> Tensor:
         return gradient.to({"fp16": torch.half, "bf16": torch.bfloat16}.get(self._compression))

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.optim import Optimizer
 from typing_extensions import override
 
@@ -23,7 +21,6 @@ from tests.support import runs
 from tests.support.elastic import (
     NUMBERS,
     ONE,
-    STEPS,
     THREE,
     TOLERANCE,
     TWO,
@@ -170,28 +167,6 @@ def test_a_new_rank_0_writes_into_the_same_folder(event: Event, why: str) -> Non
     first, *_ = events_of(folder)
     assert (first["previous_size"], first["world_size"], first["why"]) == (2, 1, why)
     assert {result.run_dir for result, _ in job.results} <= {folder, None}
-
-
-EVENTS = st.one_of(
-    st.builds(Kill, st.integers(1, STEPS), rank=st.integers(0, 2)),
-    st.builds(KillMeeting, st.integers(1, 4), st.integers(0, 2), st.integers(1, 30)),
-    st.builds(
-        Hosts, st.integers(1, STEPS), st.lists(st.sampled_from([ONE, TWO, THREE]), min_size=1, unique=True).map(tuple)
-    ),
-)
-
-
-@pytest.mark.parametrize("plays", [6, pytest.param(40, marks=pytest.mark.slow)])
-def test_any_history(plays: int) -> None:
-    @settings(max_examples=plays, deadline=None)
-    @given(events=st.lists(EVENTS, max_size=4))
-    def any_history(events: list[Event]) -> None:
-        job, folder = play(events, ONE, TWO, THREE, commit_steps=1)
-        report = audit(folder)
-        assert (report.faults, report.epochs, report.steps) == ((), 2, STEPS), report
-        assert largest_difference(job.results[0][1], PLAIN()) <= TOLERANCE
-
-    any_history()
 
 
 class HalfASum(ElasticThreadWorld):

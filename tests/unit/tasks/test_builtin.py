@@ -18,6 +18,7 @@ from hvd_train.tasks.measures import Measuring, numbers_of
 from hvd_train.tasks.task import Scores
 from hvd_train.validate import scores_of
 from hvd_train.world.world import LocalWorld, World
+from tests.support.elastic import ONE, THREE, TWO, Kill, run_elastic
 from tests.support.runs import Weights, equal, largest_difference, small_config
 from tests.support.worlds import StoppingWorld, own_generator, run_ranks
 
@@ -55,7 +56,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], Callable[[], nn.Module], int]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_built_in_task_keeps_the_promises(name: str) -> None:
-    """1, 2 and 3 ranks have equal weights to 1e-5; a run resumed in mid epoch has the bits of a whole one."""
+    """1, 2 and 3 ranks have equal weights to 1e-5, also if two die; a resumed run has the bits of a whole one."""
     data, network, stop_at = CASES[name]
     config = small_config(epochs=4, task=name)
 
@@ -70,6 +71,9 @@ def test_a_built_in_task_keeps_the_promises(name: str) -> None:
         for result, weights in run_ranks(size, lambda world: train_in(world, f"on-{world.place.size}")):
             assert largest_difference(weights, expected) <= 1e-5
             assert dict(result.scores) == pytest.approx(dict(alone.scores), abs=1e-4)
+    deaths = [Kill(5, rank=1), Kill(9, rank=0)]
+    job = run_elastic(lambda world: train_in(world, "deaths"), dict([ONE, TWO, THREE]), deaths, first=3)
+    assert all(largest_difference(weights, expected) <= 1e-5 for _, weights in job.results)
     stopped, _ = train_in(StoppingWorld(after=5, vote_at=stop_at), "stopped")
     assert not stopped.finished
     _, weights = train_in(LocalWorld(), "stopped")
