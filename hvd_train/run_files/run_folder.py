@@ -174,16 +174,25 @@ def _create(path: Path, config: Config, owner: str, *notes: str) -> RunFolder:
 
 def _reopen(path: Path, config: Config, owner: str) -> RunFolder:
     _check_no_links(path)
-    if differences := config.differences(config_file.load(path / CONFIG)):
+    old = config_file.load(path / CONFIG)
+    before, epochs, notes = old.schedule.epochs, config.schedule.epochs, list[str]()
+    if config.run.output_dir and epochs > before:
+        old = old.replace(epochs=epochs, warmup_epochs=config.schedule.warmup_epochs)  # recipes give both
+        notes.append(f"continuing for {epochs} epochs, not {before}")
+        if config.schedule.schedule in ("cosine", "linear", "one-cycle"):
+            notes[0] += f": the learning rate follows the schedule of {epochs} epochs from here on, not from the start"
+    if differences := config.differences(old):
         raise UsageError(
             f"{path} is a run with other settings ({'; '.join(differences)}): type --resume never to start again "
             "(the old run is kept aside), or name another --output-dir"
         )
     lock = _lock(path, owner)
+    if notes:
+        (path / SUMMARY).unlink(missing_ok=True)  # of a finished run
     text = config_file.dump(config)
     if plain_file.read_text(path / CONFIG, config_file.MOST_BYTES) != text:  # settings that may change on resume
         durable.write_text(path / CONFIG, text)
-    return RunFolder(path, earlier=True, _lock=lock)
+    return RunFolder(path, earlier=True, notes=tuple(notes), _lock=lock)
 
 
 def _lock(path: Path, owner: str) -> IO[str]:

@@ -56,6 +56,22 @@ def test_a_finished_run_continues_for_more_epochs() -> None:
     assert not equal(snapshot["model"], expected)
 
 
+def test_more_epochs_continue_a_finished_run_in_its_folder() -> None:
+    """If the schedule does not depend on their number, the run is as if it had begun with it."""
+    settings = {"schedule": "constant", "warmup_epochs": 0.5}
+    _, expected = trained(LocalWorld(), small_config(output_dir=FIRST, epochs=4, **settings))
+    trained(LocalWorld(), small_config(output_dir=SECOND, epochs=2, **settings))
+    summary = SECOND / "summary.json"
+    trained(StoppingWorld(1), small_config(output_dir=SECOND, epochs=4, **settings))
+    assert not summary.exists()
+    _, weights = trained(LocalWorld(), small_config(output_dir=SECOND, epochs=4, **settings))
+    assert equal(weights, expected)
+    assert json.loads(summary.read_text())["epochs"] == 4
+    assert 'continuing for 4 epochs, not 2"' in (SECOND / "metrics.jsonl").read_text()
+    with pytest.raises(UsageError, match="epochs: 3, not 4"):
+        trained(LocalWorld(), small_config(output_dir=SECOND, epochs=3, **settings))
+
+
 def test_another_optimizer_starts_with_fresh_state() -> None:
     snapshot, notes = resumed(file_of(), optimizer="adamw", learning_rate=0.01)
     assert {float(values["step"]) for values in snapshot["optimizers"][""]["state"].values()} == {1.0}
