@@ -20,7 +20,7 @@ from hvd_train.launch.exit_report import report_once
 _MODULES = {
     "launch": "launch",
     **dict.fromkeys(("train", "config", "show-data"), "train"),
-    **dict.fromkeys(("evaluate", "audit", "export", "watch", "report"), "runs"),
+    **dict.fromkeys(("evaluate", "predict", "audit", "export", "watch", "report"), "runs"),
     "doctor": "machines",
     "sweep": "sweep",
     "bench": "bench",
@@ -107,7 +107,10 @@ def overview() -> str:
   train [RECIPE] [flags]   train; RECIPE is one of: {", ".join(recipes.RECIPES)} (default: {recipes.DEFAULT})
   launch [options] -- COMMAND
                            start ranks: here, over ssh, with mpirun, Slurm, Docker; elastic with --elastic
-  evaluate RUN|CHECKPOINT  scores of a run's best weights, or of a checkpoint file
+  evaluate RUN|CHECKPOINT [--data-dir DIR] [--split train|val|test]
+                           scores of a run's best weights, a checkpoint or a model-best.pt
+  predict RUN|CHECKPOINT IMAGE|FOLDER ... [--output FILE.csv]
+                           the most probable classes of images
   config [RECIPE] [flags]  check the settings of `train` and print them in the form that --config FILE takes
   audit RUN                check that every sample counted exactly once (of a run with --ledger)
   show-data [RECIPE] [flags] [--output FILE.png]

@@ -25,7 +25,7 @@ def export(target: Path, output: Path, *, onnx: bool, trust: bool = False) -> li
     [batch, classes]. Returns the paths of the files. Raises UsageError if `target` is no run, the model cannot be
     exported, or the program gives other logits; `trust` is as in `run.evaluate`.
     """
-    config, parts = trained_parts(target, Place(), device="cpu", trust=trust)
+    config, parts = trained_parts(target, Place(), trust=trust, device="cpu")
     model = parts.model.eval()
     if not parts.data.images:
         raise UsageError(f"{target}: only models of images are exported; its weights are in model-best.pt")

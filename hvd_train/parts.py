@@ -114,11 +114,14 @@ def _compile(config: Config, world: World, parts: Parts) -> None:
     freeze.prepare(config.model, parts.model)
 
 
-def build(config: Config, place: Place, own: Own = NOTHING) -> Parts:
-    """Return the parts of this rank. Raises UsageError if the device, the data or the model is not available."""
+def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = None) -> Parts:
+    """Return the parts of this rank; with a `split`, it is the validation set and need be the only one.
+
+    Raises UsageError if the device, the data or the model is not available.
+    """
     device = choose_device(config, place)
     classifies = own.task is None and config.model.task == CLASSIFICATION
-    data = sources.open_data(config.data, config.seed, own.data, any_items=not classifies)
+    data = sources.open_data(config.data, config.seed, own.data, any_items=not classifies, split=split)
     chosen = config.model.weights
     of_torchvision = chosen is not None and not weights.is_file(chosen)
     if data.mean and chosen is not None and of_torchvision:

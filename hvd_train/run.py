@@ -6,10 +6,12 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,6 +31,7 @@ from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, Stopped
 from hvd_train.run_files import remote, run_folder, trackers
 from hvd_train.tasks import builtin as tasks
+from hvd_train.tasks.builtin import CLASSIFICATION
 from hvd_train.tasks.task import Scores, Task
 from hvd_train.training import Training
 from hvd_train.validate import evaluate as evaluate_model
@@ -80,28 +83,35 @@ def evaluate(
     target: Path,
     *,
     model: Builder | None = None,
-    data: OwnData | None = None,
+    data: OwnData | str | None = None,
     task: Task | None = None,
     world: World | None = None,
     device: str | None = None,
+    data_dir: Path | None = None,
+    split: str = "val",
     trust: bool = False,
 ) -> Scores:
-    """Return the scores of a run (its best weights) or of a checkpoint file, as training measured them.
+    """Return the scores of a run (its best weights), a checkpoint or a run's model-best.pt, as training measured them.
 
-    `model`, `data` and `task` are the arguments that `train` had. Code that the run names is imported only with
-    `trust`. Raises UsageError if `target` is neither a run nor a checkpoint, or names code that is not trusted.
+    `model`, `data` and `task` are the arguments that `train` had. Other `data` (a name, too), `data_dir` or `split`
+    (train, val or test) evaluate other samples. Code that the run names is imported only with `trust`. Raises
+    UsageError if `target` is none of these, or names code that is not trusted.
     """
+    changes: dict[str, Any] = {"device": device, "data_dir": data_dir}
+    if isinstance(data, str):
+        changes["data"], data = data, None
     own = Own(model, data, task)
     with closing(world or connect()) as here:
         here.meet()
-        config, parts = together(here, lambda: trained_parts(target, here.place, device, own, trust=trust))
+        build_parts = partial(trained_parts, target, here.place, own, trust=trust, split=split, **changes)
+        config, parts = together(here, build_parts)
         here.compare(identity.facts(parts.data))
         if parts.val_loader is None:
-            raise UsageError(f"{target}: its data set has no validation set")
+            raise UsageError(f"{target}: its data have no {split} set")
         scorer = parts.task, parts.evaluation, parts.model, parts.val_loader
         scores = evaluate_model(config, parts.device, *scorer, here)
     of_run = "best weights" if (target / checkpoint.BEST).exists() else "last weights: the run has no best yet"
-    return dataclasses.replace(scores, weights=of_run if target.is_dir() else "weights of the checkpoint")
+    return dataclasses.replace(scores, weights=of_run if target.is_dir() else f"weights of {target.name}")
 
 
 def check(config: Config) -> None:
@@ -168,50 +178,69 @@ def same_everywhere(config: Config | None) -> dict[str, str]:
 def trained_parts(
     target: Path,
     place: Place,
-    device: str | None = None,
     own: Own = NOTHING,
     *,
     trust: bool = False,
+    split: str | None = None,
+    files: Sequence[Path] = (),
+    **changes: Any,
 ) -> tuple[Config, Parts]:
-    """Return the config of a run or checkpoint, and its parts with the trained weights.
+    """Return the config of a run, checkpoint or model-best.pt, and its parts with the trained weights.
 
-    Arguments are as in `evaluate`. Raises UsageError if the target cannot be used or names code that is not trusted.
+    `changes` are other settings, if they are not None. The validation set is the `split`, or holds these image `files`.
+    Raises UsageError if the target cannot be used or names code that is not trusted.
     """
     config, trained, data = read_target(target)
-    config = config if device is None else config.replace(device=device)
+    changes = {name: value for name, value in changes.items() if value is not None}
+    config = config.replace(**changes)
     settings = config.settings()
-    named = {kind: str(settings[kind]) for kind, value in vars(own).items() if value is None}
+    named = {kind: str(settings[kind]) for kind, value in vars(own).items() if value is None and kind not in changes}
     if unknown := [kind for kind, name in named.items() if name == OWN]:
         advice = f"call hvd_train.evaluate(run, {unknown[0]}=...) from there"
         raise UsageError(f"{target} was trained with a {unknown[0]} that only its script knows: {advice}")
     if not trust:
         plugin.check_trusted(str(target), named)
-    parts = build(config, place, own)
-    scored = ("validation",) if place.rank == 0 else ()  # to ask for the sizes of the training files takes time
-    changes = identity.differences(identity.of(parts.data, sizes=True, parts=scored), data)
-    if "classes" in changes:
-        raise UsageError(f"{target}: {changes['classes']}; name the class folders as they were, or train again")
-    if "validation" in changes:
-        console.say(f"{target}: {changes['validation']}, so the scores differ from training")
+    if own.data is None:
+        sources.check_name(config.data.data)
+    if "data_dir" in changes and config.data.data in ("digits", "synthetic"):
+        raise UsageError(f"--data-dir: {config.data.data} reads no files; for class folders add --data folder")
+    if files:
+        if config.model.task != CLASSIFICATION:
+            raise UsageError(f"{target} is of the task {config.model.task}; only classes of images are predicted")
+        own = dataclasses.replace(own, data=lambda of: sources.of_files(of, files, identity.classes(target, data)))
+    parts = build(config, place, own, split)
+    is_same = place.rank == 0 and split in (None, "val") and not files and not changes.keys() & {"data", "data_dir"}
+    scored = ("validation",) if is_same else ()  # to ask for the sizes of the training files takes time
+    found = identity.differences(identity.of(parts.data, sizes=True, parts=scored), data)
+    if "classes" in found:
+        raise UsageError(f"{target}: {found['classes']}; name the class folders as they were, or train again")
+    if "validation" in found:
+        console.say(f"{target}: {found['validation']}, so the scores differ from training")
     state.check_same_shapes(parts.model.state_dict(), trained)
     weights.load(trained, parts.model)
     return config, parts
 
 
 def read_target(target: Path) -> tuple[Config, dict[str, torch.Tensor], Identity | None]:
-    """Return config, (best) weights and data of a run folder or checkpoint file. Raises UsageError."""
-    if target.is_dir():
-        config = config_file.load(target / run_folder.CONFIG)
-        found = (target / name for name in (checkpoint.BEST, checkpoint.FINAL) if (target / name).exists())
-        if (path := next(found, None)) is None:
+    """Return config, (best) weights and data of a run folder, a checkpoint or a .pt file of a run folder.
+
+    Raises UsageError.
+    """
+    if not target.exists():
+        raise UsageError(f"{target}: no such run folder, checkpoint or weights")
+    if target.is_dir() or target.suffix == ".pt":
+        folder = target if target.is_dir() else target.parent
+        if target != folder and not (folder / run_folder.CONFIG).exists():
+            raise UsageError(f"{target}: the {run_folder.CONFIG} of its run must be next to it: name the run folder")
+        config = config_file.load(folder / run_folder.CONFIG)
+        weights_of = [folder / checkpoint.BEST, folder / checkpoint.FINAL] if target.is_dir() else [target]
+        if (path := next(filter(Path.exists, weights_of), None)) is None:
             raise UsageError(f"{target} has no {checkpoint.BEST} yet: it was stopped before its first evaluation")
         try:
-            text = plain_file.read_bytes(target / run_folder.DATA) if (target / run_folder.DATA).exists() else b"null"
+            text = plain_file.read_bytes(folder / run_folder.DATA) if (folder / run_folder.DATA).exists() else b"null"
             return config, weights.tensors_in(path), json.loads(text)  # no file: the disk may have been full
         except weights.UNREADABLE as error:
             raise UsageError(f"cannot read the weights {path}: {weights.why_unreadable(error)}") from None
-    if not target.exists():
-        raise UsageError(f"{target}: no such run folder or checkpoint")
     snapshot = checkpoint.read(target)
     config = config_file.from_dict(snapshot["config"], source=str(target))
     return config, state.result_in(snapshot), snapshot["data"]

@@ -1,7 +1,9 @@
-"""Commands about trainings that exist: `hvd-train evaluate`, `audit`, `export`, `watch` and `report`."""
+"""Commands about trainings that exist: `evaluate`, `predict`, `audit`, `export`, `watch` and `report`."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import sys
@@ -9,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,7 +19,7 @@ import tyro
 
 from hvd_train import plain_file
 from hvd_train.console import PROGRAM, printable, say, show
-from hvd_train.errors import UsageError, first_few
+from hvd_train.errors import UsageError, counted, first_few
 from hvd_train.flags import parse_flags
 from hvd_train.launch import launcher
 from hvd_train.run_files import durable, run_folder
@@ -25,12 +28,34 @@ from hvd_train.run_files.journal import labelled
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Score a run's best weights, or a checkpoint file: loss, top-1, top-5 and top-1 of each class."""
+    """Score a run's best weights, or a checkpoint: loss, top-1, top-5 and top-1 of each class."""
 
     target: Annotated[Path | None, tyro.conf.Positional] = None
-    """Run folder or checkpoint file; default: the newest run."""
+    """Run folder, checkpoint or model-best.pt of a run; default: the newest run."""
+    data_dir: Path | None = None
+    """Another folder of the data. Of class folders, the split is enough, or the folder holds the classes."""
+    split: Literal["train", "val", "test"] = "val"
+    """The part of the data to evaluate."""
+    data: str | None = None
+    """Another data set with the same classes: a name as for `train`, or your own as package.module:function."""
     json: bool = False
     """Print one JSON object, with every digit."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """The device of the model."""
+    trust: bool = False
+    """Import the code that the run names as its model or data; it runs with your permissions."""
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """Print the most probable classes of image files, as in `hvd-train predict runs/NAME photo.jpg photos/`."""
+
+    paths: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run folder, checkpoint or model-best.pt of a run (default: the newest run); then image files and folders."""
+    top: int = 5
+    """Number of classes to print for each image."""
+    output: Path | None = None
+    """Write a CSV file of them, one line for each image, in place of printing them."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """The device of the model."""
     trust: bool = False
@@ -50,7 +75,7 @@ class ExportOptions:
     """Write the best weights of a run or checkpoint as weights.pt, model.pt2 (torch.export) and model.json."""
 
     target: Annotated[Path | None, tyro.conf.Positional] = None
-    """Run folder or checkpoint file; default: the newest run."""
+    """Run folder, checkpoint or model-best.pt of a run; default: the newest run."""
     output: Path | None = None
     """Folder for the files; default: RUN/export, or CHECKPOINT.export."""
     onnx: bool = False
@@ -114,7 +139,8 @@ def evaluate(arguments: list[str]) -> int:
     if target is None:  # hosts may have runs of their own
         newest = together(world, lambda: _newest() if world.place.rank == 0 else Path())
         target = world.broadcast(newest, 0)
-    scores = run.evaluate(target, world=world, device=options.device, trust=options.trust)
+    settings = {name: value for name, value in vars(options).items() if name not in ("target", "json")}
+    scores = run.evaluate(target, world=world, **settings)
     if world.place.rank == 0 and options.json:
         print(json.dumps(scores.as_dict()))
     elif world.place.rank == 0:
@@ -124,6 +150,36 @@ def evaluate(arguments: list[str]) -> int:
         print(f"{'  '.join(figures)}  ({scores.count:,} samples)")
         for name, share in scores.per_class.items():
             print(f"  {printable(name):<20} {share:8.2%}")
+    return 0
+
+
+def predict(arguments: list[str]) -> int:
+    """Print or write the classes of images, and return 0. Raises UsageError for wrong targets, images or output."""
+    options = parse_flags(PredictOptions, arguments, f"{PROGRAM} predict")
+    paths, output = options.paths, options.output
+    named = [path for path in paths[:1] if path.suffix in (".pt", ".ckpt") or (path / run_folder.CONFIG).exists()]
+    if len(paths) == len(named):
+        raise UsageError(f"name images or folders of images: {PROGRAM} predict RUN photo.jpg photos/")
+    if options.top < 1:
+        raise UsageError(f"--top is {options.top}; it must be at least 1")
+    if output is not None and not output.parent.is_dir():
+        raise UsageError(f"--output {output}: there is no folder {output.parent}")
+    from hvd_train.data.folder import images_in  # imports torch
+    from hvd_train.predict import predict
+
+    files = images_in(paths[len(named) :])
+    target = named[0] if named else _newest()
+    rows = predict(target, files, top=options.top, device=options.device, trust=options.trust)
+    if output is None:
+        for file, found in zip(files, rows, strict=True):
+            show(f"{printable(file)}  {'  '.join(f'{printable(name)} {share:.2%}' for name, share in found)}")
+        return 0
+    table = csv.writer(text := io.StringIO(newline=""))
+    places = range(1, len(rows[0]) + 1)
+    table.writerow(["image", *(f"{what}{place}" for place in places for what in ("class", "probability"))])
+    table.writerows([file, *chain(*row)] for file, row in zip(files, rows, strict=True))
+    durable.write_text(output, text.getvalue())
+    show(f"{counted(len(files), 'image')}: {output}")
     return 0
 
 

@@ -3,8 +3,9 @@
 import os
 import struct
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from io import BytesIO
 from itertools import pairwise
 from multiprocessing.pool import ThreadPool
@@ -44,14 +45,9 @@ class ImageFolder(MapDataset):
         max_pixels: int = DataConfig.max_image_pixels,
     ) -> None:
         """List the files below `root`/CLASS. Raises UsageError if a class has no images."""
-
-        def is_image(path: str) -> bool:
-            below = path[len(str(root)) :].split(os.sep)
-            return path.lower().endswith(IMG_EXTENSIONS) and not any(map(_is_hidden, below))
-
         numbers = {name: number for number, name in enumerate(classes)}
         try:
-            samples = make_dataset(str(root), numbers, is_valid_file=is_image)
+            samples = make_dataset(str(root), numbers, is_valid_file=lambda path: _is_image(path[len(str(root)) :]))
         except FileNotFoundError as error:
             raise UsageError(f"{root}: {error}") from None
         names = [os.fsencode(path[len(str(root)) + 1 :]) for path, _ in samples]
@@ -90,27 +86,55 @@ class ImageFolder(MapDataset):
     @override
     def __getitem__(self, index: int, /) -> tuple[Tensor, int]:
         """Return an item. Raises UsageError, which names the file."""
-        path = self.path(index)
-        try:
-            image = decode(plain_file.read_bytes(path), self._max_pixels)
-        except UNREADABLE as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UsageError(
-                f"cannot read the image {path}: {reason}; fix the file, or delete it and start a new run"
-            ) from None
+        image = _read(self.path(index), self._max_pixels, "fix the file, or delete it and start a new run")
         return self._transform(image), int(self.labels[index])
+
+
+class Files(MapDataset):
+    """Image files without labels: an item is (transformed image, 0)."""
+
+    def __init__(self, paths: Sequence[Path], transform: Callable[[Tensor], Tensor], max_pixels: int) -> None:
+        self._paths, self._transform, self._max_pixels = paths, transform, max_pixels
+
+    @override
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    @override
+    def __getitem__(self, index: int, /) -> tuple[Tensor, int]:
+        return self._transform(_read(self._paths[index], self._max_pixels, "fix the file, or leave it out")), 0
+
+
+def _read(path: Path, max_pixels: int, advice: str) -> Tensor:
+    """Return the pixels of a file. Raises UsageError, which names the file."""
+    try:
+        return decode(plain_file.read_bytes(path), max_pixels)
+    except UNREADABLE as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UsageError(f"cannot read the image {path}: {reason}; {advice}") from None
+
+
+def images_in(paths: Sequence[Path]) -> list[Path]:
+    """Return these files, and the images below these folders. Raises UsageError if there are none."""
+    found = list[Path]()
+    for path in paths:
+        below = [path] if path.is_file() else sorted(path.rglob("*"))
+        images = [each for each in below if each == path or _is_image(str(each.relative_to(path)))]
+        if not images:
+            raise UsageError(f"{path}: {'it has no images' if path.exists() else 'no such image or folder'}")
+        found += images
+    return found
 
 
 def open_folder(root: Path, config: DataConfig) -> DataSet:
     """Return the data set of train/, val/ and an optional test/ in `root`. Raises UsageError for wrong folders."""
     size = config.image_size or 224
-    crop = config.val_crop_size or size
     splits = ["train", "val", *(["test"] if (root / "test").is_dir() else [])]
     classes, *others = (_classes(root / split) for split in splits)
     for split, names in zip(splits[1:], others, strict=True):
         if only := sorted(set(classes) ^ set(names)):
             raise UsageError(f"{root}: train/ and {split}/ must have the same classes; only in one: {first_few(only)}")
-    evaluated = v2.Compose(_middle(config.val_resize_size or round(crop / _VAL_CROP), crop))
+    evaluated = evaluation_transform(config)
     view = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
     if config.augment == "none":
         view = _middle(round(size / _VAL_CROP), size)
@@ -118,7 +142,32 @@ def open_folder(root: Path, config: DataConfig) -> DataSet:
     limit = config.max_image_pixels
     train = ImageFolder(root / "train", classes, trained, limit)
     val, *test = (ImageFolder(root / split, classes, evaluated, limit) for split in splits[1:])
-    return DataSet(train, val, tuple(classes), 3, size, IMAGENET_MEAN, IMAGENET_STD, test=test[0] if test else None)
+    return replace(of_classes(classes, config), train=train, val=val, test=test[0] if test else None)
+
+
+def open_split(root: Path, config: DataConfig, split: str) -> DataSet:
+    """Return the data set whose only images are of one split, or of the class folders in `root`. Raises UsageError."""
+    part = root / split if any((root / name).is_dir() for name in ("train", "val", "test")) else root
+    classes = _classes(part)
+    images = ImageFolder(part, classes, evaluation_transform(config), config.max_image_pixels)
+    return replace(of_classes(classes, config), train=images, val=images)
+
+
+def of_classes(classes: Sequence[str], config: DataConfig) -> DataSet:
+    """Return a data set of images in class folders, without the images."""
+    return DataSet((), None, tuple(classes), 3, config.image_size or 224, IMAGENET_MEAN, IMAGENET_STD)
+
+
+def evaluation_transform(config: DataConfig) -> v2.Compose:
+    """Return what makes an image of an evaluation out of the pixels of a file."""
+    crop = config.val_crop_size or config.image_size or 224
+    return v2.Compose(_middle(config.val_resize_size or round(crop / _VAL_CROP), crop))
+
+
+def to_shape(shape: Sequence[int]) -> v2.Compose:
+    """Return what makes an image of `shape` [1 or 3, height, width] of pixels [3, height, width], both uint8."""
+    grey = [v2.Grayscale()] if shape[0] == 1 else []
+    return v2.Compose([*grey, v2.Resize(max(shape[1:]), antialias=True), v2.CenterCrop(list(shape[1:]))])
 
 
 def _middle(resize: int, crop: int) -> list[v2.Transform]:
@@ -131,6 +180,10 @@ def _classes(split: Path) -> list[str]:
         if names := [name for name in find_classes(str(split))[0] if not _is_hidden(name)]:
             return names
     raise UsageError(f"{split} is missing or empty; --data-dir must hold train/ and val/ with one folder per class")
+
+
+def _is_image(path: str) -> bool:
+    return path.lower().endswith(IMG_EXTENSIONS) and not any(map(_is_hidden, path.split(os.sep)))
 
 
 def _is_hidden(name: str) -> bool:

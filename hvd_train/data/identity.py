@@ -26,6 +26,14 @@ def facts(data: DataSet) -> dict[str, str]:
     return {"the data set": f"{len(data.train)} training samples of {len(data.classes)} classes, digest {digest}"}
 
 
+def classes(target: object, run: Identity | None) -> tuple[str, ...]:
+    """Return the names of a run's classes. Raises UsageError, which names the `target`, if they are not known."""
+    names = run.get("classes") if isinstance(run, dict) else None
+    if not isinstance(names, list) or not names:
+        raise UsageError(f"{target}: the names of its classes are not known, since its data.json is missing or damaged")
+    return tuple(map(str, names))
+
+
 def differences(now: Identity | None, run: Identity | None) -> dict[str, str]:
     """Describe how the parts of `now` differ from a run's. Raises UsageError if `run`, from a file, is no identity."""
     if now is None or run is None or now == run:

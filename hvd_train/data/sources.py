@@ -24,7 +24,7 @@ from hvd_train.launch import launcher
 from hvd_train.plugin import HUGGING_FACE
 
 _MOST_READ = 20_000  # items of a set that are read to count its classes
-OwnData = Callable[[DataConfig], Sequence[Any]]  # returns a DataSet, or a training set and a validation set or None
+OwnData = Callable[[DataConfig], Sequence[Any] | DataSet]  # a sequence: training set, and validation set or None
 
 
 def check_name(name: str) -> None:
@@ -38,11 +38,21 @@ def check_name(name: str) -> None:
         raise unknown_name("data set", name, _OPENERS)
 
 
-def open_data(config: DataConfig, seed: int, own: OwnData | None = None, *, any_items: bool = False) -> DataSet:
+def open_data(
+    config: DataConfig, seed: int, own: OwnData | None = None, *, any_items: bool = False, split: str | None = None
+) -> DataSet:
     """Return the data set of `own` or of the config. Raises UsageError if the data cannot be used.
 
-    With `any_items`, those of `own` may be any trees of tensors, unless it returns a DataSet.
+    With `any_items`, those of `own` may be any trees of tensors, unless it returns a DataSet. A `split` (train, val or
+    test) becomes the validation set, without random changes; of class folders it is all that is read.
     """
+    if split is not None and own is None and config.data == "folder":
+        return _evaluated_folder(config, split)
+    data = _opened(config, seed, own, any_items=any_items)
+    return data if split is None else replace(data, val=getattr(data, split))
+
+
+def _opened(config: DataConfig, seed: int, own: OwnData | None, *, any_items: bool) -> DataSet:
     if own is None and config.data.startswith(HUGGING_FACE):
         result: Any = hugging_face.open_saved(config.data.removeprefix(HUGGING_FACE), any_items=any_items)
         data = _from_result(config.data, result, any_items=any_items)
@@ -109,6 +119,39 @@ def _folder(config: DataConfig, seed: int) -> DataSet:
 
     assert config.data_dir is not None  # checked by DataConfig
     return open_folder(config.data_dir, config)
+
+
+def _evaluated_folder(config: DataConfig, split: str) -> DataSet:
+    from hvd_train.data.folder import open_split
+
+    assert config.data_dir is not None  # checked by DataConfig
+    return open_split(config.data_dir, config, split)
+
+
+def of_files(config: DataConfig, files: Sequence[Path], classes: tuple[str, ...]) -> DataSet:
+    """Return a data set of image files without labels (all are 0), prepared like the images of an evaluation.
+
+    Raises UsageError if it is not known how the config's own data make an image of a file.
+    """
+    from torchvision.transforms import v2
+
+    from hvd_train.data.folder import Files, evaluation_transform, of_classes, to_shape
+
+    if config.data == "folder":
+        data, transform = of_classes(classes, config), evaluation_transform(config)
+    else:
+        data = open_data(config, 0)
+        source: Any = data.train if data.val is None else data.val
+        image = source.images[0] if isinstance(source, Arrays) else source[0][0]
+        while isinstance(source, (_CheckedItems, Subset)):
+            source = source.data if isinstance(source, _CheckedItems) else source.dataset
+        own = getattr(source, "transform", None)
+        if own is None and image.dtype != torch.uint8:
+            advice = "give its validation set the attribute `transform`, from a PIL image to the tensor"
+            raise UsageError(f"--data {config.data}: it is not known how it makes an image of a file: {advice}")
+        transform = to_shape(image.shape) if own is None else v2.Compose([v2.ToPILImage(), own])
+    source = Files(files, transform, config.max_image_pixels)
+    return replace(data, train=source, val=source, test=None, augment=None)
 
 
 def _synthetic(config: DataConfig, seed: int) -> DataSet:

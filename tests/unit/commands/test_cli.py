@@ -1,5 +1,6 @@
 """The command line: the chosen command, its arguments, output and exit code; `train` has its own file."""
 
+import csv
 import json
 import os
 import re
@@ -8,9 +9,12 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from PIL import Image
 
 from hvd_train import cli, train
 from hvd_train.commands import sweep
+from hvd_train.config import DataConfig
+from hvd_train.data.sources import open_data
 from hvd_train.doctor.machine import Finding, Verdict
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.validate import Scores
@@ -49,13 +53,40 @@ def test_evaluate_and_audit_agree_with_the_training(capsys: pytest.CaptureFixtur
     assert (scores["count"], len(scores["per_class"])) == (360, 10)
     checkpoint = max(Path("out/checkpoints").glob("*.ckpt"))
     assert cli.run(["evaluate", str(checkpoint), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {**scores, "weights": "weights of the checkpoint"}
+    assert json.loads(capsys.readouterr().out) == {**scores, "weights": f"weights of {checkpoint.name}"}
+    assert cli.run(["evaluate", "out/model-best.pt", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {**scores, "weights": "weights of model-best.pt"}
+    assert cli.run(["evaluate", "out", "--json", "--split", "train"]) == 0
+    assert json.loads(capsys.readouterr().out)["count"] == 1437
     assert scores["weights"] == "best weights"
     assert cli.run(["audit", "out"]) == 0
     ledger = Path("out/ledger.jsonl")
     steps = ledger.read_text().splitlines(keepends=True)
     ledger.write_text("".join(steps[:7] + steps[8:]))
     assert cli.run(["audit", "out"]) == 1
+
+
+def test_classes_of_images_are_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of files and folders, on the console or in a CSV file."""
+    assert cli.run(["train", "digits", "--epochs", "2", "--device", "cpu", "--output-dir", "runs/a"]) == 0
+    data = open_data(DataConfig(), 0).val
+    for number, image in enumerate(data.images[:20]):
+        Path("photos/more").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[0].numpy()).save(f"photos/more/{number:02}.png")
+    Image.fromarray(data.images[0, 0].numpy()).save("one.png")
+    capsys.readouterr()
+    assert (
+        cli.run(["predict", "runs/a/model-best.pt", "one.png", "photos", "--top", "2", "--output", "classes.csv"]) == 0
+    )
+    assert capsys.readouterr().out == "21 images: classes.csv\n"
+    first, *rows = csv.DictReader(Path("classes.csv").read_text().splitlines())
+    assert [row["image"] for row in rows[:2]] == ["photos/more/00.png", "photos/more/01.png"]
+    assert {**first, "image": ""} == {**rows[0], "image": ""}
+    right = sum(int(row["class1"]) == label for row, label in zip(rows, data.labels, strict=False))
+    assert right >= 10
+    assert all(0.5 < float(row["probability1"]) + float(row["probability2"]) <= 1.0001 for row in rows)
+    assert cli.run(["predict", "one.png", "--top", "1"]) == 0
+    assert capsys.readouterr().out == f"one.png  {first['class1']} {float(first['probability1']):.2%}\n"
 
 
 def test_values_of_a_sweep_are_combined() -> None:

@@ -11,7 +11,10 @@ UNDER = {  # variables of a launcher
     "mpirun": {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"},
 }
 MISTAKES = [
-    ("evaluate gone", "gone: no such run folder or checkpoint"),
+    ("evaluate gone", "gone: no such run folder, checkpoint or weights"),
+    ("predict gone.pt", "name images or folders of images: hvd-train predict RUN photo.jpg photos/"),
+    ("predict gone.pt gone.jpg", "gone.jpg: no such image or folder"),
+    ("predict gone.pt x.jpg --output no/c.csv", "--output no/c.csv: there is no folder no"),
     ("doctor --hosts nowhere", "cannot read the host file nowhere: No such file or directory"),
     ("sweep digits --model resnet18,resnet81", "unknown model 'resnet81'"),
     ("sweep --lr 0.1,0.2 --output-dir memory://bucket", "sweep has several runs, and memory://bucket/000-"),

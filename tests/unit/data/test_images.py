@@ -1,5 +1,6 @@
 """Image files, and class folders as data sets."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -15,7 +16,7 @@ from PIL import EpsImagePlugin, Image
 from hvd_train.config import DataConfig
 from hvd_train.data import identity, sources
 from hvd_train.data.dataset import DataSet
-from hvd_train.data.folder import UNREADABLE, decode, open_folder
+from hvd_train.data.folder import UNREADABLE, decode, images_in, open_folder
 from hvd_train.data.loader import MapLoader
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import BatchLayout, EpochOrder, assignments
@@ -98,6 +99,23 @@ def test_class_folders_become_a_data_set(folder: Path) -> None:
     assert abs(first.float().mean(dim=(1, 2)) - torch.tensor([0.0, 255.0, 128.0])).max() < 3
     plain = open_folder(folder, DataConfig(image_size=16, augment="none"))
     assert torch.equal(plain.train[0][0], plain.train[0][0]), "--augment none"
+
+
+def test_a_split_or_files_are_prepared_as_for_an_evaluation(folder: Path) -> None:
+    """Other splits need not be there, nor a folder of the split."""
+    config = DataConfig(data="folder", data_dir=folder, image_size=16, val_resize_size=20)
+    val = sources.open_data(config, 0).val
+    expected = torch.stack([val[index][0] for index in range(4)])
+    files = images_in([folder / "val"])
+    shutil.rmtree(folder / "train")
+    again = dataclasses.replace(config, data_dir=folder / "val")
+    for data in (
+        sources.open_data(config, 0, split="val"),
+        sources.open_data(again, 0, split="test"),
+        sources.of_files(config, files, ("cat", "dog")),
+    ):
+        assert data.classes == ("cat", "dog")
+        assert torch.equal(torch.stack([data.val[index][0] for index in range(4)]), expected)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 import pickle
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, Subset, TensorDataset
 from torchvision.datasets import CIFAR10, CIFAR100
@@ -57,6 +59,21 @@ class Items(list[Any]):
 
 def opened(*parts: Any) -> DataSet:
     return sources.open_data(DataConfig(data="mine:data"), 0, own=lambda config: parts)
+
+
+def test_files_become_images_as_in_own_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By the transform of the validation set, or by the size of images of bytes; other data are refused."""
+    parts = Items([(IMAGE, 0)]), Subset(Items([(IMAGE, 0)]), [0])
+    monkeypatch.setattr("hvd_train.plugin.load", lambda *_: lambda config: parts)
+    Image.new("RGB", (8, 6), (255, 0, 0)).save(tmp_path / "red.png")
+    of_files = partial(sources.of_files, DataConfig(data="mine:data"), [tmp_path / "red.png"], ("a", "b"))
+    with pytest.raises(UsageError, match="not known how it makes an image of a file: give its"):
+        of_files()
+    parts[1].dataset.transform = lambda image: torch.full((3, 4, 4), image.width)
+    assert torch.equal(of_files().val[0][0], torch.full((3, 4, 4), 8))
+    parts = Items([(torch.zeros(1, 5, 4, dtype=torch.uint8), 0)]), None
+    image = of_files().val[0][0]
+    assert (image.dtype, image.shape, int(image[0, 0, 0])) == (torch.uint8, (1, 5, 4), 76)
 
 
 def test_own_labels_may_be_integers_of_any_type() -> None:
