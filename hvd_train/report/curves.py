@@ -24,6 +24,7 @@ _MOST_MEASURES = 12
 def learning(runs: Sequence[History], names: Sequence[str]) -> Markup:
     """Return the learning curves over epochs, samples or time."""
     text = "Training: means of the logged steps, with random augmentation. Validation: every sample once."
+    text += " The first chart names the lines of all." if len(runs) > page.MANY else ""
     axes: list[Axis] = [("epochs", "epochs_done", 1.0), ("samples", "samples_done", 1.0), _time(runs)]
     choices = [(axis[0].partition(",")[0], _learning_charts(runs, names, axis)) for axis in axes]
     return Markup().join([pieces.paragraph(text), pieces.tabs(choices)])
@@ -37,7 +38,8 @@ def throughput(runs: Sequence[History], names: Sequence[str]) -> Markup:
     for run, name in zip(runs, names, strict=True):
         times, rates = speeds(run.steps, 60)  # one step and the next differ by noise
         lines.append(("" if len(runs) == 1 else name, [time / unit for time in times if time is not None], rates))
-    chart = Chart("Samples/s", label, lines, zero=True, events=_events(runs[0], axis) if len(runs) == 1 else [])
+    marks, legend = _events(runs[0], axis) if len(runs) == 1 else [], len(runs) <= page.MANY
+    chart = Chart("Samples/s", label, lines, zero=True, events=marks, legend=legend)
     return Markup().join([pieces.paragraph(text), pieces.figures([chart])])
 
 
@@ -78,7 +80,7 @@ def _learning_charts(runs: Sequence[History], names: Sequence[str], axis: Axis) 
     measures = list(dict.fromkeys(name for run in runs for name in run.measures))[:_MOST_MEASURES]
     events = _events(runs[0], axis) if len(runs) == 1 else []
     keys = names if len(runs) > 1 else [""]
-    charts = []
+    charts = list[Chart]()
     for metric in measures:
         title = _TITLES.get(metric, label(metric).capitalize())
         training = [_line(key, records, metric, axis) for key, records in zip(keys, logged, strict=True)]
@@ -87,9 +89,10 @@ def _learning_charts(runs: Sequence[History], names: Sequence[str], axis: Axis) 
         if len(runs) == 1:
             groups = {title: [("training", *training[0][1:]), ("validation", *validation[0][1:])]}
         for name, lines in groups.items():
-            charts.append(Chart(name, axis[0], lines, percent=metric in _TITLES, events=events))
+            legend = len(runs) <= page.MANY or not charts
+            charts.append(Chart(name, axis[0], lines, percent=metric in _TITLES, events=events, legend=legend))
     rates = [_line(key, run.steps, "learning_rate", axis) for key, run in zip(keys, runs, strict=True)]
-    return [*charts, Chart("Learning rate", axis[0], rates)]
+    return [*charts, Chart("Learning rate", axis[0], rates, legend=len(runs) <= page.MANY)]
 
 
 def _line(key: str, records: Sequence[Record], field: str, axis: Axis) -> Line:

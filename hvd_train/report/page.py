@@ -1,7 +1,9 @@
-"""Render the pieces of a page that needs no network and no script, from templates/, and its charts."""
+"""Render the pieces of a page that needs no network, from templates/, and its charts."""
 
 import base64
+import hashlib
 import io
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,8 @@ TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 TEMPLATES.filters["base64"] = lambda content: base64.b64encode(content).decode()
+SCRIPT = (Path(__file__).parent / "templates" / "page.js").read_text(encoding="utf-8")
+DIGEST = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()  # the browser runs no other script
 pieces: Any = TEMPLATES.get_template("pieces.html").module  # the macros of pieces.html; each returns markup
 
 
@@ -53,7 +57,10 @@ Line = tuple[str, Sequence[float | None], Sequence[float | None]]  # name, x, y;
 
 _STYLE = Path(__file__).parent / "templates" / "charts.mplstyle"
 _WIDTH, _PLOT, _ABOVE = 4.2, 1.95, 0.25  # inches; on a phone the text of this width keeps its size
-_LEGEND_WIDTH, _ROW = 44, 0.18  # letters in a row of the legend, inches of its height
+_LEGEND_WIDTH, _ROW = 44, 0.19  # letters in a row of the legend, inches of its height
+MANY = 8
+"""More runs than these are named by their settings, which are the columns of tables; one chart has the legend."""
+_DIVERGED = 1000  # times the median is a value beyond which the others would be one flat line
 _GREY = "#5c6068"
 
 
@@ -69,6 +76,7 @@ class Chart:
     zero: bool = False  # the y axis begins at 0
     ticks: Sequence[float] = ()  # the only x values to mark, on a logarithmic axis
     events: Sequence[tuple[float, str]] = ()  # x values and labels of vertical lines
+    legend: bool = True  # whether the names of the lines are below it
 
     @property
     def description(self) -> str:
@@ -77,13 +85,22 @@ class Chart:
 
     def image(self, kind: str) -> bytes:
         """Return the chart as an "svg" (transparent) or "png" (white) file."""
-        buffer = io.BytesIO()
         with matplotlib.style.context(_STYLE):
-            self._figure().savefig(buffer, format=kind, transparent=kind == "svg")
-        return buffer.getvalue()
+            return _saved(self._figure(), kind)
+
+    def shown(self) -> tuple[bytes, str]:
+        """Return the chart as an "svg" file, and JSON of its values, which page.js shows at the pointer."""
+        with matplotlib.style.context(_STYLE):
+            (axes,) = (figure := self._figure()).axes
+            image = _saved(figure, "svg")
+        of_lines = zip(self.lines, axes.lines, strict=False)  # lines of events follow
+        drawn = [(name, line.get_color(), *map(_rounded, line.get_data())) for (name, _, _), line in of_lines]
+        lines = [dict(zip(("name", "colour", "x", "y"), line, strict=True)) for line in drawn]
+        place = {"axis": self.x, "box": list(axes.get_position().extents), "limits": axes.get_xlim()}
+        return image, json.dumps({**place, "log": bool(self.ticks), "percent": self.percent, "lines": lines})
 
     def _figure(self) -> Figure:
-        longest = max((len(name) for name, _, _ in self.lines), default=0)
+        longest = max((len(name) for name, _, _ in self.lines if self.legend), default=0)
         columns = max(1, _LEGEND_WIDTH // (longest + 7))
         below = _ROW * (3 + (-(-len(self.lines) // columns) if longest else 0))
         figure = Figure(figsize=(_WIDTH, _ABOVE + _PLOT + below))
@@ -120,6 +137,9 @@ class Chart:
             axes.set_xscale("log")
             axes.set_xticks(self.ticks)
             axes.xaxis.set_minor_locator(NullLocator())
+        known = np.concatenate([np.asarray(line.get_ydata(), float) for line in axes.lines])
+        if not self.log | self.zero and np.nanmin(known) > 0 and np.nanmax(known) > _DIVERGED * np.nanmedian(known):
+            axes.set_yscale("log")
         if self.log:
             axes.set_yscale("log")
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -138,3 +158,13 @@ class Chart:
                 labelled = at
                 above = axes.get_xaxis_transform()
                 axes.text(at, 0.98, label, transform=above, rotation=90, ha="right", va="top", size=8, color=_GREY)
+
+
+def _saved(figure: Figure, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=kind, transparent=kind == "svg")
+    return buffer.getvalue()
+
+
+def _rounded(values: Any) -> list[float | None]:
+    return [float(f"{value:.5g}") if np.isfinite(value) else None for value in np.asarray(values, float)]

@@ -1,5 +1,6 @@
 """Compose the page of `hvd-train report` from run folders."""
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -14,16 +15,16 @@ from hvd_train.report.page import pieces
 from hvd_train.run_files.history import History, Record, number, read
 from hvd_train.run_files.journal import figure, label
 
+_MOST_IN_NAME = 3  # settings
+
 
 def compose(paths: Sequence[Path], now: datetime) -> str:
     """Return the page about run folders and folders of measured scalings. Raises UsageError if one is neither."""
     measurements = [path for path in paths if (path / curves.RECORD).is_file()]
     scalings = [curves.read_scaling(path) for path in measurements]
     runs = [read(path) for path in paths if path not in measurements]
-    names = [run.name for run in runs]
-    if len(set(names)) < len(names):
-        names = [str(run.path) for run in runs]
     settings = [{key: value for key, value in run.settings.items() if key != "output_dir"} for run in runs]
+    names = _names(runs, settings)
     sections = [("Scaling", curves.scaling(scalings))] if scalings else []
     if runs:
         sections = [
@@ -42,16 +43,48 @@ def compose(paths: Sequence[Path], now: datetime) -> str:
         title=f"Training report: {', '.join(subjects)}",
         subtitle=f"made {now:%Y-%m-%d %H:%M} by hvd-train {__version__}",
         sections=sections,
+        script=Markup(page.SCRIPT),  # noqa: S704  # ours
+        digest=page.DIGEST,
     )
+
+
+def _names(runs: Sequence[History], settings: Sequence[Record]) -> list[str]:
+    """Return the names of run folders; if there are many, up to three settings that tell most runs apart."""
+    folders = [run.name for run in runs]
+    if len(set(folders)) < len(folders):
+        folders = [str(run.path) for run in runs]
+    if len(runs) <= page.MANY:
+        return folders
+
+    def named(keys: Sequence[str]) -> list[str]:
+        return [", ".join(f"{key} {page.written(of_run.get(key, '?'))}" for key in keys) for of_run in settings]
+
+    known, keys = list(dict.fromkeys(key for of_run in settings for key in of_run)), list[str]()
+    while len(keys) < _MOST_IN_NAME:
+        best = max(known, key=lambda key: len(set(named([*keys, key]))), default="")
+        if len(set(named([*keys, best]))) == len(set(named(keys))):
+            break
+        keys.append(best)
+    count = Counter(names := named(keys))
+    return [f"{name} {of}".lstrip() if count[name] > 1 else name for name, of in zip(names, folders, strict=True)]
 
 
 def _summary(runs: Sequence[History], names: Sequence[str]) -> Markup:
     results = [_results(run) for run in runs]
     if len(runs) == 1:
         return Markup().join([pieces.cards(results[0].items()), page.gaps(("", gap) for gap in runs[0].gaps)])
-    rows = [[name, *of_run.values()] for name, of_run in zip(names, results, strict=True)]
     gaps = page.gaps((name, gap) for run, name in zip(runs, names, strict=True) for gap in run.gaps)
-    return Markup().join([pieces.table(["run", *results[0]], rows), gaps])
+    if len(runs) > page.MANY:
+        results = [{**of_run, "folder": run.name} for run, of_run in zip(runs, results, strict=True)]
+    columns = dict.fromkeys(column for of_run in results for column in of_run)
+    same = {column: results[0][column] for column in columns if len({of_run.get(column) for of_run in results}) == 1}
+    rows = [
+        [name, *(of_run.get(column, "—") for column in columns if column not in same)]
+        for name, of_run in zip(names, results, strict=True)
+    ]
+    table = pieces.table(["run", *(column for column in columns if column not in same)], rows)
+    shared = [pieces.heading("The same in all runs"), pieces.cards(same.items())] if same else []
+    return Markup().join([*shared, table, gaps])
 
 
 def _results(run: History) -> dict[str, str]:
@@ -64,17 +97,17 @@ def _results(run: History) -> dict[str, str]:
     speed = number(run.summary, "samples_per_second") or (known[-1] if known else None)
     test = number(run.summary, f"test_{name}")
     return {
+        f"best val {label(name)}": f"{figure(name, best[0])} (epoch {best[1].get('epoch', '?')})"
+        if best
+        else "not evaluated",
+        "last val loss": f"{losses[-1]:.4f}" if losses else "none",
+        f"test {label(name)}": "no test" if test is None else figure(name, test),
         "state": run.state,
         "model": page.written(run.settings.get("model")),
         "data": page.written(run.settings.get("data")),
         "workers": str(run.world_size or "?"),
         "epochs": f"{done:.0f} of {run.num_epochs or '?'}",
         "steps": f"{run.furthest('step'):,.0f}",
-        f"best val {label(name)}": f"{figure(name, best[0])} (epoch {best[1].get('epoch', '?')})"
-        if best
-        else "not evaluated",
-        "last val loss": f"{losses[-1]:.4f}" if losses else "none",
-        f"test {label(name)}": "no test" if test is None else figure(name, test),
         "samples/s": f"{speed:,.0f}" if speed else "unknown",
         "time": duration(run.seconds),
         "skipped steps": f"{run.furthest('skipped_steps'):,.0f}",
@@ -96,7 +129,7 @@ def _comparison(names: Sequence[str], facts: Sequence[Record], defaults: Record 
     if len(names) > 1:
         body += [
             pieces.heading("What differs between the runs"),
-            pieces.table(["", *names], differing) if differing else pieces.paragraph("Nothing."),
+            _differences(names, differing) if differing else pieces.paragraph("Nothing."),
             pieces.heading("What all runs share"),
         ]
     if shared:
@@ -105,6 +138,15 @@ def _comparison(names: Sequence[str], facts: Sequence[Record], defaults: Record 
         table = pieces.table(["", "value"], default)
         body.append(pieces.details(f"{len(default)} more, with their default values", table))
     return Markup().join(body)
+
+
+def _differences(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
+    """Return a table of rows of a setting and its value in each run; of many runs, each is a row."""
+    head: Sequence[str] = ["", *names]
+    if len(names) > page.MANY:
+        head, *rows = zip(["run", *names], *rows, strict=True)
+    table: Markup = pieces.table(head, rows)
+    return table
 
 
 def _environment(run: History) -> Record:

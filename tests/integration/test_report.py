@@ -32,6 +32,11 @@ WRAPPER = """<!doctype html><meta charset="utf-8"><body style="margin: 0">
     requests: frame.contentWindow.performance.getEntriesByType("resource").map(entry => entry.name.slice(0, 200)),
     chart: chart.getBoundingClientRect(), scale: chart.clientWidth / chart.naturalWidth, first: tabs(),
   }};
+  const plot = chart.parentElement, box = plot.getBoundingClientRect();
+  plot.dispatchEvent(new frame.contentWindow.PointerEvent("pointermove", {{clientX: box.left + box.width / 2}}));
+  found.tip = plot.querySelector(".tip").innerText;
+  const column = title => [...page.querySelectorAll("#s0 tbody tr")].map(row => row.cells[title]?.innerText);
+  found.columns = [1, 2].map(() => (page.querySelectorAll("#s0 thead button")[0]?.click(), column(0)));
   page.querySelector("label[for=tab-1]").click();
   document.querySelector("pre").textContent = JSON.stringify({{...found, second: tabs()}});
 }}</script>"""
@@ -78,13 +83,21 @@ def shown(page: Path, width: int, scheme: str) -> tuple[dict[str, Any], np.ndarr
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH (apt-get install chromium)")
 @pytest.mark.parametrize("name", ["one", "twenty"])
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_in_a_browser(pages: dict[str, Path], name: str, width: int, scheme: str) -> None:
-    """A page has no errors, requests nothing, fits the width, and its charts have contrast; letters are not tiny."""
+    """A page has no errors, requests nothing, fits the width, and its charts have contrast; letters are not tiny.
+
+    A chart shows its values at the pointer, and a click sorts the table.
+    """
     found, chart = shown(pages[name], width, scheme)
     assert found["width"] <= width
     assert found["charts"] >= 10
     assert found["whole"]
+    assert re.match(r"epochs [\d.]+\n[\d.]+ (training|seed)", found["tip"])
+    up, down = found["columns"]
+    seeds = [int(name.split()[1].rstrip(",")) for name in up]
+    assert (up, seeds) == (down[::-1], sorted(seeds))
+    assert len(up) == {"one": 0, "twenty": 20}[name]
     assert {address.partition(":")[0] for address in found["requests"]} <= {"file", "data"}
     assert (found["first"], found["second"]) == (["grid", "none", "none"], ["none", "grid", "none"])
     paper = np.bincount(chart.flatten()).argmax()

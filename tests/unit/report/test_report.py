@@ -1,5 +1,7 @@
 """The report: its content, broken runs, and hostile text."""
 
+import base64
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -27,7 +29,7 @@ HOSTILE = """x" onload="alert(1)' onclick='alert(2) <script>alert(3)</script> &a
 
 @pytest.fixture
 def _no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Chart, "image", lambda chart, kind: b"")
+    monkeypatch.setattr(Chart, "shown", lambda chart: (b"", "{}"))
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -43,15 +45,18 @@ def test_any_broken_run_has_a_page(name: str) -> None:
 
 @pytest.mark.usefixtures("_no_charts")
 def test_many_runs_share_a_page() -> None:
-    """Only settings that differ have a column for each run."""
+    """They are named by settings that differ, which are columns; what is equal stands above the table."""
     paths = [make(Path(f"runs/{name}")) for name, (make, _) in BROKEN.items()]
     paths += [write(Path(f"runs/good-{number}"), whole_run(), seed=number) for number in range(10)]
     text = composed(*paths)
+    equal, _, different = section(text, "Summary").partition("<table")
     for path in paths:
-        assert path.name in section(text, "Summary")
+        assert f"<td>{path.name}</td>" in different
+    assert "<dt>model</dt><dd>digits-convnet</dd>" in equal
     differs, _, same = section(text, "Configuration").partition("What all runs share")
-    assert re.findall(r'<th scope="row">(.*?)</th>', differs) == ["seed"]
-    assert differs.count("<td>9</td>") == 1
+    assert re.findall(r'<th scope="col">(.*?)</th>', differs) == ["run", "seed"]
+    assert '<tr><th scope="row">seed 9</th><td>9</td></tr>' in differs
+    assert '<tr><th scope="row">seed 0 torn</th><td>0</td></tr>' in differs
     assert "global_batch_size" in same
     names = ("a/digits", "b/digits")
     text = section(composed(*(write(Path(name), []) for name in names)), "Summary")
@@ -106,21 +111,24 @@ class Elements(HTMLParser):
 
 
 def test_text_of_a_run_is_escaped() -> None:
-    """The page loads nothing from outside."""
+    """The page loads nothing from outside, and the browser runs one script."""
     name = HOSTILE.replace("/", "")
     path = write(Path(name), [start(), step(1), event("note", 1, HOSTILE), event("world", 2, HOSTILE)], model=HOSTILE)
     facts = {"command": HOSTILE, "device": HOSTILE, "versions": {"a": HOSTILE}}
     (path / "environment.json").write_text(json.dumps(facts))
-    elements = Elements(composed(path, write(Path("other"), [])))
+    elements = Elements(page := composed(path, write(Path("other"), [])))
     assert elements.text.count(HOSTILE) >= 6
     assert name in elements.text
     assert any(name in str(found.get("alt")) for _, found in elements.tags)
-    assert "script" not in {tag for tag, _ in elements.tags}
+    assert [tag for tag, _ in elements.tags].count("script") == 1
     assert not {name for _, found in elements.tags for name in found} & {"onload", "onclick"}
     targets = [str(found[name]) for _, found in elements.tags for name in ("href", "src") if name in found]
     assert not [target for target in targets if not target.startswith(("data:", "#"))]
     policies = [found["content"] for _, found in elements.tags if found.get("http-equiv")]
-    assert policies == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
+    script = re.findall("<script>(.*?)</script>", page, re.DOTALL)[0].encode()
+    digest = base64.b64encode(hashlib.sha256(script).digest()).decode()
+    allowed = f"style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
+    assert policies == [f"default-src 'none'; {allowed}"]
 
 
 @pytest.mark.usefixtures("_no_charts")
@@ -155,3 +163,11 @@ def test_missing_values_are_gaps() -> None:
     two = drawn((1, 2), (None, float("nan")))
     assert "run 1: no values" in two
     assert "run 0: no values" not in two
+
+
+def test_a_diverged_run_leaves_the_others_visible() -> None:
+    """The axis is logarithmic then; the values for the pointer are those of the lines."""
+    chart = Chart("Loss", "epochs", [("a", (1, 2), (2.5, None)), ("b", (1, 2), (1e9, 2.0)), ("c", (1, 2), (2.0, 1.0))])
+    image, values = chart.shown()
+    assert "1e+06" in image.decode()
+    assert [line["y"] for line in json.loads(values)["lines"]] == [[2.5, None], [1e9, 2.0], [2.0, 1.0]]
