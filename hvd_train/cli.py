@@ -25,6 +25,7 @@ _MODULES = {
     "sweep": "sweep",
     "bench": "bench",
     "prove": "prove",
+    "completion": "completion",
 }
 
 
@@ -124,6 +125,7 @@ def overview() -> str:
                            one page about runs: curves, throughput, differences; opens anywhere
   watch RUN [--once]       the state of a running or finished training, in the terminal
   doctor [--hosts FILE]    what this machine and this build of Horovod can do, or a whole cluster
+  completion bash|zsh|fish a script for the TAB key: source <(hvd-train completion bash)
   --version                {__version__}
 
 `{PROGRAM} COMMAND --help` lists the flags. On several ranks: {PROGRAM} train --np 2

@@ -12,6 +12,8 @@ UNDER = {  # variables of a launcher
 }
 MISTAKES = [
     ("evaluate gone", "gone: no such run folder, checkpoint or weights"),
+    ("completion", "name the shell: type `source <(hvd-train completion bash)`"),
+    ("completion bsh", "unknown shell 'bsh'; did you mean 'bash'?"),
     ("predict gone.pt", "name images or folders of images: hvd-train predict RUN photo.jpg photos/"),
     ("predict gone.pt gone.jpg", "gone.jpg: no such image or folder"),
     ("predict gone.pt x.jpg --output no/c.csv", "--output no/c.csv: there is no folder no"),
