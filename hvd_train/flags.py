@@ -45,11 +45,24 @@ def parse_flags(
             raise
         raise UsageError(_one_line(report.getvalue())) from None
     value, unknown = parsed
+    if (moved := _positional_first(arguments, unknown)) != [*arguments]:
+        return parse_flags(cls, moved, program, default, about)
     if unknown:
         names = Config().settings() if cls is Config else [field.name for field in dataclasses.fields(cast(Any, cls))]
         known = [f"--{name.replace('_', '-')}" for name in names]
         raise unknown_name("argument", unknown[0].partition("=")[0], [*known, "--config", "--help"])
     return value
+
+
+def _positional_first(arguments: Sequence[str], unknown: Sequence[str]) -> list[str]:
+    """Move words without a flag, which tyro does not take after flags, in front of the first flag."""
+    first = next((place for place, word in enumerate(arguments) if word.startswith("-")), len(arguments))
+    flags = [*reversed(arguments[first:])]
+    if any(word.startswith("-") or word not in flags for word in unknown):
+        return [*arguments]
+    for word in reversed(unknown):
+        flags.remove(word)  # the last one: an earlier one may be a value
+    return [*arguments[:first], *unknown, *reversed(flags)]
 
 
 def _without_none(cls: type[Any], arguments: Sequence[str]) -> list[str]:

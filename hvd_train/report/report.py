@@ -15,7 +15,7 @@ from hvd_train.report.page import pieces
 from hvd_train.run_files.history import History, Record, number, read
 from hvd_train.run_files.journal import figure, label
 
-_MOST_IN_NAME = 3  # settings
+_MOST_IN_NAME, _LONGEST = 3, 30  # settings, and letters of a value: of a path the end tells more
 
 
 def compose(paths: Sequence[Path], now: datetime) -> str:
@@ -57,9 +57,10 @@ def _names(runs: Sequence[History], settings: Sequence[Record]) -> list[str]:
         return folders
 
     def named(keys: Sequence[str]) -> list[str]:
-        return [", ".join(f"{key} {page.written(of_run.get(key, '?'))}" for key in keys) for of_run in settings]
+        return [", ".join(f"{key} {of_run.get(key, '?')}" for key in keys) for of_run in texts]
 
-    known, keys = list(dict.fromkeys(key for of_run in settings for key in of_run)), list[str]()
+    texts = [{key: page.written(value)[-_LONGEST:] for key, value in of_run.items()} for of_run in settings]
+    known, keys = list(dict.fromkeys(key for of_run in texts for key in of_run)), list[str]()
     while len(keys) < _MOST_IN_NAME:
         best = max(known, key=lambda key: len(set(named([*keys, key]))), default="")
         if len(set(named([*keys, best]))) == len(set(named(keys))):

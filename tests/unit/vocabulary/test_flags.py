@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hvd_train import Config, _version, errors, plugin
+from hvd_train.commands.runs import ReportOptions
 from hvd_train.errors import TYPES, HvdTrainError, UsageError
 from hvd_train.flags import parse_flags, take
 
@@ -35,6 +36,12 @@ def test_help_says_what_the_command_does(capsys: pytest.CaptureFixture[str]) -> 
     assert (ended.value.code, printed.splitlines()[2]) == (0, "Train.")
     assert "--image-size INT|none" in printed
     assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_files_may_follow_flags() -> None:
+    """An earlier word that is equal stays the value of its flag."""
+    found = parse_flags(ReportOptions, ["a", "--output", "b", "c", "b"], "report")
+    assert (found.runs, found.output) == ((Path("a"), Path("c"), Path("b")), Path("b"))
 
 
 def test_a_flag_is_removed_from_the_arguments_of_another_parser() -> None:
