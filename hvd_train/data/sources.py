@@ -23,6 +23,10 @@ from hvd_train.errors import UsageError, unknown_name
 from hvd_train.launch import launcher
 from hvd_train.plugin import HUGGING_FACE
 
+_CIFAR = {  # mean and standard deviation of each channel
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
 _MOST_READ = 20_000  # items of a set that are read to count its classes
 OwnData = Callable[[DataConfig], Sequence[Any] | DataSet]  # a sequence: training set, and validation set or None
 
@@ -87,31 +91,28 @@ def _digits(config: DataConfig, seed: int) -> DataSet:
     return DataSet(train, val, tuple(map(str, range(10))), 1, 8, (0.305,), (0.376,), change)
 
 
-def _cifar(name: str, mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[[DataConfig, int], DataSet]:
-    def opener(config: DataConfig, seed: int) -> DataSet:
-        from filelock import FileLock
-        from torchvision.datasets import CIFAR10, CIFAR100
+def _cifar(config: DataConfig, seed: int) -> DataSet:
+    from filelock import FileLock
+    from torchvision.datasets import CIFAR10, CIFAR100
 
-        cls = {"cifar10": CIFAR10, "cifar100": CIFAR100}[name]
-        root = config.data_dir or Path("data")
-        try:
-            if config.download:
-                root.mkdir(parents=True, exist_ok=True)
-                with FileLock(root / f".{name}.lock"):  # one of the ranks of a host downloads, the others wait
-                    cls(root, train=True, download=True)
-            parts = [cls(root, train=train) for train in (True, False)]
-        except (RuntimeError, OSError) as error:
-            reason = str(error).splitlines()[0]
-            raise UsageError(
-                f"--data {name}: not found whole in {root} ({reason}); add --download or name its --data-dir"
-            ) from None
-        train, val = (
-            Arrays(torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(part.targets), len(part))
-            for part in parts
-        )
-        return DataSet(train, val, tuple(parts[0].classes), 3, 32, mean, std, crop_and_flip(padding=4))
-
-    return opener
+    name, cls = config.data, {"cifar10": CIFAR10, "cifar100": CIFAR100}[config.data]
+    root = config.data_dir or Path("data")
+    try:
+        if config.download:
+            root.mkdir(parents=True, exist_ok=True)
+            with FileLock(root / f".{name}.lock"):  # one of the ranks of a host downloads, the others wait
+                cls(root, train=True, download=True)
+        parts = [cls(root, train=train) for train in (True, False)]
+    except (RuntimeError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(
+            f"--data {name}: not found whole in {root} ({reason}); add --download or name its --data-dir"
+        ) from None
+    train, val = (
+        Arrays(torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(part.targets), len(part))
+        for part in parts
+    )
+    return DataSet(train, val, tuple(parts[0].classes), 3, 32, *_CIFAR[name], crop_and_flip(padding=4))
 
 
 def _folder(config: DataConfig, seed: int) -> DataSet:
@@ -139,6 +140,8 @@ def of_files(config: DataConfig, files: Sequence[Path], classes: tuple[str, ...]
 
     if config.data == "folder":
         data, transform = of_classes(classes, config), evaluation_transform(config)
+    elif config.data in _CIFAR:
+        data, transform = DataSet((), None, classes, 3, 32, *_CIFAR[config.data]), to_shape((3, 32, 32))
     else:
         data = open_data(config, 0)
         source: Any = data.train if data.val is None else data.val
@@ -166,8 +169,8 @@ def _synthetic(config: DataConfig, seed: int) -> DataSet:
 
 _OPENERS: dict[str, Callable[[DataConfig, int], DataSet]] = {
     "digits": _digits,
-    "cifar10": _cifar("cifar10", (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "cifar100": _cifar("cifar100", (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "cifar10": _cifar,
+    "cifar100": _cifar,
     "folder": _folder,
     "synthetic": _synthetic,
 }

@@ -103,6 +103,8 @@ def test_class_folders_become_a_data_set(folder: Path) -> None:
 
 def test_a_split_or_files_are_prepared_as_for_an_evaluation(folder: Path) -> None:
     """Other splits need not be there, nor a folder of the split."""
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(folder / "val" / "cat" / "0.jpg")
     config = DataConfig(data="folder", data_dir=folder, image_size=16, val_resize_size=20)
     val = sources.open_data(config, 0).val
     expected = torch.stack([val[index][0] for index in range(4)])

@@ -71,6 +71,8 @@ def test_files_become_images_as_in_own_data(monkeypatch: pytest.MonkeyPatch, tmp
         of_files()
     parts[1].dataset.transform = lambda image: torch.full((3, 4, 4), image.width)
     assert torch.equal(of_files().val[0][0], torch.full((3, 4, 4), 8))
+    cifar10 = sources.of_files(DataConfig(data="cifar10"), [tmp_path / "red.png"], ("a", "b"))  # its files are not read
+    assert cifar10.val[0][0].shape == (3, 32, 32)
     parts = Items([(torch.zeros(1, 5, 4, dtype=torch.uint8), 0)]), None
     image = of_files().val[0][0]
     assert (image.dtype, image.shape, int(image[0, 0, 0])) == (torch.uint8, (1, 5, 4), 76)
