@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from hvd_train import recipes
-from hvd_train.commands import machines, prove, runs
+from hvd_train.commands import launch, machines, prove, runs
 from hvd_train.config import GROUPS, Config
 from hvd_train.console import PROGRAM
 from hvd_train.errors import UsageError, unknown_name
@@ -14,10 +14,11 @@ _RUN = f"{_RECIPES} --config --recipe --try"
 _TRAIN: tuple[type[Any], ...] = (Config, *GROUPS.values())
 # The words of a command: the classes whose fields are its flags, and others.
 _COMMANDS: dict[str, tuple[tuple[type[Any], ...], str]] = {
-    "train": (_TRAIN, _RUN),
+    "train": (_TRAIN, f"{_RUN} --np --hosts"),
     "config": (_TRAIN, f"{_RUN} --trust"),
     "show-data": (_TRAIN, f"{_RUN} --trust --output"),
     "sweep": (_TRAIN, f"{_RUN} --workers-per-run"),
+    "launch": ((), " ".join(word for action in launch.parser()._actions for word in action.option_strings)),
     "bench": (_TRAIN, f"throughput scaling {_RUN} --json --steps --repetitions --np --hosts --mode --controller"),
     "evaluate": ((runs.EvaluateOptions,), ""),
     "predict": ((runs.PredictOptions,), ""),

@@ -41,7 +41,8 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _parser() -> _Parser:
+def parser() -> ArgumentParser:
+    """Return the parser of the options before the command."""
     parser = _Parser(
         prog=f"{PROGRAM} launch", usage=f"{PROGRAM} launch [options] [-- COMMAND]", description=_ABOUT,
         formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False,
@@ -77,11 +78,11 @@ def _parser() -> _Parser:
 
 def launch(arguments: list[str]) -> int:
     """Start the command; return its exit code, unless this process becomes it. Raises UsageError before it starts."""
-    parser, begin = _parser(), 0
-    alone = {option for action in parser._actions if action.nargs == 0 for option in action.option_strings}
+    options, begin = parser(), 0
+    alone = {option for action in options._actions if action.nargs == 0 for option in action.option_strings}
     while begin < len(arguments) and arguments[begin].startswith("-") and arguments[begin] != "--":
         begin += 1 if arguments[begin] in alone or "=" in arguments[begin] else 2
-    return run(parser.parse_args(arguments[:begin]), arguments[begin:][arguments[begin : begin + 1] == ["--"] :])
+    return run(options.parse_args(arguments[:begin]), arguments[begin:][arguments[begin : begin + 1] == ["--"] :])
 
 
 def run(options: Namespace, words: Sequence[str]) -> int:
