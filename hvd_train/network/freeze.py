@@ -40,14 +40,12 @@ def frozen(config: ModelConfig, model: nn.Module, epoch: int) -> set[str]:
     return frozen_names
 
 
-def apply(config: ModelConfig, model: nn.Module, epoch: int) -> bool:
-    """Freeze and thaw parameters for `epoch` (from 0); return whether any changed. Raises UsageError as `frozen`."""
+def apply(config: ModelConfig, model: nn.Module, epoch: int) -> None:
+    """Freeze and thaw parameters for `epoch` (from 0). Raises UsageError as `frozen`."""
     if config.freeze == "none":
-        return False
+        return
     names = frozen(config, model, epoch)
-    changed = False
     for name, parameter in model.named_parameters():
-        changed |= parameter.requires_grad == (name in names)
         parameter.requires_grad_(name not in names)
         if name in names:
             parameter.grad = None
@@ -55,7 +53,6 @@ def apply(config: ModelConfig, model: nn.Module, epoch: int) -> bool:
         own = list(module.parameters(recurse=False))
         if isinstance(module, _BatchNorm) and own and model.training:  # its statistics belong to its parameters
             module.train(any(parameter.requires_grad for parameter in own))
-    return changed
 
 
 def prepare(config: ModelConfig, model: nn.Module) -> None:
