@@ -87,12 +87,15 @@ def end_epoch(training: Training, number: int, scores: Scores | None) -> None:
     state = training.state
     if state.progress.epoch != number:
         return
+    seconds, before = training.seconds, state.last_epoch.total_seconds if state.last_epoch else 0.0
     state.last_epoch = EpochRecord(
         epoch=number + 1,
         step=state.progress.step,
         measures=state.totals.means(),
         scores=scores.figures if scores else None,
         samples_per_second=training.stopwatch.samples_per_second,
+        seconds=round(seconds - before, 3),
+        total_seconds=round(seconds, 3),
     )
     training.output.journal.epoch(state.last_epoch)
     state.progress, state.totals = replace(state.progress, epoch=number + 1, cursor=0), Totals()

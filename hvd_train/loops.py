@@ -179,6 +179,7 @@ class Loops:
         if update is None:
             return
         answer, agreed = update
+        state.seconds = agreed.seconds
         try:
             give_up_if_diverged(training, answer)
             if agreed.stop:

@@ -123,6 +123,7 @@ class TrainState:
     scaler: torch.amp.GradScaler
     layout: BatchLayout
     progress: Progress = Progress()
+    seconds: float = 0.0  # of training until the last step, without pauses before a resume; the same on all ranks
     totals: Totals = Totals()
     best: Evaluation | None = None
     last: Evaluation | None = None
@@ -187,6 +188,7 @@ class TrainState:
             "last": point.pop("last"),
             "answers": [(label, dataclasses.asdict(answer)) for label, answer in self.answers.items()],
             "recent": [dataclasses.asdict(entry) for entry in self.recent],
+            "seconds": self.seconds,
             "data": self.data,
         }
 
@@ -223,7 +225,7 @@ class TrainState:
             self.best, self.last = (snapshot[name] and Evaluation(**snapshot[name]) for name in ("best", "last"))
             self.point = Point(**snapshot["point"], best=self.best, last=self.last)
         self.recent = [Entry(**entry) for entry in snapshot["recent"]]
-        self.data = snapshot["data"]
+        self.data, self.seconds = snapshot["data"], snapshot["seconds"]
         if self.average is not None:
             weights.load(snapshot["average"], self.average)
         weights.load(snapshot["model"], self.model)
@@ -248,7 +250,7 @@ def of_today(snapshot: Snapshot) -> Snapshot:
     """Return a snapshot of an earlier version as this one has it. Versions until November 2026 differ."""
     totals, at, names = snapshot["totals"], snapshot["progress"], ("loss", "top1", "top5")
     recent = [{name: entry[name] for name in entry if name != "data_changed"} for entry in snapshot["recent"]]
-    changed = {**snapshot, "recent": recent}
+    changed = {"seconds": 0.0, **snapshot, "recent": recent}
     if "optimizer" in snapshot:
         changed["optimizers"] = {"": snapshot["optimizer"]}
     if "top1" in totals:  # measures were fields

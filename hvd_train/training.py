@@ -49,6 +49,7 @@ class Training:
     def __init__(self, config: Config, world: World, stop: StopSignal, parts: Parts, optimizers: Optimizers) -> None:
         self.config, self.world, self.parts, self.stop, self._optimizers = config, world, parts, stop, optimizers
         self._started, self.stopwatch = time.perf_counter(), Stopwatch()
+        self._clock, self._before = Timer(None), 0.0
         self.commit_timer = Timer(config.run.commit_seconds)
         passed, limit = launcher.running_for(os.environ, launcher.age_s()), config.run.max_seconds
         self._time_limit = Timer(None if limit is None else limit - passed)
@@ -133,6 +134,9 @@ class Training:
         self.output.open(claim, state, world.place)
         self._begin_world()
         self.note_writes()
+        if not self.has_joined:
+            self._clock.reset()
+            self._before = state.seconds
         self._during = "training"
 
     def resize(self) -> None:
@@ -215,6 +219,11 @@ class Training:
 
     # Work
 
+    @property
+    def seconds(self) -> float:
+        """Seconds of training of the run so far, by the clock of this rank."""
+        return self._before + self._clock.seconds
+
     def note_writes(self) -> None:
         """Note that all writes to the watched weights so far were not by the program."""
         self._writes = sum(parameter._version for parameter in self.watched)
@@ -263,6 +272,7 @@ class Training:
             stop=self._time_limit.due or request == "stop",
             commit=by_steps or self.commit_timer.due or (got_signal and request == "change"),
             change=request == "change",
+            seconds=self.seconds if self.world.place.rank == 0 else 0.0,
         )
 
     def evaluate(self, task: Task, measuring: Measuring, loader: Loader, model: nn.Module) -> Scores:

@@ -36,6 +36,7 @@ class Votes:
     stop: bool = False  # end the training, with a commit
     commit: bool = False  # write a checkpoint
     change: bool = False  # continue in another world
+    seconds: float = 0.0  # of training so far; only rank 0 says so
 
 
 _BUFFERS_CHANGED = 3  # the place of this flag after the votes
@@ -194,7 +195,8 @@ class Updater:
         votes = self._votes
         flags = votes.stop, votes.commit, votes.change, self._buffers.others_changed
         flags_sent = _constant(tuple(map(float, flags)), self._device)
-        fields = [sums, flags_sent]
+        seconds = torch.tensor([votes.seconds]).to(self._device, non_blocking=True)
+        fields = [sums, flags_sent, seconds]
         if self._ledger:
             samples = np.concatenate([np.zeros(0, np.int64), *[micro.samples for micro in self.batch.micro_batches]])
             fields.append(torch.tensor(in_bytes(fingerprint(samples))).to(self._device, non_blocking=True))
@@ -239,11 +241,11 @@ class Updater:
             scaler.update()
             *sums_and_flags, norm_before = numbers()
             totals = totals_of(self._measuring.means, sums_and_flags, batch.size)
-            stop, commit, change, _, *taken = sums_and_flags[self._measuring.num_sums :]
+            stop, commit, change, _, seconds, *taken = sums_and_flags[self._measuring.num_sums :]
             skipped = not (math.isfinite(sums_and_flags[0]) and math.isfinite(norm_before))
         self._release()
         self._mark("optimizer")
-        votes = Votes(stop > 0, commit > 0, change > 0)
+        votes = Votes(stop > 0, commit > 0, change > 0, seconds)
         scores, samples = Scores(totals.means(), totals.count), from_bytes(taken) if taken else None
         return Answer(scores, totals, skipped, norm_before, samples), votes
 

@@ -91,9 +91,14 @@ class Timer:
         self._limit, self._now, self._start = seconds, now, now()
 
     @property
+    def seconds(self) -> float:
+        """Seconds since the start of the count."""
+        return self._now() - self._start
+
+    @property
     def due(self) -> bool:
         """Whether the limit has been reached."""
-        return self._limit is not None and self._now() - self._start >= self._limit
+        return self._limit is not None and self.seconds >= self._limit
 
     def reset(self) -> None:
         """Restart the count."""

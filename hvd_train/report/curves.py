@@ -39,8 +39,12 @@ def throughput(runs: Sequence[History], names: Sequence[str]) -> Markup:
         times, rates = speeds(run.steps, 60)  # one step and the next differ by noise
         lines.append(("" if len(runs) == 1 else name, [time / unit for time in times if time is not None], rates))
     marks, legend = _events(runs[0], axis) if len(runs) == 1 else [], len(runs) <= page.MANY
-    chart = Chart("Samples/s", label, lines, zero=True, events=marks, legend=legend)
-    return Markup().join([pieces.paragraph(text), pieces.figures([chart])])
+    charts = [Chart("Samples/s", label, lines, zero=True, events=marks, legend=legend)]
+    if any(number(epoch, "seconds") for run in runs for epoch in run.epochs):
+        keys = names if len(runs) > 1 else [""]
+        epochs = [_line(key, run.epochs, "seconds", ("", "epoch", 1.0)) for key, run in zip(keys, runs, strict=True)]
+        charts.append(Chart("Seconds of an epoch, with its evaluation", "epoch", epochs, zero=True, legend=legend))
+    return Markup().join([pieces.paragraph(text), pieces.figures(charts)])
 
 
 def phases(runs: Sequence[History], names: Sequence[str]) -> Markup:

@@ -97,6 +97,7 @@ def _results(run: History) -> dict[str, str]:
     known = [speed for record in (*run.steps, *run.epochs) if (speed := number(record, "samples_per_second"))]
     speed = number(run.summary, "samples_per_second") or (known[-1] if known else None)
     test = number(run.summary, f"test_{name}")
+    times = [seconds for epoch in run.epochs if (seconds := number(epoch, "seconds"))]
     return {
         f"best val {label(name)}": f"{figure(name, best[0])} (epoch {best[1].get('epoch', '?')})"
         if best
@@ -111,6 +112,7 @@ def _results(run: History) -> dict[str, str]:
         "steps": f"{run.furthest('step'):,.0f}",
         "samples/s": f"{speed:,.0f}" if speed else "unknown",
         "time": duration(run.seconds),
+        "an epoch": duration(sum(times) / len(times)) if times else "unknown",
         "skipped steps": f"{run.furthest('skipped_steps'):,.0f}",
     }
 

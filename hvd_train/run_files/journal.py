@@ -44,6 +44,8 @@ class EpochRecord:
     measures: Mapping[str, float]
     scores: Mapping[str, float] | None  # figures of the validation set, None if it was not evaluated
     samples_per_second: float
+    seconds: float = 0.0  # with the evaluation, without the time between a stop and a resume
+    total_seconds: float = 0.0  # of the run so far, by the same clock
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ class _LineDisplay:
         if record.scores is not None:
             line += f"  {self._figures(record.scores, 'val ')}"
         left = _time_left(self._epochs, self._samples, record.epoch, 0, record.samples_per_second)
-        self.say(f"{line}  {record.samples_per_second:8,.0f} {self._sample}s/s  {left} left")
+        speed, took = f"{record.samples_per_second:7,.0f} {self._sample}s/s", duration(round(record.seconds, 2))
+        self.say(f"{line}  {speed}  {took}, {left} left")
 
     def _metrics(self, moment: Moment) -> str:
         return f"{self._figures(moment.measures)}  {moment.samples_per_second:,.0f} {self._sample}s/s"
@@ -231,7 +234,8 @@ class Journal:
         if self._ledger is not None:
             self._ledger.sync()
         self._write("epoch", _flat(vars(record)))
-        self._plot({f"val/{name}": value for name, value in (record.scores or {}).items()}, record.step)
+        scores = {f"val/{name}": value for name, value in (record.scores or {}).items()}
+        self._plot({**scores, "seconds/epoch": record.seconds}, record.step)
         self._display.epoch(record)
 
     def world(self, change: Change, step: int, seconds: float) -> None:

@@ -34,7 +34,7 @@ def step(number: int, time: float | None = None, **changes: Any) -> dict[str, An
 def epoch(number: int, time: float | None = None, **changes: Any) -> dict[str, Any]:
     """Return the end of an epoch of ten steps with an evaluation."""
     place = {"time": START + (number * 10 + 0.5 if time is None else time), "epoch": number, "step": number * 10}
-    scores = {"loss": 1.0 / number, "top1": 0.5, "top5": 1.0, "samples_per_second": 100.0}
+    scores = {"loss": 1.0 / number, "top1": 0.5, "top5": 1.0, "samples_per_second": 100.0, "seconds": 10.5}
     val = {"val_loss": 0.9 / number, "val_top1": 0.6, "val_top5": 1.0}
     return {"kind": "epoch", **place, **scores, **val, **changes}
 

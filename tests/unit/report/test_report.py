@@ -70,7 +70,9 @@ def test_changes_of_the_world_and_the_time_split_are_shown() -> None:
             assert label in section(text, part)
     parts = ("data", "forward", "backward", "reduction", "optimizer", "other")
     split = dict(zip(parts, (0.01, 0.02, 0.04, 0.02, 0.005, 0.005), strict=True))
-    new = write(Path("new"), [start(), step(1, split=split)])
+    new = write(Path("new"), [start(), step(1, split=split), epoch(1)])
+    assert "Seconds of an epoch" in section(composed(new), "Throughput")
+    assert "10.5 s" in section(composed(new), "Summary")
     part = section(composed(new, write(Path("old"), whole_run())), "Where the time goes")
     for words in ("100.00 ms", "40.00 ms · 40%", "old: no time split"):
         assert words in part

@@ -24,7 +24,7 @@ def step_record(step: int, loss: float = 0.5) -> StepRecord:
 
 def epoch_record(epoch: int, step: int) -> EpochRecord:
     scores = {"loss": 0.25, "top1": 0.75, "top5": 1.0}
-    return EpochRecord(epoch, step, {"loss": 0.5, "top1": 0.1}, scores, 100.0)
+    return EpochRecord(epoch, step, {"loss": 0.5, "top1": 0.1}, scores, 100.0, 2.5)
 
 
 def lines() -> list[dict[str, Any]]:
@@ -77,7 +77,7 @@ def test_tensorboard_shows_the_numbers_under_their_names() -> None:
         opened.epoch(epoch_record(1, 4))
     values = {"train/loss": 0.5, "train/top1": 0.25, "train/top5": 0.75, "train/learning_rate": 0.125}
     values |= {"train/loss_scale": 1024.0, "train/skipped_steps": 3.0, "train/samples_per_second": 100.0}
-    values |= {"val/loss": 0.25, "val/top1": 0.75, "val/top5": 1.0, "seconds/forward": 0.5}
+    values |= {"val/loss": 0.25, "val/top1": 0.75, "val/top5": 1.0, "seconds/forward": 0.5, "seconds/epoch": 2.5}
     assert {name: shown(name) for name in values} == {name: [(4, value)] for name, value in values.items()}
     assert set(EventAccumulator("tensorboard").Reload().Tags()["scalars"]) == set(values)
 
@@ -149,7 +149,7 @@ def test_a_ledger_that_lacks_its_end_is_reported(capsys: pytest.CaptureFixture[s
 
 MEASURES = {"loss": 0.5, "top1": 0.25, "top5": 0.5}
 HALFWAY = Moment(epoch=1, cursor=500, step=15, measures=MEASURES, samples_per_second=10.0)
-PLAIN = EpochRecord(5, 50, {"loss": 0.5, "top1": 0.1}, None, 1234.0)
+PLAIN = EpochRecord(5, 50, {"loss": 0.5, "top1": 0.1}, None, 1234.0, 125.0)
 
 
 def test_progress_shows_the_time_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,8 +162,8 @@ def test_progress_shows_the_time_left(monkeypatch: pytest.MonkeyPatch, capsys: p
         opened.epoch(PLAIN)
     assert capsys.readouterr().out.splitlines() == [
         "12:34:56  epoch 2/5  step 15  50%  loss 0.5000  top-1  25.00%  10 images/s  5:50 left",
-        "epoch 2/5  loss 0.5000  top-1  10.00%  val loss 0.2500  val top-1  75.00%       100 images/s  30 s left",
-        "epoch 5/5  loss 0.5000  top-1  10.00%     1,234 images/s  0 s left",
+        "epoch 2/5  loss 0.5000  top-1  10.00%  val loss 0.2500  val top-1  75.00%      100 images/s  2.5 s, 30 s left",
+        "epoch 5/5  loss 0.5000  top-1  10.00%    1,234 images/s  2:05, 0 s left",
     ]
 
 

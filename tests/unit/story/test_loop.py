@@ -21,7 +21,7 @@ from hvd_train.tasks.task import goal_of
 from hvd_train.world.world import LocalWorld
 from tests.support import runs
 from tests.support.runs import NUM_SAMPLES, equal, small_config, trained
-from tests.support.worlds import own_generator, run_ranks
+from tests.support.worlds import StoppingWorld, own_generator, run_ranks
 
 
 def records(kind: str) -> list[dict[str, Any]]:
@@ -134,6 +134,15 @@ def test_a_commit_is_due_some_seconds_after_the_one_before(ticking: Ticking, com
     """If the disk is too busy, the next step tries again."""
     trained(LocalWorld(), small_config(epochs=1, batch_size=20, commit_seconds=3.0), lambda _: ticking)
     assert committed == [4, 8, 9]
+
+
+def test_the_seconds_of_an_epoch_leave_out_pauses(ticking: Ticking) -> None:
+    """They include its evaluation; a stop costs the seconds of its last step."""
+    config = small_config(epochs=2, batch_size=20)
+    trained(StoppingWorld(after=4), config, lambda _: ticking)
+    ticking.now += 5000.0
+    trained(LocalWorld(), config, lambda _: ticking)
+    assert [(record["seconds"], record["total_seconds"]) for record in records("epoch")] == [(1009, 1009), (1010, 2019)]
 
 
 def test_a_time_limit_stops_after_the_current_step(ticking: Ticking) -> None:

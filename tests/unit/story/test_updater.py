@@ -133,7 +133,7 @@ def test_mixed_precision_keeps_weights_in_fp32(precision: str, dtype: torch.dtyp
     assert result.totals.sums["loss"] == pytest.approx(plain.totals.sums["loss"], rel=0.02)
 
 
-@pytest.mark.parametrize("vote", [Votes(stop=True), Votes(commit=True), Votes(change=True)])
+@pytest.mark.parametrize("vote", [Votes(stop=True), Votes(commit=True), Votes(change=True), Votes(seconds=7.5)])
 def test_votes_and_samples_of_all_ranks_come_with_the_gradients(vote: Votes) -> None:
     """Also to an idle rank; with the fingerprint of all samples if the run keeps a ledger."""
 
