@@ -28,7 +28,8 @@ def count_step(training: Training, result: Answer) -> None:
         entry = Entry(progress.epoch, (progress.step,) * 2, training.world.place.size, positions, result.fingerprint)
         state.recent = extended(state.recent, entry, num_samples)
         journal.took(state.recent[-1])
-    journal.progress(Moment(progress.epoch, progress.cursor, progress.step, state.totals.means(), speed))
+    means, seconds = state.totals.means(), training.seconds
+    journal.progress(Moment(progress.epoch, progress.cursor, progress.step, means, speed, seconds))
     change = training.membership.change
     if change is not None and progress.step == change.step + 1:
         journal.world(change, progress.step, training.membership.seconds(change))

@@ -246,7 +246,7 @@ class PrecisionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Devices, output and commits of a run; nothing here changes the result."""
+    """Devices, output, commits and time of a run; only `max_time` changes the result."""
 
     device: Literal["auto", "cpu", "cuda"] = free("auto")
     """Device of the model; auto: a GPU per rank if there is one."""
@@ -274,7 +274,8 @@ class RunConfig:
     progress: Literal["auto", "bar", "lines"] = free("auto")
     """A live bar or plain lines; auto: a bar for one process at a terminal (launchers forward lines)."""
     max_time: str | None = free(None)
-    """Commit and stop after this time, as in 2h30m, 90m or 45s; the same command resumes from there."""
+    """End the run after this time of training (without start-ups, over all restarts), as in 2h30m, 90m or 45s: with
+    final weights, test score and summary. A longer time continues the run."""
     log_to: str = free("tensorboard")
     """Where values go besides metrics.jsonl: tensorboard, csv, wandb or mlflow, several with commas, or none."""
     ledger: bool = free(False)

@@ -18,6 +18,6 @@ def train(session: TaskLoops) -> None:
             # this rank's part; at the end of the loop all ranks have the new weights
             for micro in step:
                 micro.backward(**parts.task.measure(parts.model, micro.batch))
-        due = epoch.number % config.run.eval_epochs == 0 or epoch.number == config.schedule.epochs
-        if due and parts.val_loader is not None:
+        is_last = epoch.number == config.schedule.epochs or training.time_is_up
+        if (is_last or epoch.number % config.run.eval_epochs == 0) and parts.val_loader is not None:
             session.keep_best(session.evaluate())

@@ -75,14 +75,14 @@ class Loops:
     def epochs(self) -> Iterator[Epoch]:
         """Yield the epochs that are left; the first one may have begun.
 
-        They end after the last epoch, after `stop`, or if `--patience` or `--target` say so. Raises: Stopped: after a
-        commit, if the training was asked to stop; RankLost: if no other world can form; Diverged: if many steps in a
-        row have a loss or a gradient that is not finite.
+        They end after the last epoch, after `stop`, or as `--max-time`, `--patience` or `--target` say. Raises:
+        Stopped: after a commit, if the training was asked to stop; RankLost: if no other world can form; Diverged: if
+        many steps in a row have a loss or a gradient that is not finite.
         """
         training, state = self._joined()
         if state.point.part != START:
             self._resumed = state.point
-        while not self._ends:
+        while not self._is_over:
             if self._resumed is None:
                 self._come_to(state.progress.epoch, HEAD)
             else:
@@ -92,9 +92,16 @@ class Loops:
                 return
             number = self._at.epoch
             yield Epoch(self, number)
-            if self._at.part == TAIL or not self._ends:
+            if self._at.part == TAIL or not self._is_over:
                 end_epoch(training, number, self._scores)
             self._scores = None
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the loops end here, or within the epoch that this rank and its program are in."""
+        training, progress = self.training, self.training.state.progress
+        within = progress.epoch == self._at.epoch and progress.cursor < training.parts.train_loader.num_samples
+        return bool(self._ends) or (within and training.time_is_up)
 
     def _steps(self, epoch: int) -> Iterator[Step]:
         training, state = self._joined()
@@ -105,7 +112,7 @@ class Loops:
             self._at, self._count = resumed, 0
             self._own.load(resumed.own)
         training.begin_epoch()
-        while not self._ends:
+        while not self._is_over:
             if resumed is None and state.progress.epoch == epoch and state.progress.cursor < num_samples:
                 self._come_to(epoch, STEPS)
             elif resumed is None or resumed.part != STEPS or resumed.cursor >= num_samples:
@@ -114,7 +121,7 @@ class Loops:
             step = Step(self, self._at)
             yield step
             step.end()
-        if not self._ends and (resumed is None or resumed.part != TAIL):
+        if not self._is_over and (resumed is None or resumed.part != TAIL):
             self._come_to(epoch, TAIL)
 
     def _evaluate(self, task: Task, measuring: Measuring, loader: Loader, name: str) -> Scores:
@@ -179,7 +186,6 @@ class Loops:
         if update is None:
             return
         answer, agreed = update
-        state.seconds = agreed.seconds
         try:
             give_up_if_diverged(training, answer)
             if agreed.stop:
@@ -269,7 +275,8 @@ class Update:
                         raise training.updater.lost
                     if not mine.done:
                         raise UsageError(f"step {step.number}: micro.backward was not called")
-                training.last_update = answer, _ = updater.finish(training.prepare_next_batch)
+                training.last_update = answer, agreed = updater.finish(training.prepare_next_batch)
+                state.seconds = agreed.seconds
                 if self._optimizer == "":
                     count_step(training, answer)
                 session._record(label, answer)

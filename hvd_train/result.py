@@ -48,7 +48,7 @@ class Result:
 
     @property
     def exit_code(self) -> int:
-        """0 for a finished run, 128 + N if signal N stopped it, 75 if a time limit did, 74 if files are not on disk."""
+        """0 for a finished run, 128 + N if signal N stopped it, 75 if its launcher did, 74 if files are not on disk."""
         if not self.saved:
             return os.EX_IOERR
         if self.finished:
@@ -65,12 +65,19 @@ def reason_to_end(config: Config, task: Task, state: TrainState) -> str | None:
     schedule, best, last, epoch = config.schedule, state.best, state.last, state.progress.epoch
     if epoch >= schedule.epochs:
         return "done"
+    if time_is_up(config, state):
+        return f"--max-time {config.run.max_time} reached"
     for goal, value in targets_of(task, schedule).items():
         if last and not goal.better(value, last.figures[goal.name]):
             return f"target {goal.name} {value:g} reached"
     if best and schedule.patience and epoch - best.epoch >= schedule.patience:
         return f"nothing better since epoch {best.epoch}"
     return None
+
+
+def time_is_up(config: Config, state: TrainState) -> bool:
+    """Return whether the run has trained for `--max-time`."""
+    return config.run.max_seconds is not None and state.seconds >= config.run.max_seconds
 
 
 def describe(config: Config, parts: Parts, state: TrainState, place: Place) -> str:
@@ -103,7 +110,7 @@ def summary(result: Result, config: Config) -> dict[str, Any]:
 def ending(result: Result, task: Task) -> str:
     """Return the last lines that a run prints."""
     if not result.finished:
-        name = signal.Signals(result.stopped_by).name if result.stopped_by else "its time limit or its launcher"
+        name = signal.Signals(result.stopped_by).name if result.stopped_by else "its launcher"
         if not result.saved:
             return f"stopped by {name} at step {result.steps}, NOT committed (see above)"
         return f"stopped by {name} at step {result.steps}, committed; the same command resumes from there"

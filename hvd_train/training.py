@@ -18,7 +18,7 @@ from hvd_train.data import identity
 from hvd_train.data.loader import Ahead, Loader
 from hvd_train.elastic.members import RankReport, most_advanced, survivors_differ
 from hvd_train.errors import FaultRepeats, HvdTrainError, RankLost, ReplicasDiffer, UsageError
-from hvd_train.launch import exit_report, launcher
+from hvd_train.launch import exit_report
 from hvd_train.launch.exit_report import During
 from hvd_train.membership import Membership, synchronize
 from hvd_train.network import weights
@@ -30,7 +30,7 @@ from hvd_train.profiling import Profile
 from hvd_train.progress.clock import Stopwatch, Timer
 from hvd_train.progress.order import Batch, EpochOrder, assignments, choose_layout, resized_layout
 from hvd_train.progress.stop import StopSignal
-from hvd_train.result import Result, describe, ending, reason_to_end, summary
+from hvd_train.result import Result, describe, ending, reason_to_end, summary, time_is_up
 from hvd_train.run_files import run_folder
 from hvd_train.state import Answer, Label, Point, TrainState, confirm_equal
 from hvd_train.tasks.measures import Measuring
@@ -51,8 +51,6 @@ class Training:
         self._started, self.stopwatch = time.perf_counter(), Stopwatch()
         self._clock, self._before = Timer(None), 0.0
         self.commit_timer = Timer(config.run.commit_seconds)
-        passed, limit = launcher.running_for(os.environ, launcher.age_s()), config.run.max_seconds
-        self._time_limit = Timer(None if limit is None else limit - passed)
         check_own_gpus(world, parts.device)
         constants = {f"constant module {n}": digest_of_module(m) for n, m in enumerate(parts.task.constants)}
         world.compare({**identity.facts(parts.data), **constants})
@@ -168,7 +166,8 @@ class Training:
         steps = config.run.profiled_steps
         self.profile = Profile(steps, self.world, parts.device, self.output, self.stopwatch, self.split)
         self._batches = self.last_update = None
-        journal.begin(config.schedule.epochs, parts.train_loader.num_samples, parts.task.sample, parts.task.best)
+        epochs, num_samples, limit = config.schedule.epochs, parts.train_loader.num_samples, config.run.max_seconds
+        journal.begin(epochs, num_samples, parts.task.sample, parts.task.best, limit)
         journal.catch_up(state.recent, state.last_step, state.last_epoch)
         self.profile.step_done(state.progress.step)
         self.stopwatch.restart()
@@ -269,7 +268,7 @@ class Training:
         got_signal = self.stop.received is not None
         request = self.world.requested(got_signal=got_signal)
         return Votes(
-            stop=self._time_limit.due or request == "stop",
+            stop=request == "stop",
             commit=by_steps or self.commit_timer.due or (got_signal and request == "change"),
             change=request == "change",
             seconds=self.seconds if self.world.place.rank == 0 else 0.0,
@@ -280,6 +279,11 @@ class Training:
         return evaluate(self.config, self.parts.device, task, measuring, model, loader, self.world)
 
     # The end
+
+    @property
+    def time_is_up(self) -> bool:
+        """Whether the run has trained for as long as it may, in which all ranks agree."""
+        return time_is_up(self.config, self.state)
 
     def why(self) -> str | None:
         """Return why the training ends now, or None."""

@@ -56,7 +56,8 @@ def run(
     rows, measured = list[Measurement](), Measurement()
     for workers, config in sizes.items():
         failed, path, name = None, folder / f"np-{workers}", counted(workers, "worker")
-        if (path / run_folder.SUMMARY).exists():
+        done = (path / run_folder.SUMMARY).exists()
+        if done and config_file.load(path / run_folder.CONFIG).run.max_time == config.run.max_time:
             show(f"{name}: trained already, in {path}")
         else:
             listed = hosts.named(host_file) if host_file else ()
@@ -110,6 +111,7 @@ def row_of(workers: int, config: Config, folder: Path) -> Measurement:
     found = history.read(folder)
     samples, figure = found.samples_per_epoch or 0, found.goal[0]
     layout = order.choose_layout(config.batch, workers, samples)
+    steps_per_epoch = len(layout.batches(range(samples)))
     # A run that was resumed for its last few steps has no speed in its summary.
     speeds = [number(record, "samples_per_second") for record in (found.summary, *reversed(found.epochs))]
     speed = next(filter(None, speeds), None)
@@ -118,7 +120,8 @@ def row_of(workers: int, config: Config, folder: Path) -> Measurement:
         "workers": workers,
         "learning_rate": order.peak_learning_rate(config.optimizer, layout.global_batch),
         "global_batch_size": layout.global_batch,
-        "steps_per_epoch": len(layout.batches(range(samples))),
+        "steps_per_epoch": steps_per_epoch,
+        "epochs": (number(found.summary, "steps") or 0.0) / (steps_per_epoch or 1),
         "epoch_seconds": samples / speed if speed else None,
         "samples_per_second": speed,
         "efficiency": None,

@@ -20,6 +20,7 @@ ALIASES = {
     "--desired-acc": "--target-accuracy",
     "-j": "--workers",
     "--lr": "--learning-rate",
+    "--total-time": "--max-time",
 }
 # Flags of launchers and other trainers that would be a misunderstanding here, and what to type.
 ELSEWHERE = {
@@ -42,7 +43,7 @@ Used most: --epochs, --batch-size, --learning-rate, --model, --weights, --data, 
 def train(arguments: list[str]) -> int:
     """Train and return the exit code. Raises UsageError for wrong settings.
 
-    The code is 0 for a finished run, 128 + N if signal N stopped it, 75 (EX_TEMPFAIL) if a time limit did, and 74
+    The code is 0 for a finished run, 128 + N if signal N stopped it, 75 (EX_TEMPFAIL) if its launcher did, and 74
     (EX_IOERR) if its last files could not be written.
     """
     console.outlive()

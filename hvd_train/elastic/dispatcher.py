@@ -36,7 +36,7 @@ from hvd_train.elastic.roster import Command, End, Finish, FormWorld, Notice, Ro
 from hvd_train.elastic.worker import COMMITTED, RankAssignment, Worker, assign_ranks
 from hvd_train.launch import client, launcher, roll_call
 from hvd_train.launch.exit_report import ExitReport
-from hvd_train.launch.launcher import CONTINUES, JOB, OWNER, REPLACES, SLOT, SPENT, STARTED, SUPERVISOR, WORKER
+from hvd_train.launch.launcher import CONTINUES, JOB, OWNER, REPLACES, SLOT, SUPERVISOR, WORKER
 
 _TICK_S = 0.1
 _LOOK_S = 1.0  # between two looks for hosts
@@ -68,7 +68,6 @@ class Dispatcher:
         """Start nothing yet; `publish_world` gets the ranks of each new world before its workers do."""
         self._roster, self._find_hosts, self._publish_world = roster, find_hosts, publish_world
         self._name = uuid.uuid4().hex
-        self._started = float(os.environ.get(STARTED, time.monotonic()))
         self._changed = threading.Condition()
         self._processes: dict[int, _WorkerProcess] = {}
         self._number_of: dict[tuple[str, int], int] = {}  # by host and local rank
@@ -279,7 +278,6 @@ class Dispatcher:
         predecessor, self._last_in_slot[slot] = self._last_in_slot.get(slot), worker.number
         variables = {JOB: self._name, OWNER: os.environ.get(OWNER, self._name)}
         variables |= {WORKER: str(worker.number), SLOT: str(worker.slot)}
-        variables[SPENT] = f"{time.monotonic() - self._started:.3f}"  # a time span: clocks of hosts differ
         if predecessor is not None:
             variables[REPLACES] = str(predecessor)
         if self._roster.worlds_formed > 0:

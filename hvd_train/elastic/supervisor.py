@@ -17,7 +17,7 @@ from hvd_train.console import outlive, say
 from hvd_train.elastic.roster import TOO_FEW_WORKERS, back_off_s
 from hvd_train.elastic.worker import COMMITTED, UNRECOVERABLE, WRONG_SETTINGS
 from hvd_train.launch.child import STOPPING, Child
-from hvd_train.launch.launcher import CONTINUES, OWNER, STARTED, SUPERVISOR
+from hvd_train.launch.launcher import CONTINUES, OWNER, SUPERVISOR
 
 FINAL = (0, WRONG_SETTINGS, *UNRECOVERABLE, *COMMITTED)
 STEADY_S = 300.0
@@ -28,7 +28,7 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 2.0, 300.0
 def keep_going(command: Sequence[str], restarts: int) -> int:
     """Run the command until it ends for good or has failed `restarts` times in a row; return its exit code."""
     failures, child = 0, Child({**STOPPING, signal.SIGINT: signal.SIGINT})  # the driver handles no others
-    os.environ |= {STARTED: str(time.monotonic()), OWNER: uuid.uuid4().hex}
+    os.environ[OWNER] = uuid.uuid4().hex
     while True:
         started = time.monotonic()
         code = child.run(command, {GRACE: os.environ.get(GRACE, GRACE_S), SUPERVISOR: str(os.getpid())})

@@ -15,8 +15,8 @@ WRONG_SETTINGS = 2
 FAULT_REPEATS = 5
 UNRECOVERABLE = (4, FAULT_REPEATS, 6, 74)
 STOPPED = (129, 130, 138, 143)  # by a signal to the worker
-NO_TIME_LEFT = 75  # or no driver
-COMMITTED = (NO_TIME_LEFT, *STOPPED)
+NO_DRIVER = 75
+COMMITTED = (NO_DRIVER, *STOPPED)
 
 SAME_ERRORS = 3  # an error that repeats this often, in any worker, ends the job
 NEAR_STEPS = 1  # samples may be read one step ahead, so one damaged image can end workers in neighbouring steps

@@ -132,6 +132,7 @@ _COLUMNS = (  # the key of a row, the title of its column, and the format of its
     ("global_batch_size", "global batch", ",.0f"),
     ("steps_per_epoch", "steps per epoch", ",.0f"),
     ("epoch_seconds", "epoch, s", ",.2f"),
+    ("epochs", "epochs", ".4g"),
     ("samples_per_second", "samples/s", ",.0f"),
     ("efficiency", "efficiency", ".1%"),
     ("val_loss", "best val loss", ".4f"),

@@ -57,6 +57,7 @@ class Moment:
     step: int  # steps of the whole run
     measures: Mapping[str, float]
     samples_per_second: float
+    total_seconds: float = 0.0  # of the run so far
 
 
 _SHARES = {"top1": "top-1", "top5": "top-5"}  # measures that are shown in percent
@@ -87,28 +88,33 @@ class _LineDisplay:
 
     def __init__(self, *, silent: bool = False) -> None:
         self._silent = silent
-        self._epochs = self._samples = 0
+        self._epochs, self._samples, self._max_seconds = 0, 0, math.inf
         self._sample, self._shown = "sample", ["loss"]
         self._last_line = time.monotonic()
 
-    def begin(self, epochs: int, samples_per_epoch: int, sample: str, best: str) -> None:
-        self._epochs, self._samples = epochs, samples_per_epoch
+    def begin(self, epochs: int, samples_per_epoch: int, sample: str, best: str, max_seconds: float | None) -> None:
+        self._epochs, self._samples, self._max_seconds = epochs, samples_per_epoch, max_seconds or math.inf
         self._sample, self._shown = sample, list(dict.fromkeys(["loss", best])) if best else []
 
     def progress(self, moment: Moment) -> None:
         if time.monotonic() - self._last_line >= _LINE_SECONDS:
             share = f"{moment.cursor / self._samples:.0%}"
-            left = _time_left(self._epochs, self._samples, moment.epoch, moment.cursor, moment.samples_per_second)
-            clock = time.strftime("%H:%M:%S")
+            left, clock = self._time_left(moment, moment.epoch, moment.cursor), time.strftime("%H:%M:%S")
             self.say(f"{clock}  {_position(moment, self._epochs)}  {share}  {self._metrics(moment)}  {left} left")
 
     def epoch(self, record: EpochRecord) -> None:
         line = f"epoch {record.epoch:>{len(str(self._epochs))}}/{self._epochs}  {self._figures(record.measures)}"
         if record.scores is not None:
             line += f"  {self._figures(record.scores, 'val ')}"
-        left = _time_left(self._epochs, self._samples, record.epoch, 0, record.samples_per_second)
+        left = self._time_left(record, record.epoch, 0)
         speed, took = f"{record.samples_per_second:7,.0f} {self._sample}s/s", duration(round(record.seconds, 2))
         self.say(f"{line}  {speed}  {took}, {left} left")
+
+    def _time_left(self, now: Moment | EpochRecord, epochs_done: int, cursor: int) -> str:
+        if not now.samples_per_second:
+            return "?"
+        seconds = ((self._epochs - epochs_done) * self._samples - cursor) / now.samples_per_second
+        return duration(round(max(0.0, min(seconds, self._max_seconds - now.total_seconds))))
 
     def _metrics(self, moment: Moment) -> str:
         return f"{self._figures(moment.measures)}  {moment.samples_per_second:,.0f} {self._sample}s/s"
@@ -141,8 +147,8 @@ class _TerminalDisplay(_LineDisplay):
         self._task = self._bar.add_task("", total=None, metrics="", visible=False)
 
     @override
-    def begin(self, epochs: int, samples_per_epoch: int, sample: str, best: str) -> None:
-        super().begin(epochs, samples_per_epoch, sample, best)
+    def begin(self, epochs: int, samples_per_epoch: int, sample: str, best: str, max_seconds: float | None) -> None:
+        super().begin(epochs, samples_per_epoch, sample, best, max_seconds)
         self._bar.start()
         self._bar.update(self._task, total=epochs * samples_per_epoch, visible=True)
 
@@ -162,12 +168,6 @@ class _TerminalDisplay(_LineDisplay):
 
 def _position(moment: Moment, epochs: int) -> str:
     return f"epoch {moment.epoch + 1}/{epochs}  step {moment.step}"
-
-
-def _time_left(epochs: int, samples_per_epoch: int, epoch: int, cursor: int, samples_per_second: float) -> str:
-    if not samples_per_second:
-        return "?"
-    return duration(round(((epochs - epoch) * samples_per_epoch - cursor) / samples_per_second))
 
 
 class Journal:
@@ -202,9 +202,11 @@ class Journal:
             self._trackers = Trackers(log_to, folder, resumed_step, settings or {}, report)
             self._ledger = LedgerFile(folder, resumed_step, report) if ledger else None
 
-    def begin(self, epochs: int, samples_per_epoch: int, sample: str, best: str) -> None:
+    def begin(
+        self, epochs: int, samples_per_epoch: int, sample: str, best: str, max_seconds: float | None = None
+    ) -> None:
         """Start the display of a training; `sample` is the name of a sample, `best` the task's best figure."""
-        self._display.begin(epochs, samples_per_epoch, sample, best)
+        self._display.begin(epochs, samples_per_epoch, sample, best, max_seconds)
 
     def catch_up(self, recent: Sequence[Entry], last_step: StepRecord | None, last_epoch: EpochRecord | None) -> None:
         """Write records that the files lack after the writing rank was lost."""

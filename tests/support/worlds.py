@@ -192,15 +192,16 @@ def run_ranks(
     return results
 
 
-STOP = 3  # the place of the vote to stop in the message of a step, after the measures of classification
+# Places in the message of a step, after the measures of classification: the vote to stop, and the seconds so far.
+STOP, SECONDS = 3, 7
 
 
 class StoppingWorld(LocalWorld):
-    """A world of one that another rank seems to stop after a number of steps."""
+    """A world of one that another rank seems to stop after a number of steps, or whose clock another rank has."""
 
-    def __init__(self, after: int, vote_at: int = STOP) -> None:
+    def __init__(self, after: int, vote_at: int = STOP, vote: float = 1.0) -> None:
         super().__init__()
-        self._left, self._vote_at = after, vote_at
+        self._left, self._vote_at, self._vote = after, vote_at, vote
 
     @override
     def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
@@ -209,7 +210,7 @@ class StoppingWorld(LocalWorld):
             self._left -= 1
             if self._left == 0:
                 tensor = tensor.clone()
-                tensor[self._vote_at] = 1.0
+                tensor[self._vote_at] = self._vote
         return lambda: tensor
 
 

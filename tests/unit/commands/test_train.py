@@ -1,6 +1,5 @@
 """`hvd-train train`: its flags, and one line for wrong ones."""
 
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,17 +10,16 @@ import torch
 from hvd_train import cli, config_file, recipes
 from hvd_train.commands.train import parse_train
 from hvd_train.errors import UsageError
-from hvd_train.launch.launcher import SPENT
 from tests.unit.story.test_result import DONE
 
 
 def test_flags_of_other_trainers_are_accepted() -> None:
     assert parse_train(["--lr=0.5"]) == recipes.get(recipes.DEFAULT).replace(learning_rate=0.5)
     line = "imagenet-resnet50 -a resnet18 -b 16 -j 3 --learning_rate 0.2 --accumulation_steps 2 --gpu_ids 0 1 "
-    made = parse_train([*line.split(), "--checkpoint", "old.ckpt", "--desired-acc", "0.75"])
+    made = parse_train([*line.split(), "--checkpoint", "old.ckpt", "--desired-acc", "0.75", "--total-time", "2h"])
     assert made == recipes.get("imagenet-resnet50").replace(
         model="resnet18", batch_size=16, workers=3, learning_rate=0.2, accumulation_steps=2, gpu_ids=(0, 1),
-        resume="old.ckpt", target_accuracy=0.75,
+        resume="old.ckpt", target_accuracy=0.75, max_time="2h",
         workers_per_host=None,
     )  # fmt: skip
 
@@ -117,14 +115,3 @@ def test_the_exit_code_says_how_a_training_ended(
     result = replace(DONE, finished=finished, stopped_by=stopped_by, saved=saved)
     monkeypatch.setattr("hvd_train.run.train", lambda _: result)
     assert cli.run(["train"]) == code
-
-
-def test_max_time_counts_for_the_whole_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A new process may have no time left."""
-    command = ["train", "digits", "--max-time", "1h", "--epochs", "1", "--device", "cpu", "--output-dir", "run"]
-    monkeypatch.setenv(SPENT, "3601")
-    assert cli.run(command) == os.EX_TEMPFAIL
-    assert "at step 1, committed" in capsys.readouterr().out
-    monkeypatch.setenv(SPENT, "60")
-    assert cli.run(command) == 0
-    assert "resuming at" in capsys.readouterr().out

@@ -14,7 +14,7 @@ import pytest
 from hvd_train.elastic import supervisor
 from hvd_train.elastic.supervisor import FINAL, GRACE, STEADY_S, keep_going
 from hvd_train.launch import child
-from hvd_train.launch.launcher import CONTINUES, OWNER, STARTED, SUPERVISOR
+from hvd_train.launch.launcher import CONTINUES, OWNER, SUPERVISOR
 
 COMMAND = ["train", "--fast"]
 
@@ -60,7 +60,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempts]:
     monkeypatch.setattr(supervisor, "time", made)
     monkeypatch.setattr(child, "time", made)
     monkeypatch.setattr(child, "subprocess", SimpleNamespace(Popen=made.popen))
-    for name in (STARTED, OWNER, CONTINUES, GRACE):
+    for name in (OWNER, CONTINUES, GRACE):
         monkeypatch.setenv(name, "")  # restored at the end
         monkeypatch.delenv(name)
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -97,7 +97,6 @@ def test_all_attempts_are_the_same_job(attempts: Attempts) -> None:
     assert keep_going(COMMAND, 3) == 0
     assert [command for command, _ in attempts.started] == [COMMAND] * 3
     environments = [options["env"] for _, options in attempts.started]
-    assert {environment[STARTED] for environment in environments} == {"5000.0"}
     (name,) = {environment[OWNER] for environment in environments}
     assert [environment.get(CONTINUES) for environment in environments] == [None, "1", "1"]
     assert {environment[SUPERVISOR] for environment in environments} == {str(os.getpid())}

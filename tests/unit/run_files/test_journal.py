@@ -160,10 +160,13 @@ def test_progress_shows_the_time_left(monkeypatch: pytest.MonkeyPatch, capsys: p
         opened.progress(HALFWAY)
         opened.epoch(epoch_record(2, 20))
         opened.epoch(PLAIN)
+        opened.begin(5, 1000, "image", "top1", 60.0)  # the time limit comes first
+        opened.epoch(replace(epoch_record(2, 20), total_seconds=50.0))
     assert capsys.readouterr().out.splitlines() == [
         "12:34:56  epoch 2/5  step 15  50%  loss 0.5000  top-1  25.00%  10 images/s  5:50 left",
         "epoch 2/5  loss 0.5000  top-1  10.00%  val loss 0.2500  val top-1  75.00%      100 images/s  2.5 s, 30 s left",
         "epoch 5/5  loss 0.5000  top-1  10.00%    1,234 images/s  2:05, 0 s left",
+        "epoch 2/5  loss 0.5000  top-1  10.00%  val loss 0.2500  val top-1  75.00%      100 images/s  2.5 s, 10 s left",
     ]
 
 

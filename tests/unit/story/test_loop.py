@@ -145,10 +145,17 @@ def test_the_seconds_of_an_epoch_leave_out_pauses(ticking: Ticking) -> None:
     assert [(record["seconds"], record["total_seconds"]) for record in records("epoch")] == [(1009, 1009), (1010, 2019)]
 
 
-def test_a_time_limit_stops_after_the_current_step(ticking: Ticking) -> None:
-    result, _ = trained(LocalWorld(), small_config(batch_size=20, max_time="3s"), lambda _: ticking)
-    assert (result.finished, result.stopped_by, result.saved, result.steps) == (False, None, True, 4)
-    assert [path.name for path in checkpoint.committed(Path("run"))] == ["step-0000000004.ckpt"]
+def test_a_time_limit_ends_the_run_after_the_current_step(ticking: Ticking) -> None:
+    """Its weights are evaluated. The time counts over restarts, so that the same command does no more."""
+    config = small_config(batch_size=20, max_time="3s", eval_epochs=5)
+    trained(StoppingWorld(after=2), config, lambda _: ticking)
+    for _ in range(2):
+        ticking.now += 5000.0
+        result, _ = trained(LocalWorld(), config, lambda _: ticking)
+        assert (result.finished, result.why, result.steps) == (True, "--max-time 3s reached", 5)
+        assert result.best_epoch == 1
+        assert json.loads(Path("run/summary.json").read_text())["steps"] == 5
+        assert Path("run/model-final.pt").exists()
 
 
 def test_the_record_of_an_epoch_has_its_means_and_its_scores() -> None:
