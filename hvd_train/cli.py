@@ -118,7 +118,7 @@ def overview() -> str:
                            a picture of an augmented batch
   sweep [RECIPE] [flags] [--workers-per-run N]
                            a training for each combination of values with commas (--lr 0.1,0.05), side by side
-  bench TOOL ...           measure: throughput, scaling (`hvd-train bench` says more)
+  bench TOOL ...           measure: throughput, batch, scaling (`hvd-train bench` says more)
   prove python FILE.py ... run a script alone, stopped and resumed, on 3 ranks, and with a worker killed; compare
   export RUN|CHECKPOINT    weights and a program of the trained model (torch.export; ONNX with --onnx)
   report RUN [RUN ...] [--output FILE.html]

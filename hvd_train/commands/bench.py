@@ -6,10 +6,11 @@ import contextlib
 import os
 import socket
 import zlib
+from argparse import Namespace
 from pathlib import Path
 
 from hvd_train.commands.train import check_local, parse_train
-from hvd_train.console import show
+from hvd_train.console import PROGRAM, show
 from hvd_train.errors import UsageError, unknown_name, whole_number
 from hvd_train.flags import take
 from hvd_train.launch import launcher, roll_call
@@ -19,6 +20,8 @@ TOOLS = """usage: hvd-train bench TOOL ...
 
   throughput [RECIPE] [flags of train] [--steps N] [--repetitions R]
                            images/s of the real step, and where its time goes: on random images, or on --data
+  batch [RECIPE] [flags of train] [--largest N]
+                           images/s of batches of 2, 4, 8, ...: the fastest one, and the largest that fits
   scaling --np 1,2,4 [--hosts FILE] [RECIPE] [flags of train] [--mode weak|strong] [--controller gloo|mpi]
                            a training on each number of workers, and a table of them, with charts
 
@@ -28,7 +31,7 @@ All take --json FILE. On several ranks: horovodrun -np 2 hvd-train bench through
 
 def bench(arguments: list[str]) -> int:
     """Run a tool; return 0, or 1 if a training of `scaling` failed. Raises UsageError before anything is measured."""
-    tools = {"throughput": _throughput, "scaling": _scaling}
+    tools = {"throughput": _throughput, "batch": _batch, "scaling": _scaling}
     if not arguments or arguments[0] in ("-h", "--help"):
         print(TOOLS, end="")
         return 0 if arguments else 2
@@ -41,30 +44,39 @@ def bench(arguments: list[str]) -> int:
 
 
 def _throughput(arguments: list[str], path: Path | None) -> int:
-    options, rest = take(arguments, steps=20, repetitions=5)
-    config = parse_train(rest, "bench throughput")
+    return _time_steps("throughput", *take(arguments, steps=20, repetitions=5), path)
+
+
+def _batch(arguments: list[str], path: Path | None) -> int:
+    launcher.refuse_several(os.environ, [PROGRAM, "bench", "batch", *arguments])
+    return _time_steps("batch", *take(arguments, largest=4096, steps=5, repetitions=3), path)
+
+
+def _time_steps(tool: str, options: Namespace, rest: list[str], path: Path | None) -> int:
+    config = parse_train(rest, f"bench {tool}")
     flags = {argument.partition("=")[0].replace("_", "-") for argument in rest}
     roll_call.started(os.environ)
     import torch
 
-    from hvd_train.bench import record, throughput
+    from hvd_train.bench import batch, record, throughput
     from hvd_train.network.device import gpu_name
     from hvd_train.run import check, connect
     from hvd_train.world.world import together
 
+    module = {"throughput": throughput, "batch": batch}[tool]
     config = throughput.without_files(config, own_data=bool(flags & {"--data", "--data-dir"}))
     check(config)
     with contextlib.closing(connect(config)) as world:
         first = world.place.rank == 0
         together(world, lambda: record.check_target(path) if first else None)
         world.meet()
-        measurement = throughput.measure(config, world, **vars(options))
+        measurement = module.measure(config, world, **vars(options))
         names = world.gather(socket.gethostname())
         if first:
-            show(throughput.table(measurement))
+            show(module.table(measurement))
         if first and path is not None:
             about = run_folder.environment(names, gpu_name(torch.device(measurement["device"])))
-            record.write(path, {"bench": "throughput", "environment": about, **measurement})
+            record.write(path, {"bench": tool, "environment": about, **measurement})
     return 0
 
 

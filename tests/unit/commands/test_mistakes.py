@@ -23,7 +23,7 @@ MISTAKES = [
     ("bench scaling --np 1_0", "--np 1_0"),
     ("bench scaling --np 1 --output-dir memory://bucket", "bench scaling has several runs, and memory://bucket is"),
     ("bench throughput --json no/found.json", "--json no/found.json"),
-    ("bench input", "unknown tool of bench 'input'; known: scaling, throughput"),
+    ("bench input", "unknown tool of bench 'input'; known: batch, scaling, throughput"),
     ("evaluate", "which run? there is none in runs/: name a run folder"),
     ("watch", "which run? there is none in runs/: name a run folder"),
     ("report", "which run? there is none in runs/: name a run folder"),
