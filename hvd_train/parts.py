@@ -70,9 +70,11 @@ def warm_parts(config: Config, world: World, own: Own = NOTHING) -> tuple[Parts,
     parts = build(config, world.place, own)
     if config.model.sync_batch_norm:
         parts = replace(parts, model=normalization.synchronised(parts.model, world))
+    notes = _loader_notes(config.data, world.place)
     if config.model.weights is not None:
         name, classes = config.model.model, len(parts.data.classes)
-        parts = replace(parts, notes=(weights.start_from(config.model.weights, parts.model, name, classes),))
+        notes.append(weights.start_from(config.model.weights, parts.model, name, classes))
+    parts = replace(parts, notes=tuple(notes))
     freeze.prepare(config.model, parts.model)
     buffers.averaged(parts.model, config.model.average_buffers)
     optimizer = optim.build(config.optimizer, parts.model)
@@ -227,6 +229,15 @@ def fresh_state(
         layout=layout,
         average=average,
     )
+
+
+def _loader_notes(data: DataConfig, place: Place) -> list[str]:
+    """Return a line if `--workers` seems to be meant for all ranks of a host, as in PyTorch's examples."""
+    number = (data.workers or 0) * place.local_size
+    if place.local_size == 1 or number <= 2 * len(os.sched_getaffinity(0)):
+        return []
+    each = f"--workers {data.workers} is for each of {place.local_size} ranks here, {number} processes"
+    return [f"{each}; --workers-per-host {data.workers} is for all of them together"]
 
 
 def loader_processes(data: DataConfig, place: Place) -> int:

@@ -16,19 +16,25 @@ ALIASES = {
     "-a": "--model",
     "--arch": "--model",
     "-b": "--batch-size",
+    "--b": "--batch-size",
     "--checkpoint": "--resume",
     "--desired-acc": "--target-accuracy",
     "-j": "--workers",
     "--lr": "--learning-rate",
     "--total-time": "--max-time",
+    "--workers-per-node": "--workers-per-host",
 }
 # Flags of launchers and other trainers that would be a misunderstanding here, and what to type.
 ELSEWHERE = {
+    "--amp": "type --precision fp16 or bf16",
+    "--fp16-allreduce": "type --compression fp16",
+    "--opt-level": "apex's O1 and O2 are --precision fp16, its O0 is --precision fp32",
     "--gpus": "each rank takes a GPU: `hvd-train train --np 4` starts four",
     "--nodes": "name the hosts: `hvd-train train --hosts h1:4,h2:4`",
     "--elastic": "it is for the launcher: `hvd-train launch --elastic -- train`",
     **dict.fromkeys(("--np", "-np", "--hosts", "-H"), "only `hvd-train train` starts ranks"),
 }
+_READ_FOLDERS = "folder", "cifar10", "cifar100"
 _ABOUT = """Train a recipe, changed by flags.
 
     hvd-train train digits --np 2 --epochs 5 --output-dir runs/mine
@@ -99,6 +105,9 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
         named, recipe = recipe, arguments.pop(0)
         if named not in (None, recipe):
             raise UsageError(f"{recipe} and --recipe {named} are two recipes: name one")
+    if "/" in (recipe or ""):
+        raise UsageError(f"{recipe} is no recipe; name one first: {PROGRAM} {command} imagenet-resnet50 {recipe}")
+    folder = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
     if path is None:
         base = recipes.get(recipe or recipes.DEFAULT)
     elif recipe is None:
@@ -107,6 +116,10 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
         raise UsageError(f"--config {path} is a whole run already; leave out the recipe {recipe!r}")
     base = recipes.trial(base) if vars(options)["try"] else base
     flags = {argument.partition("=")[0] for argument in arguments}
+    if folder is not None:
+        if base.data.data not in _READ_FOLDERS and "--data" not in flags:
+            raise UsageError(f"{folder}: the recipe {base.recipe} reads no folder; type --data folder as well")
+        base = base.replace(data_dir=folder)
     for flag in flags & ELSEWHERE.keys():
         raise UsageError(f"{flag} is no flag of {command}: {ELSEWHERE[flag]}")
     if "--batch-size" in flags and "--global-batch-size" not in flags:
@@ -116,7 +129,7 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
         base = base.replace(workers_per_host=None)
     base = _with_short_warmup(base, arguments)
     names = "|".join(recipes.RECIPES)
-    parsed = parse_flags(Config, arguments, f"{PROGRAM} {command} [{names}] [--config FILE]", base, _ABOUT)
+    parsed = parse_flags(Config, arguments, f"{PROGRAM} {command} [{names}] [DATA_DIR] [--config FILE]", base, _ABOUT)
     if path is not None and not trust:
         used, in_file = ({name: str(of.settings()[name]) for name in plugin.NAMES_CODE} for of in (parsed, base))
         plugin.check_trusted(str(path), {name: value for name, value in used.items() if value == in_file[name]})

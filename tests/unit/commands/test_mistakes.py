@@ -54,6 +54,12 @@ MISTAKES = [
         "runs alone: type `hvd-train config digits` without a launcher",
     ),
     ("mpirun: doctor", "type `hvd-train doctor` without a launcher"),
+    # of people who come from other programs
+    ("train --opt-level O2", "--opt-level is no flag of train: apex's O1 and O2 are --precision fp16"),
+    ("train --amp", "type --precision fp16 or bf16"),
+    ("train --fp16_allreduce", "--fp16-allreduce is no flag of train: type --compression fp16"),
+    ("train /data/imagenet", "name one first: hvd-train train imagenet-resnet50 /data/imagenet"),
+    ("train digits /data/imagenet", "the recipe digits reads no folder; type --data folder as well"),
 ]
 
 

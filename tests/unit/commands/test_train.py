@@ -16,11 +16,23 @@ from tests.unit.story.test_result import DONE
 def test_flags_of_other_trainers_are_accepted() -> None:
     assert parse_train(["--lr=0.5"]) == recipes.get(recipes.DEFAULT).replace(learning_rate=0.5)
     line = "imagenet-resnet50 -a resnet18 -b 16 -j 3 --learning_rate 0.2 --accumulation_steps 2 --gpu_ids 0 1 "
-    made = parse_train([*line.split(), "--checkpoint", "old.ckpt", "--desired-acc", "0.75", "--total-time", "2h"])
+    made = parse_train(
+        [
+            *line.split(),
+            "--checkpoint",
+            "old.ckpt",
+            "--desired-acc",
+            "0.75",
+            "--workers-per-node",
+            "9",
+            "--total-time",
+            "2h",
+        ]
+    )
     assert made == recipes.get("imagenet-resnet50").replace(
         model="resnet18", batch_size=16, workers=3, learning_rate=0.2, accumulation_steps=2, gpu_ids=(0, 1),
         resume="old.ckpt", target_accuracy=0.75, max_time="2h",
-        workers_per_host=None,
+        workers_per_host=9,
     )  # fmt: skip
 
 
@@ -32,11 +44,17 @@ def test_networks_without_batch_norm_have_a_lower_learning_rate(arguments: str, 
 
 
 def test_a_batch_per_worker_replaces_the_global_batch() -> None:
-    for arguments in (["--batch-size", "16"], ["-b=16"], ["--batch_size=16"]):
+    for arguments in (["--batch-size", "16"], ["-b=16"], ["--b", "16"], ["--batch_size=16"]):
         batch = parse_train(["digits", *arguments]).batch
         assert (batch.batch_size, batch.global_batch_size) == (16, None)
         both = parse_train(["digits", *arguments, "--global-batch-size", "48"]).batch
         assert (both.batch_size, both.global_batch_size) == (16, 48)
+
+
+def test_a_folder_may_follow_the_recipe() -> None:
+    made = recipes.get("imagenet-resnet50").replace(data_dir="/data/imagenet")
+    assert parse_train(["imagenet-resnet50", "/data/imagenet"]) == made
+    assert parse_train(["digits", "images", "--data", "folder"]).data.data_dir == Path("images")
 
 
 def test_a_recipe_is_named_by_place_or_flag() -> None:
