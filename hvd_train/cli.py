@@ -26,6 +26,7 @@ _MODULES = {
     "bench": "bench",
     "prove": "prove",
     "completion": "completion",
+    "valprep": "valprep",
 }
 
 
@@ -123,6 +124,7 @@ def overview() -> str:
   export RUN|CHECKPOINT    weights and a program of the trained model (torch.export; ONNX with --onnx)
   report RUN [RUN ...] [--output FILE.html]
                            one page about runs: curves, throughput, differences; opens anywhere
+  valprep DIR              sort ImageNet's validation images into class folders
   watch RUN [--once]       the state of a running or finished training, in the terminal
   doctor [--hosts FILE]    what this machine and this build of Horovod can do, or a whole cluster
   completion bash|zsh|fish a script for the TAB key: source <(hvd-train completion bash)

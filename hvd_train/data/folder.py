@@ -179,6 +179,8 @@ def _classes(split: Path) -> list[str]:
     with suppress(OSError):
         if names := [name for name in find_classes(str(split))[0] if not _is_hidden(name)]:
             return names
+    if next(split.glob("ILSVRC2012_val_*"), None):
+        raise UsageError(f"{split} has no class folders: type `hvd-train valprep {split}`")
     raise UsageError(f"{split} is missing or empty; --data-dir must hold train/ and val/ with one folder per class")
 
 

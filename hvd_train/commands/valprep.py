@@ -1,0 +1,106 @@
+"""`hvd-train valprep`: sort ImageNet's validation images into class folders."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from hvd_train import plain_file
+from hvd_train.console import PROGRAM, show
+from hvd_train.errors import UsageError, first_few
+from hvd_train.flags import parse_flags
+
+_IMAGE, _UNFINISHED = "ILSVRC2012_val_{:08}", ".unsorted"
+_NEXT_TO_IT = "ILSVRC2012_devkit_t12", "LOC_val_solution.csv"
+# NAME CLASS, also of Kaggle's csv and of the script valprep.sh
+_LINE = re.compile(r"(ILSVRC2012_val_\d{8})(?:\.JPEG)?[\s,]+(n\d{8})\b")
+
+
+@dataclass(frozen=True)
+class ValprepOptions:
+    """Sort the validation images of ImageNet (ILSVRC2012) into class folders, as training needs them.
+
+    Nothing moves before all images are found. If it is killed, the same command finishes.
+    """
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """The folder with ILSVRC2012_val_00000001.JPEG and so on: val/ of the data folder."""
+    labels: Path | None = None
+    """The folder ILSVRC2012_devkit_t12, Kaggle's LOC_val_solution.csv, or a text of image names and classes; default:
+    one of the first two next to FOLDER."""
+
+
+def valprep(arguments: list[str]) -> int:
+    """Sort the images, print what was done and return 0. Raises UsageError before an image moves."""
+    options = parse_flags(ValprepOptions, arguments, f"{PROGRAM} valprep")
+    folder: Path = options.folder
+    near = [path for name in _NEXT_TO_IT if (path := folder.resolve().parent / name).exists()]
+    labels = options.labels or (near[0] if near else None)
+    if labels is None:
+        raise UsageError(f"there is no {' or '.join(_NEXT_TO_IT)} next to {folder}: name one with --labels")
+    try:
+        classes = read_labels(labels)
+        moved = sort(folder, classes)
+    except OSError as error:
+        raise UsageError(f"{error.filename or labels}: {error.strerror}") from None
+    what = f"{len(classes):,} images in {len(set(classes.values())):,} class folders"
+    show(f"{folder}: {what}" if moved else f"{folder} is sorted already: {what}")
+    return 0
+
+
+def read_labels(path: Path) -> dict[str, str]:
+    """Return the class of each image, by its name without an ending. Raises UsageError and OSError."""
+    if path.is_dir():
+        return _of_devkit(path / "data")
+    found = dict(_LINE.findall(plain_file.read_bytes(path).decode(errors="replace")))
+    if not found:
+        raise UsageError(f"--labels {path} has no line such as `ILSVRC2012_val_00000001.JPEG n01751748`")
+    return found
+
+
+def _of_devkit(data: Path) -> dict[str, str]:
+    from scipy.io import loadmat  # slow to import
+
+    try:
+        synsets = loadmat(data / "meta.mat", squeeze_me=True)["synsets"]
+        names = {int(synset["ILSVRC2012_ID"]): str(synset["WNID"]) for synset in synsets}
+        text = plain_file.read_text(data / "ILSVRC2012_validation_ground_truth.txt")
+        return {_IMAGE.format(number): names[int(line)] for number, line in enumerate(text.split(), 1)}
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise UsageError(f"{data} is no data folder of ILSVRC2012_devkit_t12: {error!r}") from None
+
+
+def sort(folder: Path, classes: dict[str, str]) -> bool:
+    """Move the images into class folders; return False if they are there. Raises UsageError before anything moves.
+
+    Until all are sorted, the class folders are in a hidden one, so no training takes a part of the set for the whole.
+    """
+    unfinished = folder / _UNFINISHED
+    flat = {path.stem: path for path in folder.iterdir() if path.suffix == ".JPEG"}
+    if unknown := sorted(flat.keys() - classes.keys()):
+        raise UsageError(f"{folder}: the labels do not know {first_few(unknown)}")
+    there = {path.stem: path.parent for parent in (folder, unfinished) for path in parent.glob("n*/*.JPEG")}
+    if wrong := [str(place / stem) for stem, place in there.items() if place.name != classes.get(stem)]:
+        raise UsageError(f"the labels do not know these images, or have them in other classes: {first_few(wrong)}")
+    if missing := sorted(classes.keys() - flat.keys() - there.keys()):
+        raise UsageError(f"{folder}: {len(missing):,} of {len(classes):,} images are missing: {first_few(missing)}")
+    for name in sorted(set(classes.values())) if flat else ():
+        (unfinished / name).mkdir(parents=True, exist_ok=True)
+    for stem, path in flat.items():
+        path.rename(unfinished / classes[stem] / path.name)
+    if not unfinished.exists():
+        return False
+    for one in sorted(unfinished.iterdir()):
+        target = folder / one.name
+        if target.exists():  # of an earlier attempt by other means
+            for path in one.iterdir():
+                path.rename(target / path.name)
+            one.rmdir()
+        else:
+            one.rename(target)
+    unfinished.rmdir()
+    return True
