@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hvd_train.errors import Diverged
+from hvd_train.network.device import peak_memory_gib
 from hvd_train.progress.metrics import Totals
 from hvd_train.run_files.journal import EpochRecord, Moment, StepRecord
 from hvd_train.run_files.ledger import Entry, extended
@@ -47,6 +48,7 @@ def count_step(training: Training, result: Answer) -> None:
             skipped_steps=progress.skipped,
             samples_per_second=speed,
             split=training.split.take(),
+            gpu=training.gpu_load(),
         )
         journal.step(state.last_step)
 
@@ -97,6 +99,7 @@ def end_epoch(training: Training, number: int, scores: Scores | None) -> None:
         samples_per_second=training.stopwatch.samples_per_second,
         seconds=round(seconds - before, 3),
         total_seconds=round(seconds, 3),
+        peak_memory_gib=round(peak_memory_gib(training.parts.device), 3),
     )
     training.output.journal.epoch(state.last_epoch)
     state.progress, state.totals = replace(state.progress, epoch=number + 1, cursor=0), Totals()

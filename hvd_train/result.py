@@ -45,6 +45,7 @@ class Result:
     samples_per_second: float
     world_size: int
     seconds: float
+    peak_memory_gib: float = 0.0  # of the rank with the most: on its GPU, or on a CPU without loader processes
 
     @property
     def exit_code(self) -> int:

@@ -23,7 +23,7 @@ from hvd_train.launch.exit_report import During
 from hvd_train.membership import Membership, synchronize
 from hvd_train.network import weights
 from hvd_train.network.buffers import digest_of, digest_of_module, tensors_in
-from hvd_train.network.device import check_own_gpus, gpu_name, split_on
+from hvd_train.network.device import check_own_gpus, gpu_load, gpu_name, peak_memory_gib, split_on
 from hvd_train.output import Claim, Output
 from hvd_train.parts import Optimizers, Parts, fresh_state
 from hvd_train.profiling import Profile
@@ -39,6 +39,8 @@ from hvd_train.updater import Updater, Votes, of_use
 from hvd_train.validate import evaluate
 from hvd_train.world.world import World, result_of_rank_0, together
 
+_GPU_SECONDS = 10.0  # from one look at the load of the GPU to the next
+
 
 class Training:
     """A training, built once. Its loop calls `join` first, and `meet` after each fault.
@@ -51,6 +53,7 @@ class Training:
         self._started, self.stopwatch = time.perf_counter(), Stopwatch()
         self._clock, self._before = Timer(None), 0.0
         self.commit_timer = Timer(config.run.commit_seconds)
+        self._gpu_timer = Timer(_GPU_SECONDS)
         check_own_gpus(world, parts.device)
         constants = {f"constant module {n}": digest_of_module(m) for n, m in enumerate(parts.task.constants)}
         world.compare({**identity.facts(parts.data), **constants})
@@ -223,6 +226,13 @@ class Training:
         """Seconds of training of the run so far, by the clock of this rank."""
         return self._before + self._clock.seconds
 
+    def gpu_load(self) -> dict[str, float]:
+        """Return the load of this rank's GPU, if the last look at it is long ago; else nothing."""
+        if not self._gpu_timer.due:
+            return {}
+        self._gpu_timer.reset()
+        return gpu_load(self.parts.device)
+
     def note_writes(self) -> None:
         """Note that all writes to the watched weights so far were not by the program."""
         self._writes = sum(parameter._version for parameter in self.watched)
@@ -298,7 +308,8 @@ class Training:
         self.profile.drop("the training has ended")
         if finished:
             confirm_equal(state, world)
-        signals = [number for number in world.gather(self.stop.received) if number is not None]
+        received, peaks = zip(*world.gather((self.stop.received, peak_memory_gib(self.parts.device))), strict=True)
+        signals = [number for number in received if number is not None]
         saved = result_of_rank_0(world, output.store.commit_last(state, final_weights=finished))
         test = self._test() if finished else None
         best, last, progress = state.best, state.last, state.progress
@@ -317,6 +328,7 @@ class Training:
             samples_per_second=self.stopwatch.samples_per_second,
             world_size=world.place.size,
             seconds=time.perf_counter() - self._started,
+            peak_memory_gib=round(max(peaks), 3),
         )
         if finished and not world.broadcast(output.write(run_folder.SUMMARY, summary(result, self.config)), 0):
             result = replace(result, saved=False)

@@ -1,7 +1,6 @@
 """Find the largest batch of a pass that fits, and the fastest one, in powers of two. For one process."""
 
 import gc
-import resource
 
 import psutil
 import torch
@@ -23,11 +22,11 @@ def measure(config: Config, world: World, *, largest: int, steps: int, repetitio
     Raises UsageError if the first one cannot be trained.
     """
     rows, size, ended = list[Measurement](), 2, ""
-    before = _peak_memory()
     while not ended:
         if torch.cuda.is_available():
             gc.collect()
             torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
         try:
             sized = config.replace(batch_size=size, global_batch_size=None, accumulation_steps=1)
             found = throughput.measure(sized, world, steps=steps, repetitions=repetitions)
@@ -38,11 +37,13 @@ def measure(config: Config, world: World, *, largest: int, steps: int, repetitio
             break
         speed = max(found["samples_per_second_of_repetitions"])  # the least disturbed one
         rows.append({"batch_size": size, "samples_per_second": speed, "seconds_per_step": size / speed})
+        rows[-1]["peak_memory_gib"] = found["peak_memory_gib"]
         show(f"{size}: {speed:,.1f} samples/s")
-        best, on_cpu, grown = max(rows, key=_speed), found["device"] == "cpu", _peak_memory() - before
+        best, on_cpu = max(rows, key=_speed), found["device"] == "cpu"
+        grown = rows[-1]["peak_memory_gib"] - rows[0]["peak_memory_gib"]
         if on_cpu and size >= 4 * best["batch_size"] and speed < _SLOWER * _speed(best):
             ended = f"{size}: slower than smaller ones"
-        elif on_cpu and 2 * grown > psutil.virtual_memory().available:
+        elif on_cpu and 2 * grown > psutil.virtual_memory().available / 2**30:
             ended = f"{2 * size}: this machine has too little free memory"
         elif 2 * size > largest:
             ended = f"{2 * size}: more than --largest {largest}"
@@ -56,17 +57,13 @@ def _speed(row: Measurement) -> float:
     return float(row["samples_per_second"])
 
 
-def _peak_memory() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
 def table(measured: Measurement) -> str:
     """Write the record as a table with bars, and what to type."""
-    rows, best = [("batch", "samples/s", "ms a step", "", "")], max(map(_speed, measured["rows"]))
+    rows, best = [("batch", "samples/s", "ms a step", "peak GiB", "", "")], max(map(_speed, measured["rows"]))
     for row in measured["rows"]:
         marks = [name for name in ("fastest", "largest") if row["batch_size"] == measured[name]]
         bar = "#" * round(_BAR * _speed(row) / best)
         values = f"{row['batch_size']}", f"{_speed(row):,.1f}", f"{1000 * row['seconds_per_step']:,.2f}"
-        rows.append((*values, bar.ljust(_BAR), ", ".join(marks)))
+        rows.append((*values, f"{row['peak_memory_gib']:.2f}", bar.ljust(_BAR), ", ".join(marks)))
     found = f"fastest: --batch-size {measured['fastest']}; largest: --batch-size {measured['largest']}"
     return f"{record.table(rows)}\n{found} (ended at {measured['ended']})"

@@ -10,7 +10,7 @@ from hvd_train.bench.record import Measurement
 from hvd_train.config import Config
 from hvd_train.data.loader import Ahead, Loader
 from hvd_train.network import freeze, optim
-from hvd_train.network.device import split_on, synchronize, uses_channels_last, wire_format
+from hvd_train.network.device import peak_memory_gib, split_on, synchronize, uses_channels_last, wire_format
 from hvd_train.parts import fresh_state, warm_parts
 from hvd_train.progress.clock import PHASES
 from hvd_train.progress.order import Batch, EpochOrder, assignments, choose_layout
@@ -48,6 +48,7 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Me
             started = time.perf_counter()
             results.append(stepper.split_of(steps))
             own_seconds.append(time.perf_counter() - started)
+        peaks = world.gather(peak_memory_gib(stepper.device))
         seconds = [max(of_ranks) for of_ranks in zip(*world.gather(own_seconds), strict=True)]
     skipped = stepper.state.progress.skipped - skipped_before
     speeds = [images / slowest for (images, _), slowest in zip(results, seconds, strict=True)]
@@ -65,6 +66,7 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Me
         **about,
         "compression": wire_format(config, device),
         "parameters": sum(parameter.numel() for parameter in stepper.state.model.parameters()),
+        "peak_memory_gib": round(max(peaks), 3),
         "skipped_steps": skipped,
         "config": config.as_dict(),
     }

@@ -2,9 +2,11 @@
 
 import ctypes
 import os
+import resource
 import socket
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import torch
 
@@ -90,6 +92,30 @@ def _keep_freed_memory() -> None:
 def gpu_name(device: torch.device) -> str | None:
     """Return the driver's name of a GPU, or None for a CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else None
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """Return the most memory that this process has used: of its GPU, or, without loader processes, of the machine."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def gpu_load(device: torch.device) -> dict[str, float]:
+    """Return used memory, utilization (0 to 1) and power of a GPU, as far as the driver tells; empty for a CPU.
+
+    The last two need nvidia-ml-py. All of them are of the whole GPU, not of this process.
+    """
+    read: dict[str, Callable[[], float]] = {
+        "memory_gib": lambda: (torch.cuda.mem_get_info(device)[1] - torch.cuda.mem_get_info(device)[0]) / 2**30,
+        "utilization": lambda: torch.cuda.utilization(device) / 100,
+        "power_w": lambda: torch.cuda.power_draw(device) / 1000,
+    }
+    found = {}
+    for name, value in read.items() if device.type == "cuda" else ():
+        with suppress(Exception):  # NVML has many, and none of them may end a training
+            found[name] = round(value(), 3)
+    return found
 
 
 def split_on(device: torch.device) -> Split:

@@ -112,9 +112,21 @@ def _results(run: History) -> dict[str, str]:
         "steps": f"{run.furthest('step'):,.0f}",
         "samples/s": f"{speed:,.0f}" if speed else "unknown",
         "time": duration(run.seconds),
+        "peak memory": _memory(run),
         "an epoch": duration(sum(times) / len(times)) if times else "unknown",
         "skipped steps": f"{run.furthest('skipped_steps'):,.0f}",
     }
+
+
+def _memory(run: History) -> str:
+    """Return the peak memory of a rank, and the mean load of rank 0's GPU."""
+    peaks = [peak for record in (*run.epochs, run.summary) if (peak := number(record, "peak_memory_gib"))]
+    facts = [f"{max(peaks):.2f} GiB a rank"] if peaks else []
+    for name, form in (("utilization", "GPU {:.0%} busy"), ("power_w", "{:.0f} W")):
+        loads = (step["gpu"] for step in run.steps if isinstance(step.get("gpu"), dict))
+        if values := [value for load in loads if (value := number(load, name)) is not None]:
+            facts.append(form.format(sum(values) / len(values)))
+    return ", ".join(facts) or "unknown"
 
 
 def _comparison(names: Sequence[str], facts: Sequence[Record], defaults: Record | None = None) -> Markup:

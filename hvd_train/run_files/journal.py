@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from typing_extensions import override
@@ -33,6 +33,7 @@ class StepRecord:
     skipped_steps: int  # in the whole run, because a loss or gradient was not finite
     samples_per_second: float  # of all ranks
     split: dict[str, float] | None  # rank 0's mean seconds in each of clock.PHASES since the last record
+    gpu: Mapping[str, float] = field(default_factory=dict)  # rank 0's `device.gpu_load`, every ten seconds
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class EpochRecord:
     samples_per_second: float
     seconds: float = 0.0  # with the evaluation, without the time between a stop and a resume
     total_seconds: float = 0.0  # of the run so far, by the same clock
+    peak_memory_gib: float = 0.0  # rank 0's until now
 
 
 @dataclass(frozen=True)
@@ -226,9 +228,10 @@ class Journal:
         self._last_step = record.step
         values = _flat(vars(record))
         self._write("step", values)
-        shown = {name: value for name, value in values.items() if name not in ("epoch", "step", "samples", "split")}
+        shown = {name: value for name, value in values.items() if name not in _NOT_PLOTTED}
         seconds = {f"seconds/{phase}": value for phase, value in (record.split or {}).items()}
-        self._plot({f"train/{name}": value for name, value in shown.items()} | seconds, record.step)
+        gpu = {f"gpu/{name}": value for name, value in record.gpu.items()}
+        self._plot({f"train/{name}": value for name, value in shown.items()} | seconds | gpu, record.step)
 
     def epoch(self, record: EpochRecord) -> None:
         """Write the metrics of an epoch."""
@@ -281,6 +284,9 @@ class Journal:
         known = {name: value for name, value in values.items() if value is not None}
         if self._trackers is not None and known:
             self._trackers.add(known, step)
+
+
+_NOT_PLOTTED = "epoch", "step", "samples", "split", "gpu"
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:

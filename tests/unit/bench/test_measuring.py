@@ -52,7 +52,7 @@ def test_batches_double_until_memory_is_full(monkeypatch: pytest.MonkeyPatch) ->
         size, device = config.batch.batch_size, config.run.device
         if device == "cuda" and size == 64:
             raise UsageError("out of GPU memory in a micro-batch of 64 (peak 9.0 GiB): type --batch-size 32")
-        return {"device": device, "samples_per_second_of_repetitions": [1.0, speeds[size]]}
+        return {"device": device, "samples_per_second_of_repetitions": [1.0, speeds[size]], "peak_memory_gib": 0.1}
 
     monkeypatch.setattr(throughput, "measure", measure)
     for device, ended in (

@@ -70,7 +70,10 @@ def test_changes_of_the_world_and_the_time_split_are_shown() -> None:
             assert label in section(text, part)
     parts = ("data", "forward", "backward", "reduction", "optimizer", "other")
     split = dict(zip(parts, (0.01, 0.02, 0.04, 0.02, 0.005, 0.005), strict=True))
-    new = write(Path("new"), [start(), step(1, split=split), epoch(1)])
+    loads = [{"utilization": 0.5}, {}, {"utilization": 0.75, "power_w": 400.0}]
+    steps = [step(number, split=split, gpu=load) for number, load in enumerate(loads, 1)]
+    new = write(Path("new"), [start(), *steps, epoch(1, peak_memory_gib=1.5)])
+    assert "1.50 GiB a rank, GPU 62% busy, 400 W" in section(composed(new), "Summary")
     assert "Seconds of an epoch" in section(composed(new), "Throughput")
     assert "10.5 s" in section(composed(new), "Summary")
     part = section(composed(new, write(Path("old"), whole_run())), "Where the time goes")

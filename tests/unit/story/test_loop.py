@@ -166,6 +166,7 @@ def test_the_record_of_an_epoch_has_its_means_and_its_scores() -> None:
     means = (losses * np.array([20] * 9 + [10])).sum(1) / NUM_SAMPLES
     assert [record["loss"] for record in epochs] == pytest.approx(means.tolist(), rel=1e-12)
     assert [record["step"] for record in epochs] == [10, 20, 30]
+    assert result.peak_memory_gib >= epochs[-1]["peak_memory_gib"] > 0
     assert ["val_loss" not in record for record in epochs] == [True, False, False]
     last = [epochs[-1][name] for name in ("val_loss", "val_top1", "val_top5")]
     assert last == [result.scores[name] for name in ("loss", "top1", "top5")]
