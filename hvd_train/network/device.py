@@ -102,12 +102,12 @@ def peak_memory_gib(device: torch.device) -> float:
 
 
 def gpu_load(device: torch.device) -> dict[str, float]:
-    """Return used memory, utilization (0 to 1) and power of a GPU, as far as the driver tells; empty for a CPU.
+    """Return used memory, utilization (0 to 1) and power of a whole GPU, as far as the driver tells.
 
-    The last two need nvidia-ml-py. All of them are of the whole GPU, not of this process.
+    Without nvidia-ml-py, and for a CPU, it is empty.
     """
     read: dict[str, Callable[[], float]] = {
-        "memory_gib": lambda: (torch.cuda.mem_get_info(device)[1] - torch.cuda.mem_get_info(device)[0]) / 2**30,
+        "memory_gib": lambda: torch.cuda.device_memory_used(device) / 2**30,
         "utilization": lambda: torch.cuda.utilization(device) / 100,
         "power_w": lambda: torch.cuda.power_draw(device) / 1000,
     }

@@ -87,18 +87,18 @@ def test_ranks_share_the_cores_that_are_not_bound_to_one_of_them(monkeypatch: py
 
 
 def test_the_load_of_a_gpu_is_read_as_far_as_the_driver_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without nvidia-ml-py torch has no utilization and no power."""
+    """Without nvidia-ml-py torch raises errors. No error ends a training."""
 
     def missing(_: torch.device) -> int:
         raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed")
 
     gpu = torch.device("cuda", 1)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10 * 2**30, 40 * 2**30))
+    monkeypatch.setattr(torch.cuda, "device_memory_used", lambda _: 30 * 2**30)
     monkeypatch.setattr(torch.cuda, "utilization", lambda _: 87)
     monkeypatch.setattr(torch.cuda, "power_draw", lambda _: 412_000)
     assert device.gpu_load(gpu) == {"memory_gib": 30.0, "utilization": 0.87, "power_w": 412.0}
-    monkeypatch.setattr(torch.cuda, "utilization", missing)
-    monkeypatch.setattr(torch.cuda, "power_draw", missing)
+    for name in ("utilization", "power_draw"):
+        monkeypatch.setattr(torch.cuda, name, missing)
     assert device.gpu_load(gpu) == {"memory_gib": 30.0}
     assert device.gpu_load(CPU) == {}
 
