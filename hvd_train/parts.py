@@ -170,8 +170,6 @@ def of_a_loop(
     """Return the parts of a training whose loop is the user's. Raises UsageError for what cannot be trained."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise UsageError("give the model itself, without DistributedDataParallel")
-    if hasattr(data, "batch_sampler"):
-        raise UsageError("give the data set itself, not a DataLoader: batches are made for any number of ranks")
     groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
     known = Counter(id(parameter) for group in groups for parameter in group["params"])
     if twice := [name for name, each in model.named_parameters() if known[id(each)] > 1]:

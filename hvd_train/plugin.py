@@ -1,6 +1,7 @@
 """Import the user's own code by its name, `package.module:function`, also from the current folder."""
 
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -50,3 +51,20 @@ def load(kind: str, reference: str) -> Callable[..., Any]:
         known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise unknown_name(f"function in {module_name} for --{kind}", function_name, known)
     return function  # type: ignore[no-any-return]  # callable() narrows to Callable[..., object]
+
+
+def call(flag: str, function: Callable[..., Any], parameter: str, value: object) -> Any:
+    """Call the user's function with a value for a parameter: by name, by position, or without, as the function takes.
+
+    Raises UsageError, which names `flag`, if it takes none of these.
+    """
+    signature = inspect.signature(function)
+    for arguments, named in (((), {parameter: value}), ((value,), {}), ((), {})):
+        try:
+            signature.bind(*arguments, **named)
+        except TypeError:
+            continue
+        return function(*arguments, **named)
+    name = getattr(function, "__name__", "the function")
+    line = f"def __init__(self, {parameter})" if isinstance(function, type) else f"def {name}({parameter})"
+    raise UsageError(f"{flag}: {name} must accept {parameter}: write `{line}`")

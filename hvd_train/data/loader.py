@@ -4,6 +4,7 @@ import itertools
 import multiprocessing
 import random
 import signal
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -186,8 +187,8 @@ class _Reader:
         except (RuntimeError, TypeError) as error:
             if self.collate is not default_collate:
                 raise
-            reason = str(error).partition("\n")[0]
-            advice = "give Task(..., collate=a function of a list)"
+            reason = "different sizes" if isinstance(error, RuntimeError) else str(error).partition("\n")[0]
+            advice = "return tensors of one size and numbers, or give Task or Session a function of a list: collate=..."
             raise UsageError(f"items do not fit into a batch ({reason}): {advice}") from None
 
 
@@ -253,7 +254,8 @@ class MapLoader(Loader):
         # Terminals send these to all processes of a job. The training needs its loader processes until its commit.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         try:
-            with without_script():
+            with without_script(), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Got pickle error")  # the error below says it
                 batches = iter(self._loader)
         except Exception as error:  # noqa: BLE001  # a data set may raise anything when it is pickled
             reason = str(error).partition("\n")[0]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from hvd_train import plugin
 from hvd_train.config import DataConfig
@@ -28,6 +28,7 @@ _CIFAR = {  # mean and standard deviation of each channel
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
 }
 _MOST_READ = 20_000  # items of a set that are read to count its classes
+_MOST_CLASSES = 1_000_000  # a larger label is a mistake
 OwnData = Callable[[DataConfig], Sequence[Any] | DataSet]  # a sequence: training set, and validation set or None
 
 
@@ -61,12 +62,11 @@ def _opened(config: DataConfig, seed: int, own: OwnData | None, *, any_items: bo
         result: Any = hugging_face.open_saved(config.data.removeprefix(HUGGING_FACE), any_items=any_items)
         data = _from_result(config.data, result, any_items=any_items)
     elif own is not None or plugin.is_reference(config.data):
-        result = (own or plugin.load("data", config.data))(config)
+        function = own or plugin.load("data", config.data)
+        result = plugin.call(f"--data {config.data}", function, "config", config)
         data = _from_result(config.data, result, any_items=any_items and not isinstance(result, DataSet))
     else:
         data = _OPENERS[config.data](config, seed)
-    if len(data.train) == 0:
-        raise UsageError(f"--data {config.data}: there are no training images")
     if config.data == "folder":
         return data
     if config.augment in ("trivial", "rand") or config.random_erasing:
@@ -178,10 +178,12 @@ _OPENERS: dict[str, Callable[[DataConfig, int], DataSet]] = {
 
 def _from_result(name: str, result: Any, *, any_items: bool) -> DataSet:
     """Return the data set in `result`, of the user's function `name`. Raises UsageError now or as items are read."""
-    titles = [f"the {part} set of --data {name}" for part in ("training", "validation", "test")]
+    origin = f" of --data {name}" if plugin.is_reference(name) else ""
+    titles = [f"the {part} set{origin}" for part in ("training", "validation", "test")]
     if not isinstance(result, DataSet):
         if not isinstance(result, (tuple, list)) or len(result) != 2 or result[0] is None:
-            raise UsageError(f"--data {name}: it must return (training set, validation set or None)")
+            wanted = "write a function that returns (training set, validation set or None)"
+            raise UsageError(f"--data {name} returned {_described(result)}: {wanted}")
         if any_items:
             for title, part in zip(titles, result, strict=False):
                 if part is not None:
@@ -189,7 +191,9 @@ def _from_result(name: str, result: Any, *, any_items: bool) -> DataSet:
             classes = tuple(map(str, getattr(result[0], "classes", ())))
             return DataSet(result[0], result[1], classes, images=False)
         train, val = map(_in_memory, titles, result)
-        result = DataSet(train, val, _class_names(name, result[0], train))
+        classes = _class_names(name, titles[0], result[0], train)
+        image = train.images[0] if isinstance(train, Arrays) else _checked(titles[0], train, len(classes))[0][0]
+        result = DataSet(train, val, classes, channels=len(image) if image.ndim == 3 else 3)
     parts = zip(titles, (result.train, result.val, result.test), strict=True)
     train, val, test = (_checked(title, _in_memory(title, part), len(result.classes)) for title, part in parts)
     return DataSet(**{**vars(result), "train": train, "val": val, "test": test})
@@ -209,21 +213,28 @@ class _CheckedItems:
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         item: Any = self.data[index]
-        if _is_pair(item):
+        if isinstance(item, (tuple, list)) and len(item) == 2:
             image, number = item[0], _class_number(item[1])
             is_image = isinstance(image, Tensor) and self.form in (None, (image.dtype, image.shape))
             if is_image and number is not None and 0 <= number < self.num_classes:
                 return image, number
+        last = "on" if self.num_classes == _MOST_CLASSES else f"to {self.num_classes - 1}"
         raise UsageError(
             f"item {index} of {self.title} is {_described(item)}; return (image tensor, integer class number from "
-            f"0 to {self.num_classes - 1}), with images of one type and size"
+            f"0 {last}), with images of one type and size, or name another --task"
         )
 
 
 def check_map_style(title: str, part: Any) -> None:
     """Raise UsageError that begins with `title` for data without length or items."""
-    if isinstance(part, IterableDataset) or not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
-        raise UsageError(f"{title} is {_described(part)}; return a map-style data set, with __len__ and __getitem__")
+    advice = "return a map-style data set, with __len__ and __getitem__"
+    if isinstance(part, DataLoader):
+        advice = "give the data set itself, not a DataLoader: batches are made for any number of ranks"
+    elif not isinstance(part, IterableDataset) and hasattr(part, "__len__") and hasattr(part, "__getitem__"):
+        if not len(part):
+            raise UsageError(f"{title} is empty")
+        return
+    raise UsageError(f"{title} is {_described(part)}; {advice}")
 
 
 def _in_memory(title: str, part: Any) -> Any:
@@ -234,7 +245,7 @@ def _in_memory(title: str, part: Any) -> Any:
     return Arrays(part.tensors[0], part.tensors[1], len(part)) if is_plain else part
 
 
-def _class_names(name: str, original: Any, train: Any) -> tuple[str, ...]:
+def _class_names(name: str, title: str, original: Any, train: Any) -> tuple[str, ...]:
     """Return the names of classes, or the numbers up to the largest label. Raises UsageError for large sets."""
     whole = original
     while isinstance(whole, Subset):  # as random_split makes them
@@ -242,29 +253,25 @@ def _class_names(name: str, original: Any, train: Any) -> tuple[str, ...]:
     with suppress(TypeError):  # `classes` is no list
         if names := tuple(map(str, getattr(whole, "classes", ()))):
             return names
-    listed = train.labels if isinstance(train, Arrays) else getattr(whole, "targets", getattr(whole, "labels", None))
-    labels: Any = listed.tolist() if isinstance(listed, (Tensor, np.ndarray)) else listed
-    is_list = isinstance(labels, (list, tuple)) and all(_class_number(label) is not None for label in labels)
-    if not is_list and not isinstance(train, Arrays):
+    labels: Any = getattr(whole, "targets", getattr(whole, "labels", None))
+    labels = labels.tolist() if isinstance(labels, (Tensor, np.ndarray)) else labels
+    if isinstance(train, Arrays):
+        labels = _checked(title, train, _MOST_CLASSES).labels.tolist()
+    elif not isinstance(labels, (list, tuple)) or any(_class_number(label) is None for label in labels):
         if len(original) > _MOST_READ:
             raise UsageError(f"--data {name}: give the training set an attribute `classes`: the list of class names")
+        items = _checked(title, train, _MOST_CLASSES)
         if launcher.speaks(os.environ):
             say(f"--data {name}: reading all labels to count the classes; an attribute `classes` saves that")
         with torch.random.fork_rng([]):
-            labels = [item[1] for item in map(original.__getitem__, range(len(original))) if _is_pair(item)]
-    last = max([_class_number(label) or 0 for label in labels], default=0)
-    return tuple(map(str, range(min(last + 1, 1_000_000))))  # a larger label is a mistake
-
-
-def _is_pair(item: Any) -> bool:
-    return isinstance(item, (tuple, list)) and len(item) == 2
+            labels = [items[index][1] for index in range(len(items))]
+    last = max([_class_number(label) or 0 for label in labels])
+    return tuple(map(str, range(min(last + 1, _MOST_CLASSES))))
 
 
 def _checked(title: str, part: Any, num_classes: int) -> Any:
     if part is None:
         return part
-    if not len(part):
-        raise UsageError(f"{title} is empty")
     in_memory = isinstance(part, Arrays)
     items = _CheckedItems(title, TensorDataset(part.images, part.labels) if in_memory else part, num_classes)
     image, _ = items[0]

@@ -86,7 +86,7 @@ def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder
         known = inspect.signature(builder).parameters.values()
         if needed := [each.name for each in known if each.default is each.empty and not num_classes]:
             raise UsageError(f"--model {name} takes {needed[0]}, but the training set has no attribute `classes`")
-        model = builder(num_classes) if known and num_classes else builder()
+        model = plugin.call(f"--model {name}", builder, "num_classes", num_classes) if num_classes else builder()
         if not isinstance(model, nn.Module):
             raise UsageError(f"--model {name}: it returned {type(model).__name__}, not a torch.nn.Module")
     elif name == DIGITS_CONVNET:

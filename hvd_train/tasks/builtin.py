@@ -30,10 +30,21 @@ def _output(model: nn.Module, inputs: Tensor) -> Tensor:
     return found
 
 
+def _pair(batch: Any) -> Batch:
+    """Return the inputs and targets of a batch. Raises UsageError for items of another form."""
+    parts = batch if isinstance(batch, (tuple, list)) else [batch]
+    if len(parts) == 2 and all(isinstance(part, Tensor) for part in parts):
+        return parts[0], parts[1]
+    found = ", ".join(type(part).__name__ for part in parts)
+    raise UsageError(f"a batch of the data is ({found}): each item must be (input, target), of tensors or numbers")
+
+
 def _same_shape(output: Tensor, targets: Tensor) -> Tensor:
     """Return the output as targets lie. Raises UsageError, since torch would repeat one of them."""
     if output.shape == (*targets.shape, 1):
         output = output.squeeze(-1)
+    if targets.shape == (*output.shape, 1):
+        output = output.unsqueeze(-1)
     if output.shape != targets.shape:
         raise UsageError(f"the model returns {list(output.shape)} for targets of {list(targets.shape)}")
     return output
@@ -79,8 +90,9 @@ def regression() -> Task:
     """Return a task of the mean squared error to targets [n] or [n, ...]; `error` is the mean absolute one."""
 
     def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
-        targets = batch[1].float()
-        distance = (_same_shape(_output(model, batch[0]).float(), targets) - targets).reshape(len(targets), -1)
+        inputs, targets = _pair(batch)
+        targets = targets.float()
+        distance = (_same_shape(_output(model, inputs).float(), targets) - targets).reshape(len(targets), -1)
         return {"loss": distance.square().mean(1), "error": distance.detach().abs().mean(1)}
 
     return Task(measure, best="error")
@@ -90,8 +102,9 @@ def multi_label() -> Task:
     """Return a task of independent labels, targets [n, labels] of 0 and 1; the best has the highest F1 over all."""
 
     def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
-        targets = batch[1].float()
-        logits = _same_shape(_output(model, batch[0]).float(), targets)
+        inputs, targets = _pair(batch)
+        targets = targets.float()
+        logits = _same_shape(_output(model, inputs).float(), targets)
         right, found = targets > 0.5, logits.detach() > 0
         counts = torch.stack([(right & found).sum(), right.sum() + found.sum()])
         losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(1)
@@ -108,7 +121,7 @@ def segmentation(classes: tuple[str, ...]) -> Task:
     """Return a task of a class for each pixel, targets [n, h, w]; 255 does not count. The best has the mean IoU."""
 
     def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
-        images, masks = batch
+        images, masks = _pair(batch)
         logits = _output(model, images).float()
         known, count = masks != VOID, logits.shape[1]
         loss = F.cross_entropy(logits, masks.long(), ignore_index=VOID, reduction="sum")
@@ -142,7 +155,7 @@ def distillation(teacher: nn.Module, temperature: float = 4.0, share: float = 0.
     """
 
     def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
-        inputs, labels = batch
+        inputs, labels = _pair(batch)
         logits, wanted = _output(model, inputs).float(), _output(teacher, inputs).float()
         answers, softened = ((each / temperature).log_softmax(1) for each in (logits, wanted))
         soft = temperature**2 * F.kl_div(answers, softened, reduction="none", log_target=True).sum(1)
@@ -157,7 +170,7 @@ def language_model() -> Task:
     """Return a task of the next token, targets [n, length]; -100 does not count. Each token weighs the same."""
 
     def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
-        tokens, following = batch
+        tokens, following = _pair(batch)
         logits = _output(model, tokens).float().flatten(0, -2)
         loss = F.cross_entropy(logits, following.flatten(), ignore_index=IGNORED, reduction="sum")
         return {"loss": Mean(loss, (following != IGNORED).sum())}
@@ -193,7 +206,7 @@ def open_task(config: Config, classes: tuple[str, ...], own: Task | None = None)
         return classification(config, classes)
     if name in _OTHERS:
         return _OTHERS[name](classes)
-    task = plugin.load("task", name)(config)
+    task = plugin.call(f"--task {name}", plugin.load("task", name), "config", config)
     if not isinstance(task, Task):
         raise UsageError(f"--task {name}: it returned {type(task).__name__}, not an hvd_train.Task")
     return task

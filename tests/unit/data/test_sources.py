@@ -38,14 +38,16 @@ def test_the_digits_are_scikit_learns() -> None:
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        (None, "it must return"),
-        ((TensorDataset(torch.zeros(0, 1, 2, 2), torch.zeros(0)), None), "the training set of .* is empty"),
-        ((DataLoader(RandomItems()), None), "DataLoader; return a map-style data set"),
+        (None, "returned NoneType: write a function that returns"),
+        ((TensorDataset(torch.zeros(0, 1, 2, 2), torch.zeros(0)), None), "the training set is empty"),
+        ((RandomItems(), []), "the validation set is empty"),
+        ((DataLoader(RandomItems()), None), "give the data set itself, not a DataLoader"),
     ],
 )
-def test_own_data_of_another_form_are_refused(result: object, message: str) -> None:
+@pytest.mark.parametrize("any_items", [False, True])
+def test_own_data_of_another_form_are_refused(result: object, message: str, any_items: bool) -> None:
     with pytest.raises(UsageError, match=message):
-        sources.open_data(DataConfig(), 0, own=lambda config: result)
+        sources.open_data(DataConfig(), 0, own=lambda: result, any_items=any_items)
 
 
 IMAGE = torch.zeros(3, 4, 4)
@@ -94,7 +96,9 @@ def test_own_labels_may_be_integers_of_any_type() -> None:
 def test_classes_of_own_data_are_counted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Their names, or lists of labels, save the reading of all items, also of a set that was split."""
     plain = [(IMAGE, 0), (IMAGE, 2)]
-    assert opened(plain, None).classes == ("0", "1", "2")
+    counted = opened(plain, None)
+    assert (counted.classes, counted.channels) == (("0", "1", "2"), 3)
+    assert opened([(IMAGE[:1], 0)], None).channels == 1
     assert "--data mine:data: reading all labels to count the classes" in capsys.readouterr().err
     named, listed = Items([(IMAGE, 0), (IMAGE, 1)]), type("Listed", (list,), {"targets": [0, 3]})(plain)
     for part, classes in ((Subset(named, [0]), ("a", "b")), (Subset(listed, [0]), ("0", "1", "2", "3"))):
@@ -103,6 +107,8 @@ def test_classes_of_own_data_are_counted(capsys: pytest.CaptureFixture[str], mon
     for labels in (["cat", "dog"], len):  # items may have other labels than a list of this name
         part = type("Listed", (list,), {"labels": labels})(plain)
         assert opened(part, None).classes == ("0", "1", "2")
+    with pytest.raises(UsageError, match=r"item 1 of the training set .* is .* str\); return .* from 0 on"):
+        opened([(IMAGE, 0), (IMAGE, "cat")], None)
     monkeypatch.setattr(sources, "_MOST_READ", 1)
     with pytest.raises(UsageError, match="give the training set an attribute `classes`"):
         opened(plain, None)

@@ -334,7 +334,7 @@ def in_each_micro_batch(act: Callable[..., object]) -> Program:
         (lambda s, m, o, micro: s.register(late=1), "register state before the loop"),
         (lambda s, m, o, micro: micro.backward(loss_of(m, micro), val_x=loss_of(m, micro)), "named 'val_x'"),
         (lambda s, m, o, micro: micro.backward(loss_of(m, micro), **{f"m{micro.number}": loss_of(m, micro)}), "m0, m1"),
-        (lambda s, m, o, micro: s.evaluate([], measure), "an evaluation within a step"),
+        (lambda s, m, o, micro: s.evaluate(DATA, measure), "an evaluation within a step"),
         (lambda s, m, o, micro: loss_of(m, micro).mean().backward() or micro.backward(loss_of(m, micro)), BY_HAND),
         (lambda s, m, o, micro: micro.backward(loss_of(m, micro)) or m.zero_grad(), BY_HAND),
         (lambda s, m, o, micro: micro.backward(loss_of(m, micro)) or clip_grad_norm_(m.parameters(), 1), BY_HAND),

@@ -136,8 +136,9 @@ def scores(name: str, output: Any, targets: Tensor, classes: tuple[str, ...] = (
 
 
 def test_figures_equal_values_worked_out_by_hand() -> None:
-    found = scores("regression", torch.tensor([[1.0], [5.0]]), torch.tensor([0.0, 2.0]))
-    assert dict(found) == {"loss": 5.0, "error": 2.0}
+    for targets in (torch.tensor([0.0, 2.0]), torch.tensor([[0.0], [2.0]])):
+        for output in (torch.tensor([[1.0], [5.0]]), torch.tensor([1.0, 5.0])):
+            assert dict(scores("regression", output, targets)) == {"loss": 5.0, "error": 2.0}
 
     logits = torch.tensor([[9.0, -9], [9, 9], [-9, -9]])  # 3 marked, of them 2 right; 3 to be found
     found = scores("multi-label", logits, torch.tensor([[1, 0], [1, 0], [0, 1]]))
@@ -163,3 +164,12 @@ def test_figures_equal_values_worked_out_by_hand() -> None:
 def test_an_output_that_does_not_fit_is_refused(name: str, output: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         scores(name, output, torch.zeros(2))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_batch_of_another_form_is_refused(name: str) -> None:
+    """It has a part more, is a dict, or has texts."""
+    number = torch.zeros(2)
+    for batch, found in (((number,) * 3, "Tensor, Tensor, Tensor"), ({}, "dict"), ((number, ("a",)), "Tensor, tuple")):
+        with pytest.raises(UsageError, match=rf"\({found}\): each item must be \(input, target\)"):
+            open_task(small_config(task=name), ()).measure(nn.Identity(), batch)
