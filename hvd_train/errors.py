@@ -2,8 +2,10 @@
 
 import difflib
 import re
+import sysconfig
+import traceback
 from collections.abc import Iterable, Sequence
-from pathlib import PosixPath
+from pathlib import Path, PosixPath
 from typing import TypeVar
 
 T = TypeVar("T", bound=type)
@@ -72,8 +74,21 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(names[:12])}"
     if not nearest and (code := re.fullmatch(r"([^\W\d][\w.]*)\.(\w+)", name)):
-        hint = f"code of your own is written {code[1]}:{code[2]}"
+        hint = f"code of your own is written {code[1]}:{'function' if code[2] == 'py' else code[2]}"
     return UsageError(f"unknown {kind} {name!r}; {hint}")
+
+
+def in_user_code(error: BaseException) -> tuple[list[traceback.FrameSummary], str]:
+    """Return the frames of an error from the user's first one on, and the place of their last; none if all are ours."""
+    frames = traceback.extract_tb(error.__traceback__)
+    of_others = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
+    is_ours = [frame.filename.startswith(of_others[0]) for frame in frames]
+    entry = is_ours.index(True) if True in is_ours else 0  # before it is the console script
+    own = [n for n, frame in enumerate(frames) if n > entry and not frame.filename.startswith((*of_others, "<"))]
+    if not own:
+        return [], ""
+    last = frames[own[-1]]
+    return frames[own[0] :], f"{last.filename}, line {last.lineno}, in {last.name}"
 
 
 def first_few(items: Sequence[object], most: int = 4) -> str:

@@ -160,7 +160,10 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
     if classifies:
         for images in {(images.shape[1:], images.dtype): images for images, _ in examples}.values():
             models.check_fits(network, name, images, len(data.classes), trains=not colour)
-    training, evaluation = _measurings(task, network, examples[0])
+    try:
+        training, evaluation = _measurings(task, network, examples[0])
+    except models.MISFITS as error:
+        raise models.cannot_take(name, "the first two samples", error) from None
     return Parts(device, data, task, {"": training}, evaluation, goal, network, train_loader, val_loader, test_loader)
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hvd_train.errors import UsageError, unknown_name
+from hvd_train.errors import UsageError, in_user_code, unknown_name
 
 NAMES_CODE = ("model", "data", "task", "optimizer", "schedule")
 """The settings that may name the user's own code."""
@@ -37,15 +37,22 @@ def check_trusted(source: str, names: Mapping[str, str]) -> None:
 def load(kind: str, reference: str) -> Callable[..., Any]:
     """Import the function `package.module:function` that the flag `kind` names. Raises UsageError if that fails."""
     module_name, _, function_name = reference.partition(":")
-    if module_name.endswith(".py"):
-        found = module_name.removesuffix(".py").replace("/", ".")
-        raise UsageError(f"--{kind} {reference}: write the module without its ending: {found}:{function_name}")
+    if "/" in module_name or module_name.endswith(".py"):
+        path = os.path.relpath(module_name.removesuffix(".py"))
+        outside = f", with PYTHONPATH={os.path.dirname(path)}" if path.startswith("..") else ""
+        found = f"{os.path.basename(path) if outside else path.replace('/', '.')}:{function_name}{outside}"
+        raise UsageError(f"--{kind} {reference}: name a module, not a file: {found}")
     if os.getcwd() not in sys.path:  # unlike python, a console script lacks it
         sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # the user's module may raise anything
-        raise UsageError(f"--{kind} {reference}: cannot import {module_name}: {error}") from error
+    except (Exception, SystemExit) as error:  # the user's module may raise anything
+        _, place = in_user_code(error)
+        reason = f"it calls sys.exit({error})" if isinstance(error, SystemExit) else f"{error}"
+        advice = f" ({place})" if place else ""
+        if isinstance(error, ModuleNotFoundError) and not place:
+            advice = f": there is no {module_name.replace('.', '/')}.py in {os.getcwd()}"
+        raise UsageError(f"--{kind} {reference}: cannot import {module_name}: {reason}{advice}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]

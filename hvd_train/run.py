@@ -27,6 +27,7 @@ from hvd_train.loops import TaskLoops
 from hvd_train.network import freeze, models, weights
 from hvd_train.network.models import Builder
 from hvd_train.parts import NOTHING, Optimizers, Own, Parts, build, warm_parts
+from hvd_train.progress import order
 from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, Stopped
 from hvd_train.run_files import remote, run_folder, trackers
@@ -120,9 +121,9 @@ def check(config: Config) -> None:
     for setting, check_name in (("data", sources.check_name), ("model", models.check_name), ("task", tasks.check_name)):
         if settings[setting] != OWN:
             check_name(settings[setting])
-    for setting in ("optimizer", "schedule"):
-        if plugin.is_reference(settings[setting]):
-            plugin.load(setting, settings[setting])
+    if plugin.is_reference(config.optimizer.optimizer):
+        plugin.load("optimizer", config.optimizer.optimizer)
+    order.learning_rate_factor(config.schedule, config.schedule.warmup_epochs)  # it may be the user's function
     if config.model.weights is not None:
         weights.check(config.model.weights, config.model.model)
     freeze.check(config.model)

@@ -289,6 +289,8 @@ def of_use(error: Exception, batch: Batch) -> UsageError | None:
         return UsageError(f"out of GPU memory in a micro-batch of {images} (peak {peak:.1f} GiB): {more}")
     if "more than 1 value per channel" in str(error):
         return UsageError("batch norm needs two samples in each micro-batch: type a larger --batch-size")
+    if "does not require grad" in str(error):
+        return UsageError("the loss depends on no trained parameter: leave out detach() and no_grad(), or freeze less")
     if "does not have a deterministic implementation" in str(error):
         operation = str(error).partition(" ")[0]
         return UsageError(f"--deterministic: {operation} has no deterministic version: leave the flag out")

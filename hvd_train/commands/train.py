@@ -127,7 +127,7 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
         base = base.replace(batch_size=base.batch.batch_size or 1, global_batch_size=None)
     if "--workers" in flags and "--workers-per-host" not in flags:
         base = base.replace(workers_per_host=None)
-    base = _with_short_warmup(base, arguments)
+    base = _giving_way(base, arguments)
     names = "|".join(recipes.RECIPES)
     parsed = parse_flags(Config, arguments, f"{PROGRAM} {command} [{names}] [DATA_DIR] [--config FILE]", base, _ABOUT)
     if path is not None and not trust:
@@ -136,17 +136,22 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
     return recipes.suited(parsed) if path is None and "--learning-rate" not in flags else parsed
 
 
-def _with_short_warmup(base: Config, arguments: list[str]) -> Config:
-    """Return the config with a warm-up that fits into the `--epochs` of the arguments, unless they set it."""
-    options, _ = take(arguments, epochs=None, warmup_epochs=None)
+def _giving_way(base: Config, arguments: list[str]) -> Config:
+    """Return the config without what does not go with the arguments, unless they set it; say what changes."""
+    options, _ = take(arguments, epochs=None, warmup_epochs=None, optimizer=None)
     epochs, schedule = whole_number(options.epochs or ""), base.schedule
-    if not epochs or options.warmup_epochs is not None or epochs >= schedule.warmup_epochs:
-        return base
-    shorter = schedule.warmup_epochs * epochs / schedule.epochs
-    if launcher.speaks(os.environ):
+    notes = []
+    if epochs and options.warmup_epochs is None and epochs < schedule.warmup_epochs:
+        shorter = schedule.warmup_epochs * epochs / schedule.epochs
         was = f"the recipe's warm-up of {schedule.warmup_epochs:g} epochs"
-        console.say(f"--epochs {epochs}: {was} becomes {shorter:g}")
-    return base.replace(warmup_epochs=shorter)
+        notes.append(f"--epochs {epochs}: {was} becomes {shorter:g}")
+        base = base.replace(warmup_epochs=shorter)
+    if base.optimizer.nesterov and options.optimizer not in (None, "sgd", "lars") and "--nesterov" not in arguments:
+        notes.append(f"--optimizer {options.optimizer}: the recipe's --nesterov is left out")
+        base = base.replace(nesterov=False)
+    for note in notes if launcher.speaks(os.environ) else ():
+        console.say(note)
+    return base
 
 
 def _renamed(argument: str) -> str:

@@ -4,6 +4,7 @@ import itertools
 import multiprocessing
 import random
 import signal
+import traceback
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +22,7 @@ from typing_extensions import override
 from hvd_train.data.by_value import ByValue, without_script
 from hvd_train.data.dataset import Arrays, Augment, DataSet, MapDataset, Source
 from hvd_train.data.trees import map_tensors
-from hvd_train.errors import UsageError
+from hvd_train.errors import UsageError, in_user_code
 from hvd_train.progress import order
 from hvd_train.progress.order import Batch, MicroBatch
 
@@ -179,7 +180,14 @@ class _Reader:
         torch.default_generator.manual_seed(number)  # torch.manual_seed takes a hundred times as long
         random.seed(number)
         np.random.seed(number % 2**32)
-        return self.data[index]
+        try:
+            return self.data[index]
+        except UsageError:
+            raise
+        except Exception as error:  # the user's code may raise anything; a loader process loses its traceback
+            _, place = in_user_code(error)
+            reason = "".join(traceback.format_exception_only(error)).partition("\n")[0]
+            raise UsageError(f"item {index} of the data raised {reason}{f' ({place})' if place else ''}") from error
 
     def batch_of(self, items: list[Any]) -> Any:
         try:

@@ -7,17 +7,15 @@ import json
 import os
 import signal
 import socket
-import sysconfig
 import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Literal
 
 from hvd_train.console import say
-from hvd_train.errors import HvdTrainError, RankLost
+from hvd_train.errors import HvdTrainError, RankLost, in_user_code
 from hvd_train.launch import client, launcher, roll_call
 from hvd_train.launch.launcher import WORKER
 
@@ -49,17 +47,11 @@ _sent: list[BaseException] = []  # the error that ends this process, once the dr
 
 def described(error: Exception) -> str:
     """Return the traceback of an error; of one in the user's code, from its first frame on, with that place last."""
-    frames = traceback.extract_tb(error.__traceback__)
-    of_others = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
-    is_ours = [frame.filename.startswith(of_others[0]) for frame in frames]
-    entry = is_ours.index(True) if True in is_ours else 0  # before it is the console script
-    own = [n for n, frame in enumerate(frames) if n > entry and not frame.filename.startswith((*of_others, "<"))]
-    if not own:
+    frames, place = in_user_code(error)
+    if not frames:
         return "".join(traceback.format_exception(error)).rstrip()
-    shown = [*traceback.format_list(frames[own[0] :]), *traceback.format_exception_only(error)]
-    last = frames[own[-1]]
-    place = f"{last.filename}, line {last.lineno}, in {last.name}"
-    return f"Traceback (most recent call last, from your code on):\n{''.join(shown)}This error is in your code: {place}"
+    shown = "".join([*traceback.format_list(frames), *traceback.format_exception_only(error)])
+    return f"Traceback (most recent call last, from your code on):\n{shown}This error is in your code: {place}"
 
 
 def send(environ: Mapping[str, str], error: Exception, during: During = "building", step: int = 0) -> bool:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hvd_train import plugin
-from hvd_train.errors import UsageError, unknown_name
+from hvd_train.errors import UsageError, in_user_code, unknown_name
 from hvd_train.network.buffers import unchanged
 from hvd_train.plugin import TIMM
 from hvd_train.progress.order import BatchLayout
@@ -83,6 +83,8 @@ def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder
         model = _timm(name).create_model(name.removeprefix(TIMM), num_classes=num_classes, in_chans=channels)
     elif own is not None or plugin.is_reference(name):
         builder: Callable[..., Any] = own or plugin.load("model", name)
+        if isinstance(builder, nn.Module):
+            raise UsageError(f"--model {name} is a model already: write a function that returns it")
         known = inspect.signature(builder).parameters.values()
         if needed := [each.name for each in known if each.default is each.empty and not num_classes]:
             raise UsageError(f"--model {name} takes {needed[0]}, but the training set has no attribute `classes`")
@@ -99,15 +101,25 @@ def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder
     return model
 
 
+MISFITS = (RuntimeError, ValueError, AssertionError)
+"""What torch and torchvision raise in a forward pass of inputs that do not fit the model."""
+
+
+def cannot_take(name: str, inputs: str, error: Exception) -> UsageError:
+    """Return the error for a forward pass that failed, with the place in the user's code, if it is there."""
+    _, place = in_user_code(error)
+    advice = f" ({place})" if place else "" if plugin.is_reference(name) else "; try another --image-size"
+    return UsageError(f"model {name} cannot take {inputs}: {str(error).splitlines()[0]}{advice}")
+
+
 def check_fits(model: nn.Module, name: str, example: Tensor, num_classes: int, *, trains: bool = False) -> None:
     """Raise UsageError unless `model` maps images [batch, channels, height, width] to logits [batch, num_classes]."""
     shape = " x ".join(map(str, example.shape[1:]))
     try:
         with torch.no_grad(), unchanged(model):
             outputs = {"": model.eval()(example)}
-    except (RuntimeError, ValueError, AssertionError) as error:  # torch and torchvision raise any of these
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"model {name} cannot take images of {shape}: {reason}; try another --image-size") from None
+    except MISFITS as error:
+        raise cannot_take(name, f"images of {shape}", error) from None
     if trains:
         # The first step raises any other error.
         with torch.random.fork_rng([example.device] if example.is_cuda else []), suppress(Exception):
@@ -115,7 +127,9 @@ def check_fits(model: nn.Module, name: str, example: Tensor, num_classes: int, *
     for when, output in outputs.items():
         if not isinstance(output, Tensor) or output.shape != (len(example), num_classes):
             got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-            raise UsageError(f"model {name} returns {got}{when}; it must return logits of shape [batch, {num_classes}]")
+            wanted = f"it must return logits of shape [batch, {num_classes}]"
+            advice = ": let it accept num_classes" if got.startswith(f"shape ({len(example)},") else ""
+            raise UsageError(f"model {name} returns {got}{when}; {wanted}{advice}")
 
 
 def micro_batch_sizes(layout: BatchLayout, num_samples: int) -> list[int]:

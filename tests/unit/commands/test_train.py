@@ -87,6 +87,14 @@ def test_a_warm_up_gives_way_to_fewer_epochs(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == ""
 
 
+def test_nesterov_momentum_gives_way_to_another_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not parse_train(["digits", "--optimizer", "adam"]).optimizer.nesterov
+    assert capsys.readouterr().err == "hvd-train: --optimizer adam: the recipe's --nesterov is left out\n"
+    assert parse_train(["digits", "--optimizer", "sgd"]).optimizer.nesterov
+    with pytest.raises(UsageError, match="--nesterov needs"):
+        parse_train(["digits", "--optimizer", "adam", "--nesterov"])
+
+
 def test_a_config_file_is_a_whole_run(capsys: pytest.CaptureFixture[str]) -> None:
     """Flags change it, and an additional recipe is refused."""
     assert cli.run(["config", "digits", "--lr", "0.5"]) == 0

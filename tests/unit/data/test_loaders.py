@@ -121,6 +121,19 @@ def test_processes_get_what_a_function_defines() -> None:
     loader.close()
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_in_an_item_names_it_and_its_place(num_workers: int) -> None:
+    """A loader process would lose the traceback."""
+
+    class Broken(RandomItems):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            raise KeyError("label")
+
+    loader = MapLoader(Broken(), None, CPU, seed=0, num_workers=num_workers)
+    with pytest.raises(UsageError, match=r"item 0 of the data raised KeyError: 'label' \(.*, line \d+, in __getitem__"):
+        next(loader.load(0, assignments(Order(6), 0, BatchLayout(1, 1), 0, 1)))
+
+
 def test_a_data_set_that_cannot_be_sent_to_processes_is_an_error_of_use() -> None:
     data = RandomItems()
     data.closure = (number for number in range(3))

@@ -24,6 +24,8 @@ def test_own_models_by_name() -> None:
         models.check_name("resnet81")
     with pytest.raises(UsageError, match=r"it returned str, not a torch\.nn\.Module"):
         models.build("mine:net", num_classes=5, channels=1, seed=0, own=lambda classes: "a model")
+    with pytest.raises(UsageError, match="--model mine:net is a model already: write a function that returns it"):
+        models.build("mine:net", num_classes=5, channels=1, seed=0, own=nn.Identity())
 
 
 def test_a_model_that_cannot_take_the_images_is_refused() -> None:
@@ -32,6 +34,13 @@ def test_a_model_that_cannot_take_the_images_is_refused() -> None:
         models.check_fits(model, "m", torch.zeros(2, 3, 8, 8), 10)
     assert "\n" not in str(error.value)
     assert model.training
+    with pytest.raises(UsageError, match=r"images of 4: only in training \(.*test_models\.py, line \d+, in forward\)$"):
+        models.check_fits(Refuses(), "mine:net", torch.zeros(2, 4), 10)
+
+
+class Refuses(nn.Module):
+    def forward(self, images: Tensor) -> Tensor:
+        raise ValueError("only in training")
 
 
 class InTraining(nn.Module):
@@ -48,7 +57,7 @@ class InTraining(nn.Module):
 
 
 def test_a_model_that_returns_no_logits_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"returns shape \(2, 4\); it must return logits of shape \[batch, 10\]"):
+    with pytest.raises(UsageError, match=r"shape \(2, 4\); it must .*shape \[batch, 10\]: let it accept num_classes"):
         models.check_fits(nn.Flatten(), "m", torch.zeros(2, 1, 2, 2), 10)
     for change in (lambda x: (x, x), lambda x: {"logits": x}):
         with pytest.raises(UsageError, match=r"model m returns .* in training; it must return logits"):
