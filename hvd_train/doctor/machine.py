@@ -21,7 +21,7 @@ from hvd_train.doctor import agent
 from hvd_train.launch.launcher import reasons
 
 Verdict = Literal["ok", "warning", "broken"]
-Facts = Mapping[str, Any]  # from `agent`; of this machine also "probe" (from `PROBE`), "mpirun" and "visible_gpus"
+Facts = Mapping[str, Any]  # from `agent`; of this machine also "probe" (from `PROBE`), "mpirun" and others
 
 GB = 2**30
 # Without these, a lost worker costs half a minute, NCCL can deliver half a sum, and 127.0.1.1 keeps hosts out.
@@ -178,6 +178,9 @@ def _check_mpi(facts: Facts) -> Finding:
     if facts["mpirun"] is None:
         todo = "put its mpirun on the PATH, or use horovodrun --gloo"
         return Finding("MPI", "warning", f"{built_with}, but there is no mpirun", todo)
+    if facts["refuses_root"] and "Open MPI" in built_with:
+        todo = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1, or use horovodrun"
+        return Finding("MPI", "warning", f"{facts['mpirun']} refuses to run as root; {built_with}", todo)
     return Finding("MPI", "ok", f"{facts['mpirun']}; {built_with}")
 
 
@@ -214,7 +217,9 @@ def examine(*, quick: bool) -> list[Finding]:
     path = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
     environ, visible = {**os.environ, "PATH": path}, os.environ.get("CUDA_VISIBLE_DEVICES")
     probe, mpirun = answer(run((sys.executable, "-c", PROBE), environ)), shutil.which("mpirun", path=path)
-    facts = {**agent.facts(()), "probe": probe, "mpirun": mpirun, "visible_gpus": visible}
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"} <= environ.keys()
+    machine = {"probe": probe, "mpirun": mpirun, "refuses_root": os.geteuid() == 0 and not allowed}
+    facts = {**agent.facts(()), **machine, "visible_gpus": visible}
     findings = [finding for check in MACHINE_CHECKS if (finding := check(facts))]
     horovodrun = None if quick else shutil.which("horovodrun", path=path)
     controllers = [name for name in ("gloo", "mpi") if probe.get(name) and (name == "gloo" or mpirun)]

@@ -26,7 +26,7 @@ SMI = {"listed": ["NVIDIA A100, 580.10", "NVIDIA A100, 580.10"]}
 
 def machine(**others: Any) -> dict[str, Any]:
     """Return the facts about a healthy machine, except for these."""
-    usual = {"probe": {**PROBE, **BUILT_IN}, "mpirun": "/env/mpirun", "visible_gpus": None}
+    usual = {"probe": {**PROBE, **BUILT_IN}, "mpirun": "/env/mpirun", "refuses_root": False, "visible_gpus": None}
     return {**HOST, **usual, **others}
 
 
@@ -71,6 +71,7 @@ def agrees(finding: Finding, verdict: str, says: str) -> None:
         (probed(gpus=[A100], nccl=False), "built in", "warning", "Gloo, MPI: gradients of GPUs travel"),
         (machine(), "MPI", "ok", "/env/mpirun; Horovod was built with Open MPI 4.1.8"),
         (machine(mpirun=None), "MPI", "warning", "but there is no mpirun"),
+        (machine(refuses_root=True), "MPI", "warning", "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS"),
         (machine(shared_memory=[2**26, 2**26]), "shared memory", "warning", "64 MB in /dev/shm, 64 MB free"),
     ],
 )
