@@ -65,6 +65,8 @@ def run(arguments: Sequence[str]) -> int:
         if arguments[0] == "--version":
             print(f"{PROGRAM} {__version__}")
             return 0
+        if arguments[0] in recipes.RECIPES or arguments[0].startswith("-"):
+            raise UsageError(f"name the command first: {PROGRAM} train {' '.join(arguments)}")
         if arguments[0] not in _MODULES:
             raise unknown_name("command", arguments[0], _MODULES)
         arguments = _long_form(arguments)

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -20,6 +21,8 @@ _RETIRED: dict[str, Any] = {
     "reduction": "average", "gradient_predivide_factor": 1, "fusion_groups": None,
 }  # fmt: skip
 """Settings of earlier versions, in files of their runs, with the only value that this version stands for."""
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}
+_WORDS |= {type(None): "null"}
 _IGNORED = {"log_dir"}
 """Settings of earlier versions that did not act on the training."""
 
@@ -38,7 +41,8 @@ def parse(text: str) -> Any:
     try:
         return yaml.load(text, _Plain)  # noqa: S506  # made of SafeLoader
     except yaml.YAMLError as error:
-        raise ValueError(str(error).splitlines()[0]) from None
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        raise ValueError(f"line {mark.line + 1}: {problem}" if mark else str(error).splitlines()[0]) from None
     except RecursionError:
         raise ValueError("it nests too deep") from None
 
@@ -69,6 +73,9 @@ def from_dict(values: Mapping[str, Any], source: str = "the config") -> Config:
             if name in GROUPS
         }
         own = {name: value for name, value in values.items() if name not in GROUPS}
+        for group, cls in GROUPS.items():
+            if lost := own.keys() & {field.name for field in fields(cls)}:
+                raise UsageError(f"write {min(lost)} below `{group}:`")
         return Config(**_typed_fields(Config, own), **groups)
     except UsageError as error:
         raise UsageError(f"{source}: {error}") from None
@@ -108,7 +115,7 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
             return Path(value)
         if type(value) is option:
             return value
-    wanted = " or ".join(getattr(option, "__name__", str(option)) for option in options)
+    wanted = " or ".join(_WORDS.get(option, "a list") for option in options)
     raise UsageError(f"{name} is {value!r}; it must be {wanted}")
 
 

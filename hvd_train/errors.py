@@ -71,7 +71,8 @@ class Diverged(HvdTrainError):
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """Return the error for a name that is not in `known`, with the nearest one or else the first twelve."""
     names = sorted(known)
-    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    same = [each for each in names if each.lower() == name.lower()]
+    nearest = same or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(names[:12])}"
     if not nearest and (code := re.fullmatch(r"([^\W\d][\w.]*)\.(\w+)", name)):
         hint = f"code of your own is written {code[1]}:{'function' if code[2] == 'py' else code[2]}"

@@ -18,6 +18,11 @@ T = TypeVar("T")
 _WORDS = {
     r"invalid literal for int\(\) with base 10: ('.*')": r"\1 is no whole number",
     r"could not convert string to float: ('.*')": r"\1 is no number",
+    r"no type matching \{None\}\|INT could be instantiated from \[(.*)\]\.": r"\1 is no whole number",
+    r"no type matching \{None\}\|FLOAT could be instantiated from \[(.*)\]\.": r"\1 is no number",
+    r"(?:no type matching .* from|Could not find valid parse for arguments:) \[.*\]\.?": "write numbers, as in 30 60",
+    r"invalid choice '(.*)' for argument '(.*)'\. Expected one of \((.*)\)\.": r"\2 \1: it must be one of \3",
+    r"Missing value for argument '(.*)'\. Expected 1 values\.": r"\1: expected one argument",
 }
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # Open MPI gives ranks a terminal
 
@@ -47,10 +52,16 @@ def parse_flags(
     value, unknown = parsed
     if (moved := _positional_first(arguments, unknown)) != [*arguments]:
         return parse_flags(cls, moved, program, default, about)
+    if unknown and not unknown[0].startswith("-"):
+        raise UsageError(f"unexpected {unknown[0]!r}: leave it out (a switch, such as --compile, takes no value)")
     if unknown:
-        names = Config().settings() if cls is Config else [field.name for field in dataclasses.fields(cast(Any, cls))]
+        names = (
+            [*Config().settings(), "config"]
+            if cls is Config
+            else [it.name for it in dataclasses.fields(cast(Any, cls))]
+        )
         known = [f"--{name.replace('_', '-')}" for name in names]
-        raise unknown_name("argument", unknown[0].partition("=")[0], [*known, "--config", "--help"])
+        raise unknown_name("argument", unknown[0].partition("=")[0], [*known, "--help"])
     return value
 
 
@@ -117,4 +128,5 @@ def _one_line(report: str) -> str:
     line = " ".join(blocks[0]).removeprefix("Error parsing ")
     for pattern, words in _WORDS.items():
         line = re.sub(pattern, words, line)
+    line = line.replace("'", "") if "it must be one of" in line else line
     return line or "the arguments cannot be read; see --help"

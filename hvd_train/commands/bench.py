@@ -13,6 +13,7 @@ from hvd_train.commands.train import check_local, parse_train
 from hvd_train.console import PROGRAM, show
 from hvd_train.errors import UsageError, unknown_name, whole_number
 from hvd_train.flags import take
+from hvd_train.launch import hosts as host_files
 from hvd_train.launch import launcher, roll_call
 from hvd_train.run_files import run_folder
 
@@ -83,17 +84,19 @@ def _time_steps(tool: str, options: Namespace, rest: list[str], path: Path | Non
 def _scaling(arguments: list[str], path: Path | None) -> int:
     if launcher.launched(os.environ):
         raise UsageError("bench scaling starts its ranks itself: type it without a launcher")
-    options, rest = take(arguments, np=None, hosts=None, mode="weak", controller="gloo")
+    options, rest = take(arguments, np="", hosts=None, mode="weak", controller="gloo")
     config = parse_train(rest, "bench scaling")
     check_local(config, "bench scaling")
     from hvd_train.bench import record, scaling
 
-    counts = sorted({whole_number(part) or 0 for part in (options.np or "").split(",")})
+    counts = sorted({whole_number(part) or 0 for part in options.np.split(",")})
     if counts[0] < 1:
-        raise UsageError(f"--np {options.np}: write numbers of workers from 1 on, as in --np 1,2,4")
+        raise UsageError(f"--np {options.np!r}: write numbers of workers from 1 on, as in --np 1,2,4")
     mode, controller = options.mode, options.controller
     if mode not in ("weak", "strong") or controller not in ("gloo", "mpi"):
         raise UsageError(f"--mode {mode} --controller {controller}: they must be weak or strong, and gloo or mpi")
+    if options.hosts:
+        host_files.read(Path(options.hosts))
     record.check_target(path)
     folder = config.run.output_dir or Path(f"runs/scaling-{zlib.crc32(' '.join(arguments).encode()):08x}")
     sizes = scaling.plan(config, counts, mode, folder)

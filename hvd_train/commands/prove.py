@@ -33,6 +33,8 @@ def prove(arguments: list[str]) -> int:
         begin += 1 if "=" in arguments[begin] or arguments[begin] in ("-h", "--help") else 2
     options, command = parse_flags(ProveOptions, arguments[:begin], f"{PROGRAM} prove"), arguments[begin:]
     command = command[command[:1] == ["--"] :]
+    if options.np < 1:
+        raise UsageError(f"--np is {options.np}; it must be at least 1")
     if not command:
         raise UsageError(f"name the script: {PROGRAM} prove python mine.py")
     command = ["python", *command] if command[0].endswith(".py") else command

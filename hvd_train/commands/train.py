@@ -21,18 +21,32 @@ ALIASES = {
     "--desired-acc": "--target-accuracy",
     "-j": "--workers",
     "--lr": "--learning-rate",
+    "--num-workers": "--workers",
+    "--print-freq": "--log-steps",
     "--total-time": "--max-time",
+    "--val-batch-size": "--eval-batch-size",
+    "--wd": "--weight-decay",
     "--workers-per-node": "--workers-per-host",
 }
 # Flags of launchers and other trainers that would be a misunderstanding here, and what to type.
 ELSEWHERE = {
     "--amp": "type --precision fp16 or bf16",
-    "--fp16-allreduce": "type --compression fp16",
-    "--opt-level": "apex's O1 and O2 are --precision fp16, its O0 is --precision fp32",
-    "--gpus": "each rank takes a GPU: `hvd-train train --np 4` starts four",
-    "--nodes": "name the hosts: `hvd-train train --hosts h1:4,h2:4`",
+    "--base-lr": "type --learning-rate, and --lr-scaling linear to scale it",
+    "--dummy": "type --data synthetic",
     "--elastic": "it is for the launcher: `hvd-train launch --elastic -- train`",
+    "--fp16": "type --precision fp16",
+    "--fp16-allreduce": "type --compression fp16",
+    "--gpus": "each rank takes a GPU: `hvd-train train --np 4` starts four",
+    "--log-dir": "type --output-dir for the run folder, which holds tensorboard/",
+    "--no-cuda": "type --device cpu",
+    "--nodes": "name the hosts: `hvd-train train --hosts h1:4,h2:4`",
+    "--opt-level": "apex's O1 and O2 are --precision fp16, its O0 is --precision fp32",
+    "--pretrained": "type --weights DEFAULT",
+    "--start-epoch": "the same command resumes where it stopped",
     **dict.fromkeys(("--np", "-np", "--hosts", "-H"), "only `hvd-train train` starts ranks"),
+    **dict.fromkeys(("--train-dir", "--val-dir"), "type --data-dir for the folder that holds train/ and val/"),
+    **dict.fromkeys(("-e", "--evaluate"), "type `hvd-train evaluate RUN`"),
+    **dict.fromkeys(("--rank", "--world-size", "--dist-url", "--dist-backend"), "--np 4 starts four ranks"),
 }
 _READ_FOLDERS = "folder", "cifar10", "cifar100"
 _ABOUT = """Train a recipe, changed by flags.
@@ -127,17 +141,23 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
         base = base.replace(batch_size=base.batch.batch_size or 1, global_batch_size=None)
     if "--workers" in flags and "--workers-per-host" not in flags:
         base = base.replace(workers_per_host=None)
-    base = _giving_way(base, arguments)
+    base, notes = _giving_way(base, arguments)
     names = "|".join(recipes.RECIPES)
     parsed = parse_flags(Config, arguments, f"{PROGRAM} {command} [{names}] [DATA_DIR] [--config FILE]", base, _ABOUT)
+    for note in notes if launcher.speaks(os.environ) else ():
+        console.say(note)
+    if "--data-dir" in flags and parsed.data.data in ("digits", "synthetic"):
+        raise UsageError(
+            f"--data {parsed.data.data} reads no --data-dir: add --data folder for images in class folders"
+        )
     if path is not None and not trust:
         used, in_file = ({name: str(of.settings()[name]) for name in plugin.NAMES_CODE} for of in (parsed, base))
         plugin.check_trusted(str(path), {name: value for name, value in used.items() if value == in_file[name]})
     return recipes.suited(parsed) if path is None and "--learning-rate" not in flags else parsed
 
 
-def _giving_way(base: Config, arguments: list[str]) -> Config:
-    """Return the config without what does not go with the arguments, unless they set it; say what changes."""
+def _giving_way(base: Config, arguments: list[str]) -> tuple[Config, list[str]]:
+    """Return the config without what does not go with the arguments, unless they set it, and a note for each change."""
     options, _ = take(arguments, epochs=None, warmup_epochs=None, optimizer=None)
     epochs, schedule = whole_number(options.epochs or ""), base.schedule
     notes = []
@@ -146,12 +166,11 @@ def _giving_way(base: Config, arguments: list[str]) -> Config:
         was = f"the recipe's warm-up of {schedule.warmup_epochs:g} epochs"
         notes.append(f"--epochs {epochs}: {was} becomes {shorter:g}")
         base = base.replace(warmup_epochs=shorter)
-    if base.optimizer.nesterov and options.optimizer not in (None, "sgd", "lars") and "--nesterov" not in arguments:
+    nesterov = base.optimizer.nesterov and not {"--nesterov", "--no-nesterov"} & {*arguments}
+    if nesterov and options.optimizer not in (None, "sgd", "lars"):
         notes.append(f"--optimizer {options.optimizer}: the recipe's --nesterov is left out")
         base = base.replace(nesterov=False)
-    for note in notes if launcher.speaks(os.environ) else ():
-        console.say(note)
-    return base
+    return base, notes
 
 
 def _renamed(argument: str) -> str:

@@ -39,6 +39,8 @@ def check_name(name: str) -> None:
             raise UsageError(f"--data {name}: there is no such folder: save a DatasetDict by save_to_disk")
     elif plugin.is_reference(name):
         plugin.load("data", name)
+    elif "/" in name:
+        raise UsageError(f"--data {name}: for images in a folder type --data folder --data-dir {name}")
     elif name not in _OPENERS:
         raise unknown_name("data set", name, _OPENERS)
 

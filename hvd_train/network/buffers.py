@@ -65,7 +65,9 @@ def averaged(model: nn.Module, patterns: Sequence[str]) -> set[str]:
         matching = {buffer.name for buffer in numbers if fnmatchcase(buffer.name, pattern)}
         if not matching:
             others = first_few([buffer.name for buffer in numbers if not is_statistic(buffer)])
-            raise UsageError(f"--average-buffers: no buffer with a mean is called {pattern}; there are {others}")
+            raise UsageError(
+                f"--average-buffers: no buffer with a mean is called {pattern}; there are {others or 'none'}"
+            )
         names |= matching
     return names
 

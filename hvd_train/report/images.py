@@ -33,12 +33,12 @@ def show(config: Config, path: Path) -> None:
         images, captions = _images(config, parts, layout, epoch)
     picture_format = Image.registered_extensions().get(path.suffix.lower())
     if picture_format is None:
-        raise UsageError(f"--output {path}: unknown file extension {path.suffix!r}")
+        raise UsageError(f"--output {path}: unknown file extension {path.suffix!r}; write it as in show-data.png")
     try:
         with durable.writing(path) as file:
             _grid(images, captions).save(file, picture_format)
     except (OSError, ValueError) as error:  # ValueError: Pillow reads this format only
-        raise UsageError(f"--output {path}: {error}") from None
+        raise UsageError(f"--output {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _images(config: Config, parts: Parts, layout: order.BatchLayout, epoch: order.Order) -> tuple[Tensor, list[str]]:

@@ -18,7 +18,7 @@ def file_system(url: str) -> tuple[Any, str]:
 
     try:
         found: tuple[Any, str] = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
+    except (ImportError, ValueError, OSError) as error:
         raise UsageError(f"--copy-to {url}: {error}") from None
     return found
 

@@ -88,8 +88,8 @@ class Goal:
 def goal_of(task: Task, name: str | None, flag: str) -> Goal:
     """Return the goal of a figure, by default the task's best one. Raises UsageError that names the flag."""
     if name not in (None, task.best, LOSS):
-        known = " and ".join(dict.fromkeys([task.best, LOSS]))
-        raise UsageError(f"{flag} {name}: which values of it are better is not known; it is for {known} of this task")
+        known = " or ".join(dict.fromkeys([task.best, LOSS]))
+        raise UsageError(f"{flag} {name}: it must be {known} for this task")
     return Goal(name or task.best, higher=task.higher and name in (None, task.best))
 
 

@@ -70,8 +70,8 @@ def test_wrong_measures_are_refused_before_training(case: str) -> None:
     ("settings", "task", "says"),
     [
         ({}, Task(lambda *_: {"loss": LOSS}, best="top1"), "best is 'top1', but its evaluation has loss"),
-        ({"best_by": "top2"}, None, "--best-by top2: .*it is for top1 and loss"),
-        ({"target": "top5=0.5"}, None, "--target top5: which values of it are better"),
+        ({"best_by": "top2"}, None, "--best-by top2: .*it must be top1 or loss"),
+        ({"target": "top5=0.5"}, None, "--target top5: it must be top1 or loss"),
         ({"target_accuracy": 0.5}, Task(lambda *_: {"loss": LOSS}), "--target-accuracy is --target top1"),
         ({"task": "clasification"}, None, "unknown task 'clasification'; did you mean 'classification'"),
     ],

@@ -13,21 +13,6 @@ from hvd_train.errors import TYPES, HvdTrainError, UsageError
 from hvd_train.flags import parse_flags, take
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--epoch", "5"], "unknown argument '--epoch'; did you mean '--epochs'?"),
-        (["--epochs"], "epochs"),
-    ],
-)
-def test_a_wrong_flag_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse_flags(Config, arguments, "train")
-    assert message in str(caught.value)
-    assert not set("\n│╭\x1b") & set(str(caught.value))
-    assert capsys.readouterr().err == ""
-
-
 def test_help_says_what_the_command_does(capsys: pytest.CaptureFixture[str]) -> None:
     """Types are in words, and lines fit a terminal."""
     with pytest.raises(SystemExit) as ended:
