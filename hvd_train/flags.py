@@ -1,7 +1,6 @@
 """Read command line flags into a dataclass or one by one. An error is one line with the nearest flag."""
 
 import contextlib
-import dataclasses
 import io
 import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
@@ -55,11 +54,7 @@ def parse_flags(
     if unknown and not unknown[0].startswith("-"):
         raise UsageError(f"unexpected {unknown[0]!r}: leave it out (a switch, such as --compile, takes no value)")
     if unknown:
-        names = (
-            [*Config().settings(), "config"]
-            if cls is Config
-            else [it.name for it in dataclasses.fields(cast(Any, cls))]
-        )
+        names = [*Config().settings(), "config"] if cls is Config else cast(Any, cls).__dataclass_fields__
         known = [f"--{name.replace('_', '-')}" for name in names]
         raise unknown_name("argument", unknown[0].partition("=")[0], [*known, "--help"])
     return value

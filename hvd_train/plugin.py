@@ -61,12 +61,13 @@ def load(kind: str, reference: str) -> Callable[..., Any]:
 
 
 def call(flag: str, function: Callable[..., Any], parameter: str, value: object) -> Any:
-    """Call the user's function with a value for a parameter: by name, by position, or without, as the function takes.
+    """Call the user's function with a value for a parameter: by name, else for one without default, else without.
 
     Raises UsageError, which names `flag`, if it takes none of these.
     """
     signature = inspect.signature(function)
-    for arguments, named in (((), {parameter: value}), ((value,), {}), ((), {})):
+    needed = [each for each in signature.parameters.values() if each.default is each.empty]
+    for arguments, named in (((), {parameter: value}), ((value,) if needed else (), {})):
         try:
             signature.bind(*arguments, **named)
         except TypeError:

@@ -147,9 +147,7 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
     for note in notes if launcher.speaks(os.environ) else ():
         console.say(note)
     if "--data-dir" in flags and parsed.data.data in ("digits", "synthetic"):
-        raise UsageError(
-            f"--data {parsed.data.data} reads no --data-dir: add --data folder for images in class folders"
-        )
+        raise UsageError(f"--data {parsed.data.data} reads no --data-dir: add --data folder for images of yours")
     if path is not None and not trust:
         used, in_file = ({name: str(of.settings()[name]) for name in plugin.NAMES_CODE} for of in (parsed, base))
         plugin.check_trusted(str(path), {name: value for name, value in used.items() if value == in_file[name]})

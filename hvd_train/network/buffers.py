@@ -64,10 +64,8 @@ def averaged(model: nn.Module, patterns: Sequence[str]) -> set[str]:
     for pattern in patterns:
         matching = {buffer.name for buffer in numbers if fnmatchcase(buffer.name, pattern)}
         if not matching:
-            others = first_few([buffer.name for buffer in numbers if not is_statistic(buffer)])
-            raise UsageError(
-                f"--average-buffers: no buffer with a mean is called {pattern}; there are {others or 'none'}"
-            )
+            others = first_few([buffer.name for buffer in numbers if not is_statistic(buffer)]) or "none"
+            raise UsageError(f"--average-buffers: no buffer with a mean is called {pattern}; there are {others}")
         names |= matching
     return names
 

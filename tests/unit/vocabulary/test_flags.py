@@ -81,6 +81,7 @@ def test_own_functions_take_a_value_in_any_way() -> None:
     """By name, by position, or without; a function or class that wants more is named, with what to write."""
     for function in (lambda num_classes=3: num_classes, lambda n: n, lambda **named: named["num_classes"], lambda: 10):
         assert plugin.call("--model m:f", function, "num_classes", 10) == 10
+    assert plugin.call("--model m:f", lambda width=64: width, "num_classes", 10) == 64
 
     class Net:
         def __init__(self, width: int, depth: int) -> None: ...
