@@ -359,7 +359,7 @@ def l1_job() -> None:
 
 def l3_lines() -> None:
     """Print one line on each stream."""
-    rank = os.environ["HOROVOD_RANK"]
+    rank = os.environ.get("HOROVOD_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
     print(f"out of {rank}")
     print(f"error of {rank}", file=sys.stderr)
 
