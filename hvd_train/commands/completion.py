@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from hvd_train import recipes
-from hvd_train.commands import launch, machines, prove, runs
+from hvd_train.commands import launch, machines, prove, runs, valprep
 from hvd_train.config import GROUPS, Config
 from hvd_train.console import PROGRAM
 from hvd_train.errors import UsageError, unknown_name
@@ -19,7 +19,7 @@ _COMMANDS: dict[str, tuple[tuple[type[Any], ...], str]] = {
     "show-data": (_TRAIN, f"{_RUN} --trust --output"),
     "sweep": (_TRAIN, f"{_RUN} --workers-per-run"),
     "launch": ((), " ".join(word for action in launch.parser()._actions for word in action.option_strings)),
-    "bench": (_TRAIN, f"throughput scaling {_RUN} --json --steps --repetitions --np --hosts --mode --controller"),
+    "bench": (_TRAIN, f"throughput batch scaling {_RUN} --json --steps --repetitions --np --hosts --mode --controller"),
     "evaluate": ((runs.EvaluateOptions,), ""),
     "predict": ((runs.PredictOptions,), ""),
     "audit": ((runs.AuditOptions,), ""),
@@ -28,6 +28,7 @@ _COMMANDS: dict[str, tuple[tuple[type[Any], ...], str]] = {
     "watch": ((runs.WatchOptions,), ""),
     "doctor": ((machines.DoctorOptions,), ""),
     "prove": ((prove.ProveOptions,), "python"),
+    "valprep": ((valprep.ValprepOptions,), ""),
     "completion": ((), " ".join(_SHELLS)),
 }
 

@@ -61,7 +61,7 @@ def refuse_others(environ: Mapping[str, str], command: Sequence[str]) -> None:
     if size > 1 and (ours is None or in_task):
         raise UsageError(
             f"WORLD_SIZE={size}: torchrun or another launcher started {size} processes, and each would run alone; "
-            f"type `horovodrun -np {size} {shlex.join(command)}`, or `unset WORLD_SIZE` if no launcher set it"
+            f"type `hvd-train launch --np {size} -- {shlex.join(command)}`, or `unset WORLD_SIZE` if no launcher set it"
         )
 
 

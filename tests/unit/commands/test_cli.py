@@ -152,7 +152,7 @@ def test_torchrun_and_horovods_elastic_driver_are_refused(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert cli.run(line.split()) == 2
-    assert f"type `horovodrun -np 2 hvd-train {line}`" in capsys.readouterr().err
+    assert f"type `hvd-train launch --np 2 -- hvd-train {line}`" in capsys.readouterr().err
     for name, value in (("RANK", "0"), ("SIZE", "2"), ("ELASTIC", "1")):
         monkeypatch.setenv(f"HOROVOD_{name}", value)
     assert cli.run(line.split()) == 2
@@ -162,7 +162,7 @@ def test_torchrun_and_horovods_elastic_driver_are_refused(
 def test_torchrun_is_refused_by_a_program_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("sys.argv", ["mine.py"])
-    with pytest.raises(UsageError, match=r"type `horovodrun -np 2 python mine\.py`"):
+    with pytest.raises(UsageError, match=r"type `hvd-train launch --np 2 -- python mine\.py`"):
         train(small_config())
 
 
