@@ -15,7 +15,7 @@ STAMPS := .venv/.stamps
 HOROVOD_FILES = $(shell find packaging/patches $(wildcard packaging/*horovod*) -type f -not -path '*/__pycache__/*')
 
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-slow test-image campaign bench bench-quick gpu-check check lock audit clean build-matrix FORCE
+.PHONY: help env train test test-slow test-image campaign bench bench-quick gpu-check check docs lock audit clean build-matrix FORCE
 
 help:
 	@echo "make train         set up .venv, then train on all GPUs, or on 2 ranks without one"
@@ -28,6 +28,7 @@ help:
 	@echo "make bench-quick   the ratios, in less than five minutes"
 	@echo "make gpu-check     the trainer on this machine's GPUs: sums, weights, faults, speed (20 minutes); ARGS=\"--stages sums\""
 	@echo "make check         ruff, ruff format --check, mypy --strict, clang-format"
+	@echo "make docs          the web site, in build/site: these pages, all flags and commands, the Python API"
 	@echo "make lock          renew versions and digests of all packages; ARGS=--upgrade takes the newest"
 	@echo "make audit         known vulnerabilities of the pinned packages, and a bill of materials of .venv (needs the network)"
 	@echo "make env           set up .venv and nothing else; PYTHON=python3.12 chooses its Python"
@@ -82,6 +83,13 @@ check: env
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	find hvd_train packaging tests -name '*.c' -o -name '*.cc' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
+
+# Without torch: the tools have an environment of their own, in build/docs.
+docs:
+	@$(PYTHON) -m venv build/docs
+	@build/docs/bin/python -m pip install --quiet --require-hashes -r requirements/locks/docs.txt && \
+	PYTHONPATH=. build/docs/bin/python packaging/docs.py && build/docs/bin/mkdocs build --strict
+	@echo "build/site/index.html"
 
 lock: env
 	@$(BIN)/python packaging/lock.py $(ARGS)

@@ -6,7 +6,7 @@
 
 requirements/constraints.txt holds the versions for Python 3.10 and newer. requirements/locks/ holds a lock for each
 list: all that it pulls in, with the digest of every file that the package index has of that version. What run.txt has
-is not repeated in the others. audit.txt has an environment of its own.
+is not repeated in the others. audit.txt and docs.txt have environments of their own.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def main() -> int:
             )
             packages = re.findall(r"^([A-Za-z0-9_.-]+)==", lock, re.MULTILINE)
             left_out = left_out or [option for package in packages for option in ("--no-emit-package", package)]
-        audit = locks / "audit.txt"
-        known = [] if upgrade or not audit.exists() else ["-c", audit]
-        write(uv, audit, "", "--generate-hashes", *known, "audit.txt")
+        for name in ("audit.txt", "docs.txt"):
+            known = [] if upgrade or not (locks / name).exists() else ["-c", locks / name]
+            write(uv, locks / name, "", "--generate-hashes", *known, name)
     except subprocess.CalledProcessError:
         print("lock: uv found no versions that fit together (see above)", file=sys.stderr)
         return 1
