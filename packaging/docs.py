@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build" / "pages"
 # Part of the API, though not made by name.
 ALSO = ("loops.Epoch", "loops.Step", "loops.Update", "loops.MicroBatch")
-STYLE = ".md-grid { max-width: 76rem } td code { white-space: nowrap }\n"
+STYLE = ".md-grid { max-width: 76rem } td:first-child code { white-space: nowrap }\n"
 
 
 def fields() -> dict[str, dict[str, tuple[str, str]]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from hvd_train import recipes
+from hvd_train.commands import launch
 from hvd_train.commands.train import ALIASES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,10 +41,17 @@ def test_the_index_links_to_each_page() -> None:
     assert sorted(missing) == ["index.md"]
 
 
-def test_each_flag_in_the_readme_is_a_setting_of_train() -> None:
+def test_each_flag_in_the_tables_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    """The flags of the README, and of the names here that docs/coming_from.md gives, are flags of train or launch."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = page[page.index("| flag | meaning |") :].partition("\n\n")[0]
-    flags = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", " ".join(re.findall(r"`([^`]*)`", table))))
-    known = {f"--{name.replace('_', '-')}" for name in recipes.digits().settings()}
-    assert len(flags) > 30
-    assert sorted(flags - known - set(ALIASES)) == []
+    settings = page[page.index("| flag | meaning |") :].partition("\n\n")[0]
+    moved = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")
+    here = " ".join(row.split(" | ", 1)[1] for row in moved.splitlines() if row.startswith("| "))
+    with pytest.raises(SystemExit):
+        launch.launch(["--help"])
+    launchs = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    known = {f"--{name.replace('_', '-')}" for name in recipes.digits().settings()} | set(ALIASES)
+    for table, allowed, fewest in ((settings, known, 30), (here, known | launchs | {"--try"}, 20)):
+        flags = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", " ".join(re.findall(r"`([^`]*)`", table))))
+        assert len(flags) > fewest
+        assert sorted(flags - allowed) == []
