@@ -1,4 +1,7 @@
-"""Named, complete configurations; each docstring gives the command, the machine and the result."""
+"""Named, complete configurations; each docstring gives the command, the machine and the result.
+
+A recipe without a result of ours was not trained to its end.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +27,7 @@ def digits() -> Config:
 def cifar10_resnet18_transfer() -> Config:
     """ResNet-18 with weights from ImageNet, of which only a new last layer is trained, on CIFAR-10 at 224 pixels.
 
-    `horovodrun -np 2 hvd-train train cifar10-resnet18-transfer --download`: 2 GPUs; not trained to its end here.
+    `horovodrun -np 2 hvd-train train cifar10-resnet18-transfer --download`: 2 GPUs.
     """
     return Config(recipe="cifar10-resnet18-transfer").replace(
         data="cifar10", image_size=224, model="resnet18", weights="DEFAULT", freeze="backbone",
@@ -36,7 +39,7 @@ def cifar10_resnet18_transfer() -> Config:
 def cifar10_resnet50() -> Config:
     """ResNet-50 from random weights on CIFAR-10.
 
-    `horovodrun -np 4 hvd-train train cifar10-resnet50 --download`: 4 GPUs; not trained to its end here.
+    `horovodrun -np 4 hvd-train train cifar10-resnet50 --download`: 4 GPUs.
     """
     return Config(recipe="cifar10-resnet50").replace(
         data="cifar10", workers=8, model="resnet50", batch_size=128,

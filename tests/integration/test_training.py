@@ -142,19 +142,19 @@ def test_ranks_with_different_settings_are_reported_once(launcher: str, tmp_path
 
 
 def test_the_readme_example_trains_as_printed(tmp_path: Path) -> None:
-    """The README's own model on own data trains on two ranks exactly as printed."""
-    code_block = re.search(r"```python\n(.*?)```", (PROJECT / "README.md").read_text(), re.DOTALL)
-    assert code_block
-    (tmp_path / "mine.py").write_text(code_block[1])
+    """The README's own model on own data trains on two ranks exactly as printed, and is loaded as printed."""
+    code, *_, use = re.findall(r"```python\n(.*?)```", (PROJECT / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "mine.py").write_text(code)
     output_of(launch_line("gloo", 2, sys.executable, "mine.py"), tmp_path)
     run = next((tmp_path / "runs").glob("mine-*"))
     assert json.loads((run / "summary.json").read_text())["top1"] > 0.9
     output_of([HVD_TRAIN, "evaluate", str(run), "--trust"], tmp_path)
+    assert "tensor([" in output_of([sys.executable, "-c", use.replace("runs/NAME", str(run))], tmp_path)
 
 
 def test_the_readme_task_trains_as_printed(tmp_path: Path) -> None:
     readme = (PROJECT / "README.md").read_text()
-    _, code, _ = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    _, code, *_ = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     (tmp_path / "regression.py").write_text(code)
     assert sum(bool(line) for line in code.splitlines()) <= 15
     command = re.search(r"`hvd-train (train --np 2 .*:task)`", readme)
@@ -168,7 +168,7 @@ def test_the_readme_task_trains_as_printed(tmp_path: Path) -> None:
 
 def test_the_readme_loop_trains_as_printed(tmp_path: Path) -> None:
     """Alone, on two ranks, and through the script for one machine; a wrong flag is one line."""
-    _, _, code = re.findall(r"```python\n(.*?)```", (PROJECT / "README.md").read_text(), re.DOTALL)
+    _, _, code, _ = re.findall(r"```python\n(.*?)```", (PROJECT / "README.md").read_text(), re.DOTALL)
     (tmp_path / "mine.py").write_text(code)
     assert sum(bool(line) for line in code.splitlines()) <= 20
     scripts = str(PROJECT / "horovodrun_scripts/train_local.sh")
