@@ -202,15 +202,18 @@ EXAMPLES = {
     "pytorch_imagenet": "data --arch resnet18",
     "dcgan": "--data-dir data/train --width 4",
     "gpt": "text --width 32 --layers 1 --block 8",
+    "own_data": "--global-batch-size 228 --batch-size 57",
+    "own_model": "--global-batch-size 720 --batch-size 180",
 }
+SLOW_EXAMPLES = [pytest.param(name, marks=pytest.mark.slow) for name in ("pytorch_imagenet", "own_data", "own_model")]
 
 
-@pytest.mark.parametrize("name", ["imagenet", "dcgan", "gpt", pytest.param("pytorch_imagenet", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["imagenet", "dcgan", "gpt", *SLOW_EXAMPLES])
 def test_an_example_trains_alone_and_on_two_ranks(name: str, tmp_path: Path) -> None:
-    """On a few JPEG files or bytes, which count once. Batch norm multiplies roundings after the first step."""
+    """On a few files, bytes or rows, which count once. Batch norm multiplies roundings after the first step."""
     jpegs.digits(tmp_path / "data", classes=range(2), most=6)
     (tmp_path / "text").write_bytes(bytes(range(110)))
-    line = f"{EXAMPLES[name]} --epochs 1 --global-batch-size 6 --batch-size 3 --log-steps 1 --workers 1 --ledger"
+    line = f"--epochs 1 --global-batch-size 6 --batch-size 3 --log-steps 1 --workers 1 --ledger {EXAMPLES[name]}"
     script = [sys.executable, str(PROJECT / f"examples/{name}.py"), *line.split()]
     losses = []
     for name, command in (("alone", script), ("two", launch_line("gloo", 2, *script))):

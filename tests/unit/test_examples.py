@@ -1,0 +1,61 @@
+"""The scripts and the notebook in examples/; tests/integration/test_training.py runs the programs there."""
+
+import json
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pytest
+
+from hvd_train.commands.sweep import combinations
+from hvd_train.commands.train import parse_train
+from tests.support.run_folders import whole_run, write
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+TYPES = {  # the commands that a script types, as far as they begin with this
+    "transfer.sh": ["hvd-train train digits data/low ", "hvd-train train digits data/high "],
+    "transfer.sh pictures": ["hvd-train train cifar10-resnet18-transfer pictures "],
+    "sweep.sh": ["hvd-train sweep digits ", "hvd-train report runs/sweep "],
+    "slurm.sh /data/imagenet": ["sbatch --nodes 2 "],
+}
+
+
+@pytest.mark.parametrize("line", TYPES)
+def test_a_script_types_commands_that_are_understood(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a stand-in for hvd-train and sbatch, which notes its arguments. One writes 1,797 pictures first."""
+    for name in ("hvd-train", "sbatch"):
+        Path(name).write_text('#!/bin/sh\necho "${0##*/} $*" >> typed\n')
+        Path(name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{Path.cwd()}:{os.environ['PATH']}")
+    script, *arguments = line.split()
+    subprocess.run([EXAMPLES / script, *arguments], check=True, timeout=100)
+    typed = Path("typed").read_text().splitlines()
+    assert len(typed) == len(TYPES[line])
+    for command, begins in zip(typed, TYPES[line], strict=True):
+        assert command.startswith(begins)
+        words = shlex.split(command)
+        if "sbatch" in words[0]:
+            at = next(number for number, word in enumerate(words) if word.endswith("train_slurm.sbatch"))
+            assert Path(words[at]).exists()
+            assert str(parse_train(words[at + 1 :]).data.data_dir) == "/data/imagenet"
+        elif words[1] == "train":
+            assert parse_train(words[2:]).data.data == "folder"
+        elif words[1] == "sweep":
+            assert len([parse_train(each) for _, each in combinations(words[2:])]) == 6
+
+
+def test_the_notebook_draws_the_newest_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells run in order."""
+    monkeypatch.setattr(plt, "show", lambda: None)
+    write(Path("runs/mine"), whole_run(), summary=True)
+    cells = json.loads((EXAMPLES / "results.ipynb").read_text())["cells"]
+    names: dict[str, Any] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    left, right = names["figure"].axes
+    assert [len(line.get_xdata()) for line in (*left.lines, *right.lines)] == [30, 3, 3]
+    plt.close(names["figure"])
