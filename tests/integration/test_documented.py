@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tests.support.hosts import ON_HOSTS, OWN, SCRIPTS, Hosts, hosts_fixture
 from tests.support.launching import DOCS, commands, output_of
@@ -23,16 +24,28 @@ LINES = {
 @pytest.mark.parametrize("page", [page for page, lines in LINES.items() if lines])
 def test_each_command_runs_as_printed(page: str, hosts: Hosts, tmp_path: Path) -> None:
     """In the order of the page; `runs/NAME` stands for a run that is there."""
-    _, _, loop = re.findall(r"```python\n(.*?)```", (DOCS / "../README.md").read_text(), re.DOTALL)
+    loop = re.findall(r"```python\n(.*?)```", (DOCS / "../README.md").read_text(), re.DOTALL)[2]
     (tmp_path / "mine.py").write_text(loop)
     (tmp_path / "bench").mkdir()
     (tmp_path / "horovodrun_scripts").symlink_to(SCRIPTS)
     (tmp_path / "hostfiles").mkdir()
     (tmp_path / "hostfiles/two_hosts").write_text("h1 slots=1\nh2 slots=1\n")
+    for path in (
+        "DIR/train/a/1",
+        "DIR/train/b/1",
+        "DIR/val/a/1",
+        "DIR/val/b/1",
+        "DIR/test/a/1",
+        "DIR/test/b/1",
+        "photos/1",
+    ):
+        (tmp_path / path).parent.mkdir(parents=True)
+        Image.new("RGB", (40, 40), "red").save(tmp_path / f"{path}.png")
     # By default mpirun refuses root, and more ranks than cores.
     mpirun = ["OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1"]
     begin = hosts.inside("h1", tmp_path, *OWN, *mpirun, "bash", "-c")
-    output_of([*begin, "hvd-train train digits --epochs 2 --output-dir runs/a"], tmp_path)
+    folders = "--data folder --data-dir DIR --model resnet18 --image-size 32 --global-batch-size 2 --epochs 2"
+    output_of([*begin, f"hvd-train train {folders} --output-dir runs/a"], tmp_path)
     for line in LINES[page]:
         if "docker" not in line:
             output_of([*begin, re.sub(r"runs/[\w-]+", "runs/a", line).replace(":4", ":1")], tmp_path, limit_s=600)

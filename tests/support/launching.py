@@ -147,7 +147,7 @@ def commands(page: str) -> dict[str, list[str]]:
     found = {}
     for section in (DOCS / page).read_text(encoding="utf-8").split("\n## ")[1:]:
         blocks = re.findall(r"^```\w*\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
-        lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
+        lines = [line.partition(" # ")[0].strip() for block in blocks for line in block.splitlines()]
         if lines := [line for line in lines if line]:
             found[section.partition("\n")[0]] = lines
     return found
