@@ -112,7 +112,7 @@ class Loops:
             self._at, self._count = resumed, 0
             self._own.load(resumed.own)
         training.begin_epoch()
-        while not self._is_over:
+        while resumed is not None or not self._is_over:  # the last step before an end is answered from the record
             if resumed is None and state.progress.epoch == epoch and state.progress.cursor < num_samples:
                 self._come_to(epoch, STEPS)
             elif resumed is None or resumed.part != STEPS or resumed.cursor >= num_samples:

@@ -146,7 +146,7 @@ def test_the_job_is_done_when_its_last_world_is_done() -> None:
     assert (play.world, play.finish) == ([one], None)
     play.end(one, 0)
     assert play.finish == Finish(0, "done")
-    for code in COMMITTED:  # a signal to all workers, or a time limit
+    for code in COMMITTED:  # a signal to all workers, or a lost driver
         play = training({"a": 1, "b": 1})
         for number in play.world:
             play.end(number, code)
