@@ -303,7 +303,7 @@ class RunConfig:
         names = () if self.log_to == "none" else tuple(name.strip() for name in self.log_to.split(","))
         for name in names:
             if name not in _TRACKERS:
-                raise unknown_name("value of --log-to", name, (*_TRACKERS, "none"))
+                raise unknown_name("value of --log-to", name, _TRACKERS if len(names) > 1 else (*_TRACKERS, "none"))
         return names
 
     @property

@@ -20,6 +20,7 @@ _WORDS = {
     r"no type matching \{None\}\|INT could be instantiated from \[(.*)\]\.": r"\1 is no whole number",
     r"no type matching \{None\}\|FLOAT could be instantiated from \[(.*)\]\.": r"\1 is no number",
     r"(?:no type matching .* from|Could not find valid parse for arguments:) \[.*\]\.?": "write numbers, as in 30 60",
+    r"\[\{None\}\|PATH\]: .*": "leave out the flag before the folder",
     r"invalid choice '(.*)' for argument '(.*)'\. Expected one of \((.*)\)\.": r"\2 \1: it must be one of \3",
     r"Missing value for argument '(.*)'\. Expected 1 values\.": r"\1: expected one argument",
 }

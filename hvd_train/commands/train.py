@@ -102,9 +102,12 @@ def show_data(arguments: list[str]) -> int:
 
 
 def check_local(config: Config, command: str) -> None:
-    """Raise UsageError if a command that has several runs would copy them to one URL."""
+    """Raise UsageError if the output of a command that has several runs is one URL, or lies below a file."""
     if config.run.copy_to:
         raise UsageError(f"{PROGRAM} {command} has several runs, and {config.run.copy_to} is for one: name a folder")
+    folder = config.run.output_dir
+    if folder and (file := next(filter(Path.is_file, [folder, *folder.parents]), None)):
+        raise UsageError(f"--output-dir {file} is a file: name a folder")
 
 
 def parse_train(arguments: list[str], command: str = "train", *, trust: bool = True) -> Config:
@@ -123,7 +126,7 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
         raise UsageError(f"{recipe} is no recipe; name one first: {PROGRAM} {command} imagenet-resnet50 {recipe}")
     folder = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
     if path is None:
-        base = recipes.get(recipe or recipes.DEFAULT)
+        base = recipes.get(recipes.DEFAULT if recipe is None else recipe)
     elif recipe is None:
         base = config_file.load(path)
     else:

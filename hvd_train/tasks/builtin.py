@@ -46,7 +46,8 @@ def _same_shape(output: Tensor, targets: Tensor) -> Tensor:
     if targets.shape == (*output.shape, 1):
         output = output.unsqueeze(-1)
     if output.shape != targets.shape:
-        raise UsageError(f"the model returns {list(output.shape)} for targets of {list(targets.shape)}")
+        shapes = f"{list(output.shape)} for targets of {list(targets.shape)}"
+        raise UsageError(f"the model returns {shapes}; it must return their shape")
     return output
 
 
