@@ -36,6 +36,7 @@ def loader(): return DataLoader([(DIGIT, 0)]), None
 def stream(): return Stream(), None
 def alone(): return [(DIGIT, 0)]
 def text(): return "resnet18"
+def rate(epochs_done): return "fast"
 class Stream(IterableDataset):
     def __iter__(self): return iter([(DIGIT, 0)])
 class Two(torch.nn.Module):
@@ -201,7 +202,9 @@ MISTAKES = [
     ("train --model mistaken:text", "it returned str, not a torch.nn.Module"),
     ("train --model mistaken:Tuples", "returns tuple; it must return logits of shape [batch, 10]"),
     ("train --model mistaken:Fixed", "it must return logits of shape [batch, 10]: let it accept num_classes"),
-    ("train --model mistaken:Narrow", "mistaken.py, line 26, in forward)"),
+    ("train --model mistaken:Narrow", "mistaken.py, line 27, in forward)"),
+    ("train --model mistaken:Narrow --task regression", "cannot take the first two samples: shape"),
+    ("train --schedule mistaken:rate", "--schedule mistaken:rate: 'fast' after 1 epochs is not a number from 0 on"),
     ("train --data mistaken:alone", "write a function that returns (training set, validation set or None)"),
     ("train --data mistaken:loader", "give the data set itself, not a DataLoader"),
     ("train --data mistaken:stream", "return a map-style data set, with __len__ and __getitem__"),

@@ -212,6 +212,11 @@ def regression(collate: Callable[[list[Any]], Any] | None = padded) -> Task:
     return Task(measure, collate=collate, best="error", sample="sentence")
 
 
+class Detached(Embedded):
+    def forward(self, *inputs: Any) -> Any:
+        return super().forward(*inputs).detach()
+
+
 def sentences(config: object) -> tuple[Sentences, Sentences]:
     return Sentences(), Sentences()
 
@@ -238,6 +243,7 @@ def test_items_may_be_any_trees_of_tensors() -> None:
     ("model", "task", "says"),
     [
         (lambda: Embedded(), regression(None), r"do not fit into a batch \(.*, or give Task .*: collate="),
+        (lambda: Detached(), regression(), r"the loss depends on no trained parameter: leave out detach\(\)"),
         (lambda num_classes: Embedded(), regression(), "takes num_classes, but the training set has no .*classes"),
     ],
 )
