@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from hvd_train import recipes
 from hvd_train.console import PROGRAM, say, show
 from hvd_train.errors import UsageError, unknown_name, whole_number
 from hvd_train.launch import containers, hosts, launcher, slurm, ssh, start
-from hvd_train.launch.child import Child
+from hvd_train.launch.child import STOPPING, Child
 
 RANKED = ("train", "evaluate", "sweep", "bench")  # commands that several ranks may run
 _ABOUT = f"""Start the ranks of a training; `{PROGRAM} train digits --np 4` is short for the first example.
@@ -93,7 +93,7 @@ def run(options: Namespace, words: Sequence[str]) -> int:
     passed = _pass_on(options.env)
     if options.way == "docker":
         return _in_containers(options, words)
-    command = _command(words)
+    command = _command(words, str if options.image or options.way == "apptainer" else start.shown)
     if options.requeue:
         command = _in_one_folder(command)
     if options.way == "gloo" and not options.elastic and sys.stdout.isatty() and "--progress" not in command:
@@ -107,7 +107,7 @@ def run(options: Namespace, words: Sequence[str]) -> int:
         if checked.returncode:
             return checked.returncode
     if options.way == "slurm" and not options.elastic:
-        return _in_slurm(line, requeue=options.requeue)
+        return _in_slurm(line, in_batch=options.requeue)
     sys.stdout.flush()
     os.execvp(line[0], line)  # noqa: S606  # this process becomes the launcher
     raise AssertionError
@@ -165,27 +165,27 @@ def _check(options: Namespace) -> None:
         raise UsageError("--with docker needs --hosts FILE; on this machine alone: docker run --rm hvd_train")
 
 
-def _command(words: Sequence[str]) -> list[str]:
+def _command(words: Sequence[str], shown: Callable[[str], str]) -> list[str]:
     """Return the command of each rank: hvd-train for its commands, recipes and flags, a script, or a program.
 
-    Raises UsageError for an unknown one, and for wrong settings.
+    `shown` gives the word for a program. Raises UsageError for an unknown one, and for wrong settings.
     """
     first = words[0] if words else ""
     if first.endswith(".py"):
-        return [start.shown("python"), *words]
+        return [shown("python"), *words]
     if first == PROGRAM:
-        return _command(words[1:])
+        return _command(words[1:], shown)
     if not first or first.startswith("-") or first in recipes.RECIPES:
         words, first = ["train", *words], "train"
     if first in RANKED:
         if first == "train":
             from hvd_train.commands.train import parse_train
 
-            parse_train(list(words[1:]))
-        return [start.shown(PROGRAM), *words]
+            parse_train(list(words[1:]), notes=False)  # rank 0 prints them
+        return [shown(PROGRAM), *words]
     if os.sep not in first:
         try:
-            return [start.shown(first), *words[1:]]
+            return [shown(first), *words[1:]]
         except UsageError:
             raise unknown_name("command", first, (*RANKED, *recipes.RECIPES, "python")) from None
     return list(words)
@@ -195,7 +195,8 @@ def _elastic(options: Namespace) -> list[str]:
     """Return the start of the command of an elastic job; it waits for --np workers, or for all that are listed now."""
     if options.hosts is not None and not os.path.isfile(options.hosts):
         raise UsageError(f"--elastic reads a host file while the job runs, and {options.hosts} is no file")
-    discover = options.discover or start.discovery(options.hosts, os.environ, slurm=options.way == "slurm")
+    here = options.max_np or options.np or start.default_ranks(os.environ)
+    discover = options.discover or start.discovery(options.hosts, os.environ, here, slurm=options.way == "slurm")
     listed = start.discovered(discover, options.hosts or f"the output of {discover}")
     if options.hosts and not options.dry_run:  # a command may print hosts that are only about to come
         ssh.check_names([host.name for host in listed])
@@ -228,15 +229,15 @@ def _in_one_folder(command: list[str]) -> list[str]:
     return [*command, "--output-dir", f"runs/slurm-{os.environ.get('SLURM_JOB_ID', 'JOB')}"]
 
 
-def _in_slurm(line: Sequence[str], *, requeue: bool) -> int:
+def _in_slurm(line: Sequence[str], *, in_batch: bool) -> int:
     """Run srun; put a batch job whose training stopped with a commit back into the queue."""
     if not (job := os.environ.get("SLURM_JOB_ID")):
         raise UsageError("there is no Slurm allocation here: type salloc or sbatch, with --nodes and --ntasks-per-node")
-    # SIGUSR1 comes to this process alone (#SBATCH --signal=B:USR1); SIGTERM, as at a preemption, also to the tasks.
-    child = Child({signal.SIGUSR1: signal.SIGUSR1, signal.SIGTERM: 0, signal.SIGINT: signal.SIGTERM})
+    # In a batch job SIGUSR1 comes to this process alone (--signal=B:USR1), and SIGTERM to the tasks, too.
+    child = Child({**STOPPING, signal.SIGUSR1: signal.SIGUSR1, **({signal.SIGTERM: 0} if in_batch else {})})
     # Slurm gives the key by which the ranks know one another to the tasks.
     code = child.run(line, slurm.new_key(os.environ))
-    if requeue and code in (75, 138, 143):  # stopped before the end, and committed
+    if in_batch and code in (75, 138, 143):  # stopped before the end, and committed
         say("committed; back into the queue")
         subprocess.run(["scontrol", "requeue", job])
     return code

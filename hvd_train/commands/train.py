@@ -110,7 +110,7 @@ def check_local(config: Config, command: str) -> None:
         raise UsageError(f"--output-dir {file} is a file: name a folder")
 
 
-def parse_train(arguments: list[str], command: str = "train", *, trust: bool = True) -> Config:
+def parse_train(arguments: list[str], command: str = "train", *, trust: bool = True, notes: bool = True) -> Config:
     """Return the config of `hvd-train train ...`: a recipe or --config FILE, changed by the flags.
 
     Without `trust` the file must name no code that no flag names. Raises UsageError, which names `command`.
@@ -144,10 +144,10 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
         base = base.replace(batch_size=base.batch.batch_size or 1, global_batch_size=None)
     if "--workers" in flags and "--workers-per-host" not in flags:
         base = base.replace(workers_per_host=None)
-    base, notes = _giving_way(base, arguments)
+    base, given_way = _giving_way(base, arguments)
     names = "|".join(recipes.RECIPES)
     parsed = parse_flags(Config, arguments, f"{PROGRAM} {command} [{names}] [DATA_DIR] [--config FILE]", base, _ABOUT)
-    for note in notes if launcher.speaks(os.environ) else ():
+    for note in given_way if notes and launcher.speaks(os.environ) else ():
         console.say(note)
     if "--data-dir" in flags and parsed.data.data in ("digits", "synthetic"):
         raise UsageError(f"--data {parsed.data.data} reads no --data-dir: add --data folder for images of yours")

@@ -5,7 +5,6 @@ import re
 import shlex
 import shutil
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -83,8 +82,6 @@ JOB = "HVD_TRAIN_JOB"  # a unique name
 OWNER = "HVD_TRAIN_OWNER"  # a name that survives a restart of the driver; the run folder has it too
 REPLACES = "HVD_TRAIN_REPLACES"  # the number of the worker that had the slot before
 SUPERVISOR = "HVD_TRAIN_SUPERVISOR"  # the process id of the supervisor; the driver ends with it
-STARTED = "HVD_TRAIN_STARTED"  # start of the job by time.monotonic of the host of supervisor and driver
-SPENT = "HVD_TRAIN_SPENT"  # age of the job in seconds when this process started
 DRIVER_ADDRESSES = "HVD_TRAIN_DRIVER_ADDRESSES"  # addresses of the driver, likeliest first
 INTERFACES = "HVD_TRAIN_INTERFACES"  # network interfaces that the user named, if any
 CONTINUES = "HVD_TRAIN_CONTINUES"  # "1" if the process continues a job, so that `--resume never` no longer holds
@@ -103,11 +100,6 @@ def continues(environ: Mapping[str, str]) -> bool:
 def owner(environ: Mapping[str, str]) -> str:
     """Return the name under which the job owns its run folder; empty outside elastic jobs."""
     return environ.get(OWNER, "")
-
-
-def running_for(environ: Mapping[str, str], age_s: float) -> float:
-    """Return the age of the job in seconds; 0 if it starts with this process, which is `age_s` seconds old."""
-    return float(environ[SPENT]) + age_s if SPENT in environ else 0.0
 
 
 def slot(environ: Mapping[str, str]) -> int:
@@ -144,12 +136,6 @@ def kill_predecessor(environ: Mapping[str, str], leave_s: float = 5.0) -> None:
 
         psutil.wait_procs(started_with({WORKER: environ[REPLACES], JOB: environ[JOB]}), timeout=leave_s)
         kill_worker(environ[REPLACES], environ[JOB])
-
-
-def age_s() -> float:
-    """Return the seconds since this process started, by the clock since boot, which no user can set."""
-    since_boot = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19]
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(since_boot) / os.sysconf("SC_CLK_TCK")
 
 
 def program(name: str) -> str:

@@ -128,15 +128,15 @@ def apptainer(image: str, gpus: int) -> list[str]:
     return ["apptainer", "exec", *(["--nv"] if gpus else []), image]
 
 
-def discovery(host_file: str | None, environ: Mapping[str, str], *, slurm: bool) -> str:
+def discovery(host_file: str | None, environ: Mapping[str, str], here: int, *, slurm: bool) -> str:
     """Return the shell command by which an elastic job finds the hosts of a file, an allocation or this machine.
 
-    Raises UsageError outside an allocation.
+    This machine has `here` slots. Raises UsageError outside an allocation.
     """
     if host_file:
         return f"cat {shlex.quote(str(Path(host_file).resolve()))}"
     if not slurm:
-        return f"echo localhost:{default_ranks(environ)}"
+        return f"echo localhost:{here}"
     if not (nodes := environ.get("SLURM_JOB_NODELIST")):
         raise UsageError("there is no Slurm allocation here (SLURM_JOB_NODELIST is not set): type salloc first")
     return _NODES.format(nodes=shlex.quote(nodes), slots=environ.get("SLURM_GPUS_ON_NODE") or 1)

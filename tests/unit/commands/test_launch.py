@@ -149,6 +149,8 @@ def test_elastic_jobs(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None
     for options, ranks in (("--max-np 6", "6"), ("--min-np 9", "9"), ("--np 3", "3")):
         line = printed(f"--elastic --hosts hosts {options} -- digits")
         assert line[line.index("-np") + 1] == ranks
+    line = printed("--elastic --np 3 -- digits")
+    assert (line[line.index("-np") + 1], line[line.index("--host-discovery-script") + 1]) == ("3", "echo localhost:3")
     states = r"printf 'n1:8 alloc\nn2:8 alloc*\nn3:8 down\nn4:8 mix\nn1:8 alloc\nn5:8 failg\n'"
     program(printed.folder / "sinfo", states)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-5]")
