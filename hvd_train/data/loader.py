@@ -182,7 +182,7 @@ class _Reader:
         np.random.seed(number % 2**32)
         try:
             return self.data[index]
-        except UsageError:
+        except (UsageError, OSError):  # a file system may recover: the job resumes
             raise
         except Exception as error:  # the user's code may raise anything; a loader process loses its traceback
             _, place = in_user_code(error)
