@@ -216,7 +216,7 @@ MISTAKES = [
     ("train --data mistaken:floats", ITEM),
     # Launchers.
     ("torchrun: train", "torchrun or another launcher started 4 processes"),
-    ("torchrun: bench throughput", "type `horovodrun -np 4 hvd-train bench throughput`"),
+    ("torchrun: bench throughput", "type `hvd-train launch --np 4 -- hvd-train bench throughput`"),
     ("torchrun: report", "type `hvd-train report` without a launcher, or `unset WORLD_SIZE` if none set it"),
     ("mpirun: config digits", "runs alone: type `hvd-train config digits` without a launcher"),
     ("mpirun: doctor", "type `hvd-train doctor` without a launcher"),

@@ -29,7 +29,7 @@ IN_TORCHRUN = {"WORLD_SIZE": "4", "RANK": "1", "LOCAL_RANK": "1"}
 def test_processes_of_torchrun_are_refused() -> None:
     of_srun = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", **IN_TORCHRUN}
     for environ in (IN_TORCHRUN, {"WORLD_SIZE": "4"}, of_srun):
-        with pytest.raises(UsageError, match=r"type `horovodrun -np 4 hvd-train train 'a b'`"):
+        with pytest.raises(UsageError, match=r"type `hvd-train launch --np 4 -- hvd-train train 'a b'`"):
             refuse_others(environ, ["hvd-train", "train", "a b"])
 
 
