@@ -70,7 +70,7 @@ class Check:
         self.hosts = options.hosts and options.hosts.resolve()
         self.most_ranks = (4 if shares else gpus) if self.gpu else 2
         if self.hosts:
-            self.most_ranks = sum(host.slots for host in hosts.read(self.hosts))
+            self.most_ranks = sum(host.slots for host in hosts.named(str(self.hosts)))
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus))))
         path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)])
         self.variables = {"CUDA_VISIBLE_DEVICES": visible, "PYTHONPATH": path}

@@ -96,7 +96,7 @@ def _scaling(arguments: list[str], path: Path | None) -> int:
     if mode not in ("weak", "strong") or controller not in ("gloo", "mpi"):
         raise UsageError(f"--mode {mode} --controller {controller}: they must be weak or strong, and gloo or mpi")
     if options.hosts:
-        host_files.read(Path(options.hosts))
+        host_files.named(options.hosts)
     record.check_target(path)
     folder = config.run.output_dir or Path(f"runs/scaling-{zlib.crc32(' '.join(arguments).encode()):08x}")
     sizes = scaling.plan(config, counts, mode, folder)

@@ -5,7 +5,6 @@ import json
 import os
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from hvd_train.console import PROGRAM, printable, show
 from hvd_train.errors import UsageError
@@ -22,18 +21,15 @@ class DoctorOptions:
     """Print one JSON object."""
     quick: bool = False
     """Leave out the allreduces."""
-    hosts: Path | None = None
-    """Examine the hosts of this host file, from the first of them, over ssh."""
-    host_list: str | None = None
-    """Examine the hosts of this list, as in -H h1:2,h2:2 or -H node[01-04]:8."""
+    hosts: str | None = None
+    """Examine the hosts of a host file, or of a list as in h1:2,h2:2 or node[01-04]:8, from the first, over ssh."""
 
 
 def doctor(arguments: list[str]) -> int:
     """Print the findings; return 1 if something is broken, else 0. Raises UsageError under a launcher."""
-    arguments = ["--host-list" if argument == "-H" else argument for argument in arguments]
+    arguments = ["--hosts" if argument == "-H" else argument for argument in arguments]
     options = parse_flags(DoctorOptions, arguments, f"{PROGRAM} doctor")
-    listed = host_files.read(options.hosts) if options.hosts else ()
-    listed = host_files.parse(options.host_list) if options.host_list is not None else listed
+    listed = host_files.named(options.hosts) if options.hosts is not None else ()
     if launched := launcher.launched(os.environ):  # of one process
         by = f"{launched.launcher} has started this process, but the doctor starts ranks itself"
         raise UsageError(f"{by}: type `{PROGRAM} doctor` without a launcher")

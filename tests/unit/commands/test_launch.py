@@ -190,7 +190,7 @@ def test_new_host_keys_are_accepted_unless_the_user_has_configured_otherwise(
         ("--hosts", "expected one argument"),
         ("--hosts nowhere", "cannot read the host file nowhere"),
         ("--hosts bad -- digits", "bad, line 2: 'b slots=two' is not of the form 'NAME slots=N'"),
-        ("--hosts empty", "empty names no host"),
+        ("--hosts empty", "empty: name hosts, one on each line"),
         ("--with mpirun --hosts option", "option, line 2: '-G slots=1' is not of the form 'NAME slots=N'"),
         ("--hosts a:2,b:2 --np 5", "--np 5: a:2,b:2 has 4 slots"),
         ("--hosts no-such-host.invalid:2", "unknown host no-such-host.invalid: fix the name"),
