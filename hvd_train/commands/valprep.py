@@ -56,10 +56,7 @@ def read_labels(path: Path) -> dict[str, str]:
     """Return the class of each image, by its name without an ending. Raises UsageError and OSError."""
     if path.is_dir():
         return _of_devkit(path / "data")
-    found = dict(_LINE.findall(plain_file.read_bytes(path).decode(errors="replace")))
-    if not found:
-        raise UsageError(f"--labels {path} has no line such as `ILSVRC2012_val_00000001.JPEG n01751748`")
-    return found
+    return dict(_LINE.findall(plain_file.read_bytes(path).decode(errors="replace")))
 
 
 def _of_devkit(data: Path) -> dict[str, str]:
@@ -81,26 +78,18 @@ def sort(folder: Path, classes: dict[str, str]) -> bool:
     """
     unfinished = folder / _UNFINISHED
     flat = {path.stem: path for path in folder.iterdir() if path.suffix == ".JPEG"}
-    if unknown := sorted(flat.keys() - classes.keys()):
-        raise UsageError(f"{folder}: the labels do not know {first_few(unknown)}")
-    there = {path.stem: path.parent for parent in (folder, unfinished) for path in parent.glob("n*/*.JPEG")}
-    if wrong := [str(place / stem) for stem, place in there.items() if place.name != classes.get(stem)]:
-        raise UsageError(f"the labels do not know these images, or have them in other classes: {first_few(wrong)}")
-    if missing := sorted(classes.keys() - flat.keys() - there.keys()):
-        raise UsageError(f"{folder}: {len(missing):,} of {len(classes):,} images are missing: {first_few(missing)}")
-    for name in sorted(set(classes.values())) if flat else ():
-        (unfinished / name).mkdir(parents=True, exist_ok=True)
+    done = [path for parent in (unfinished, *([] if flat else [folder])) for path in parent.glob("n*/*.JPEG")]
+    found = {stem: classes.get(stem, "unknown") for stem in flat} | {path.stem: path.parent.name for path in done}
+    wrong = [stem for stem in sorted(found | classes) if found.get(stem) != classes.get(stem)]
+    if wrong or not classes:
+        what = f"{len(wrong):,} of {len(classes):,} images are missing, not in the labels, or in class folders"
+        raise UsageError(f"{folder}: {what}: {first_few(wrong)}")
     for stem, path in flat.items():
+        (unfinished / classes[stem]).mkdir(parents=True, exist_ok=True)
         path.rename(unfinished / classes[stem] / path.name)
     if not unfinished.exists():
         return False
     for one in sorted(unfinished.iterdir()):
-        target = folder / one.name
-        if target.exists():  # of an earlier attempt by other means
-            for path in one.iterdir():
-                path.rename(target / path.name)
-            one.rmdir()
-        else:
-            one.rename(target)
+        one.rename(folder / one.name)
     unfinished.rmdir()
     return True

@@ -84,10 +84,10 @@ def test_a_command_that_was_killed_is_finished_by_the_next(flat: Path, monkeypat
 def test_nothing_moves_if_something_is_wrong(broken: str, flat: Path, capsys: pytest.CaptureFixture[str]) -> None:
     devkit()
     says = {
-        "missing": "1 of 6 images are missing: ILSVRC2012_val_00000003",
-        "unknown": "the labels do not know ILSVRC2012_val_00000009",
-        "no list": "--labels other has no line such as",
-        "other class": "have them in other classes: data/val/n03000000/ILSVRC2012_val_00000003",
+        "missing": "1 of 6 images are missing, not in the labels, or in class folders: ILSVRC2012_val_00000003",
+        "unknown": "not in the labels, or in class folders: ILSVRC2012_val_00000009",
+        "no list": "6 of 0 images are missing, not in the labels",
+        "other class": "or in class folders: ILSVRC2012_val_00000003",
         "no images": "data/none: No such file or directory",
     }[broken]
     line = ["valprep", "data/none" if broken == "no images" else str(flat)]
