@@ -1,7 +1,6 @@
 """Means with their intervals, tables, and the JSON record of a measurement. No torch."""
 
 import json
-import math
 import os
 import statistics
 from collections.abc import Sequence
@@ -13,20 +12,15 @@ from hvd_train.run_files import durable
 
 Measurement = dict[str, Any]  # the result of a measurement, ready for JSON; docs/measuring.md explains its keys
 
-# Student's t for 95%, for 1 to 20 degrees of freedom. For more, 1.96 + 2.4 / degrees is right to 0.3%.
-_T = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-)
-
 
 def estimate(values: Sequence[float]) -> tuple[float, list[float] | None]:
     """Return the mean of positive values and its 95% interval by Student's t (None: a single value)."""
-    mean, degrees = statistics.fmean(values), len(values) - 1
-    if not degrees:
+    from scipy import stats  # slow to import
+
+    mean = statistics.fmean(values)
+    if len(values) == 1:
         return mean, None
-    t = _T[degrees - 1] if degrees <= len(_T) else 1.96 + 2.4 / degrees
-    half = t * statistics.stdev(values) / math.sqrt(len(values))
+    half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
     return mean, [round(max(0.0, mean - half), 6), round(mean + half, 6)]  # few values make it wide
 
 
