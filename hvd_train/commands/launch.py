@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from argparse import REMAINDER, SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -59,13 +59,12 @@ def parser() -> ArgumentParser:
     add("--env", action="append", default=[], metavar="NAME", help="a variable that ranks on other hosts get, too")
     add("--dry-run", action="store_true", help="print the commands; run nothing")
     add("--elastic", action="store_true", help="workers may die, leave and join; edit FILE while the job runs")
-    elastic, defaults = parser.add_argument_group("elastic jobs"), start.Elastic()
+    elastic = parser.add_argument_group("elastic jobs")
     elastic.add_argument("--min-np", type=_number, default=1, metavar="N", help="with fewer workers the others wait")
     elastic.add_argument("--max-np", type=_number, metavar="N", help="the most workers (default: all slots)")
     elastic.add_argument("--discover", metavar="COMMAND", help="a command that prints the lines of a host file")
     elastic.add_argument("--interface", metavar="NAMES", help="network interfaces between the hosts")
-    elastic.add_argument("--restarts", type=_number, default=defaults.restarts, metavar="N",
-                         help="how often in a row the driver may fail (10)")  # fmt: skip
+    elastic.add_argument("--restarts", type=_number, default=10, metavar="N", help="failures of the driver in a row")
     boxes = parser.add_argument_group("containers")
     boxes.add_argument("--image", metavar="IMAGE", help="the image (hvd_train, or hvd_train.sif for Apptainer)")
     boxes.add_argument("--volume", action="append", default=[], metavar="FROM:TO", help="a folder of each host")
@@ -73,20 +72,14 @@ def parser() -> ArgumentParser:
     boxes.add_argument("--port", type=_number, default=2222, metavar="N", help="of the ssh servers inside")
     batch = parser.add_argument_group("Slurm")
     batch.add_argument("--requeue", action="store_true", help="in a batch job: if stopped, go back into the queue")
+    parser.add_argument("command", nargs=REMAINDER, help=SUPPRESS)
     return parser
 
 
 def launch(arguments: list[str]) -> int:
     """Start the command; return its exit code, unless this process becomes it. Raises UsageError before it starts."""
-    options, begin = parser(), 0
-    alone = {option for action in options._actions if action.nargs == 0 for option in action.option_strings}
-    while begin < len(arguments) and arguments[begin].startswith("-") and arguments[begin] != "--":
-        begin += 1 if arguments[begin] in alone or "=" in arguments[begin] else 2
-    return run(options.parse_args(arguments[:begin]), arguments[begin:][arguments[begin : begin + 1] == ["--"] :])
-
-
-def run(options: Namespace, words: Sequence[str]) -> int:
-    """Start the command with these options of `launch`; return its exit code, unless this process becomes it."""
+    options = parser().parse_args(arguments)
+    words = options.command[options.command[:1] == ["--"] :]
     if options.way == "gloo" and options.controller:
         options.way = options.controller
     _check(options)
@@ -202,8 +195,7 @@ def _elastic(options: Namespace) -> list[str]:
         ssh.check_names([host.name for host in listed])
     slots = sum(host.slots for host in listed)
     ranks = options.np or max(min(slots, options.max_np or slots), options.min_np)
-    job = start.Elastic(options.min_np, options.max_np, options.interface, options.restarts)
-    return start.elastic(ranks, job, discover)
+    return start.elastic(ranks, discover, options)
 
 
 def _in_containers(options: Namespace, words: Sequence[str]) -> int:
@@ -212,9 +204,7 @@ def _in_containers(options: Namespace, words: Sequence[str]) -> int:
     inner = [PROGRAM, "launch", "--hosts", containers.HOST_FILE, *(["--elastic"] if options.elastic else [])]
     inner += [f"--{options.controller}"] if options.controller else []
     inner += [word for name in options.env for word in ("--env", name)]
-    image = options.image or containers.Containers.image
-    how = containers.Containers(image, tuple(options.volume), options.runs, options.port)
-    job = containers.Job(listed, how, [*inner, "--", *words], options.env, os.environ)
+    job = containers.Job(listed, options, [*inner, "--", *words], os.environ)
     if options.dry_run:
         show("\n".join(containers.lines(job)))
         return 0

@@ -10,9 +10,9 @@ import shutil
 import socket
 import subprocess
 import tempfile
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from hvd_train.errors import UsageError
@@ -34,43 +34,25 @@ exit 1"""
 _READY = "until ssh localhost true; do sleep 0.2; done"
 
 
-@dataclass(frozen=True)
-class Containers:
-    """What the containers are made of."""
-
-    image: str = "hvd_train"
-    volumes: tuple[str, ...] = ()
-    """Folders of each host, as FROM:TO."""
-    runs: str = "runs"
-    """The folder of each host for runs, in which user 1000 can write; a missing one is made."""
-    port: int = 2222
-    """The port of the ssh server in the containers."""
-
-
 class Job:
     """The shell lines of a job: `command` runs in the container of this host, and the other hosts serve ranks."""
 
     def __init__(
-        self,
-        hosts: Sequence[Host],
-        how: Containers,
-        command: Sequence[str],
-        names: Sequence[str],
-        environ: Mapping[str, str],
+        self, hosts: Sequence[Host], options: Namespace, command: Sequence[str], environ: Mapping[str, str]
     ) -> None:
-        """Take the names of the variables that the launcher's container gets. Raises UsageError without an engine."""
+        """Take the options of `hvd-train launch`."""
         self._engine = shlex.split(environ.get("CONTAINER_ENGINE", "docker"))
-        self._how, self._command, self.names = how, command, names
-        self._hosts = hosts
+        self._hosts, self._command, self._names = hosts, command, options.env
+        self._image = options.image or "hvd_train"
         self.others = [host.name for host in hosts if not ssh.is_here(host.name)]
-        self._runs = str(Path(how.runs).absolute())
+        self._runs = str(Path(options.runs).absolute())
         self.name = f"hvd_train-{socket.gethostname()}-{os.getpid()}"
         # The hosts' network, because ranks connect to one another on any port. --ipc host, because NCCL needs more
         # than the 64 MB of /dev/shm that a container has.
         self._options = ["--label", "hvd_train", "--network", "host", "--ipc", "host", "--cap-drop", "ALL"]
-        self._options += ["--security-opt", "no-new-privileges", "--env", f"HVD_TRAIN_SSH_PORT={how.port}"]
+        self._options += ["--security-opt", "no-new-privileges", "--env", f"HVD_TRAIN_SSH_PORT={options.port}"]
         self._options += [
-            word for one in (f"{self._runs}:/home/trainer/runs", *how.volumes) for word in ("--volume", one)
+            word for one in (f"{self._runs}:/home/trainer/runs", *options.volume) for word in ("--volume", one)
         ]
         self._options += shlex.split(environ.get("CONTAINER_FLAGS", ""))
         self._options += ["--gpus", "all"] if num_gpus(environ) else []
@@ -95,7 +77,7 @@ class Job:
     def launcher(self, folder: str) -> list[str]:
         """Return the lines that make the launcher's container; `run` starts it."""
         # Without values, which the engine finds in this environment.
-        names = [word for name in self.names for word in ("--env", name)]
+        names = [word for name in self._names for word in ("--env", name)]
         return self._make("localhost", self.name, folder, names, self._command)
 
     def run(self) -> list[str]:
@@ -108,7 +90,7 @@ class Job:
         return [self._on(host, "rm", "-f", name) for host, name in names.items()]
 
     def _make(self, host: str, name: str, folder: str, options: list[str], command: Sequence[str]) -> list[str]:
-        made = self._on(host, "create", "--name", name, *self._options, *options, self._how.image, *command)
+        made = self._on(host, "create", "--name", name, *self._options, *options, self._image, *command)
         keys = shlex.join(["tar", "-C", folder, "--owner", "1000", "--group", "1000", "--numeric-owner", "-c", "."])
         runs = shlex.join(ssh.command(host, ["sh", "-c", _MAKE_FOLDER, self._runs]))
         return [runs, made, f"{keys} | {self._on(host, 'cp', '-', f'{name}:{KEYS}')}"]

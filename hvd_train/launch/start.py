@@ -9,8 +9,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from hvd_train.errors import UsageError
@@ -23,19 +23,6 @@ PASSED = "HVD_TRAIN_ENV"  # names of more variables for ranks on other hosts, wi
 _NODES = """found=$(sinfo --noheader --Node --nodes {nodes} --format '%N:{slots} %t') && echo "$found" | """
 # Nodes that do not answer, which Slurm marks with *, are left out, and so are nodes that are down or failing.
 _NODES += "awk '$2 !~ /[*]|^down|^fail/ {{ print $1 }}' | sort -u"
-
-
-@dataclass(frozen=True)
-class Elastic:
-    """The limits of an elastic job."""
-
-    min_np: int = 1
-    """With fewer workers the others wait."""
-    max_np: int | None = None
-    interface: str | None = None
-    """Network interfaces between the hosts, with commas (None: each host's route to the others)."""
-    restarts: int = 10
-    """How often in a row the driver may fail."""
 
 
 def default_ranks(environ: Mapping[str, str]) -> int:
@@ -150,11 +137,11 @@ def discovered(command: str, source: str) -> tuple[Host, ...]:
     return lines_of(done.stdout, source)
 
 
-def elastic(ranks: int, job: Elastic, discover: str) -> list[str]:
+def elastic(ranks: int, discover: str, options: Namespace) -> list[str]:
     """Return the start of the command of an elastic job, whose start waits for `ranks` workers."""
     python = shown("python")
-    words = [python, "-m", "hvd_train.elastic.supervisor", "--restarts", str(job.restarts), "--"]
-    words += [python, "-m", "hvd_train.elastic.driver", "-np", str(ranks), "--min-np", str(job.min_np)]
+    words = [python, "-m", "hvd_train.elastic.supervisor", "--restarts", str(options.restarts), "--"]
+    words += [python, "-m", "hvd_train.elastic.driver", "-np", str(ranks), "--min-np", str(options.min_np)]
     words += ["--host-discovery-script", discover]
-    words += ["--max-np", str(job.max_np)] if job.max_np else []
-    return words + (["--network-interfaces", job.interface] if job.interface else [])
+    words += ["--max-np", str(options.max_np)] if options.max_np else []
+    return words + (["--network-interfaces", options.interface] if options.interface else [])
