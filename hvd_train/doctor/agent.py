@@ -8,7 +8,6 @@ import importlib.util
 import json
 import os
 import platform
-import resource
 import shutil
 import socket
 import subprocess
@@ -42,7 +41,6 @@ def facts(names: Iterable[str]) -> dict[str, Any]:
         "names": {name: _looked_up(name) for name in names},
         "gpus": _gpus(),
         "shared_memory": shutil.disk_usage(shm)[::2] if os.path.isdir(shm) else None,  # total and free bytes
-        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
     }
 
 

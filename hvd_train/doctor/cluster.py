@@ -84,8 +84,6 @@ def check_reached(name: str, error: str | None) -> Finding:
     todo = f"`ssh {name} true` must work without a password: name, network, sshd, and our key in authorized_keys"
     if any(sign in error for sign in ("No such file or directory", "not found", "No module named")):
         todo = "set up the same environment in the same place there, or put it on a file system that all hosts share"
-    elif "Host key verification failed" in error:
-        todo = f"its key is new or has changed, says `ssh {name} true`; to forget an old key: `ssh-keygen -R {name}`"
     return Finding(name, "broken", error, todo)
 
 

@@ -3,16 +3,13 @@
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -114,19 +111,17 @@ def _check_gpus(facts: Facts) -> Finding:
     if gpus := probe.get("gpus"):
         names = [f"{name} ({memory / GB:.0f} GB)" for name, memory in gpus]
         each = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
-        drivers = {line.rpartition(", ")[2] for line in listed}
-        return Finding("GPUs", "ok", f"{each}; driver {', '.join(sorted(drivers))}" if drivers else each)
+        return Finding("GPUs", "ok", f"{each}; driver {listed[0].rpartition(', ')[2]}" if listed else each)
     if error := facts["gpus"].get("error"):
         return Finding("GPUs", "warning", error, "if this machine has a GPU, fix its driver: type nvidia-smi")
     if not listed:
         return Finding("GPUs", "ok", "none: training runs on the CPU")
-    here = f"the driver lists {len(listed)} ({listed[0]}), but torch sees none"
-    if visible is not None:
-        todo = "if that is not on purpose, type: unset CUDA_VISIBLE_DEVICES"
-        return Finding("GPUs", "warning", f"{here} with CUDA_VISIBLE_DEVICES={visible!r}", todo)
     why = probe.get("gpu_warning") or f"it is built for CUDA {probe.get('cuda')}"
     todo = "install a torch for the CUDA that nvidia-smi shows, then build Horovod again; or a newer driver"
-    return Finding("GPUs", "broken" if probe.get("cuda") else "warning", f"{here}: {why}", todo)
+    if visible is not None:
+        why, todo = f"CUDA_VISIBLE_DEVICES={visible!r}", "if that is not on purpose, type: unset CUDA_VISIBLE_DEVICES"
+    what = f"the driver lists {len(listed)} ({listed[0]}), but torch sees none: {why}"
+    return Finding("GPUs", "broken" if probe.get("cuda") and visible is None else "warning", what, todo)
 
 
 def _check_horovod(facts: Facts) -> Finding:
@@ -193,20 +188,12 @@ def _check_shared_memory(facts: Facts) -> Finding:
     return Finding(name, "warning", what, f"{todo}; ls -lS /dev/shm shows what fills it")
 
 
-def _check_open_files(facts: Facts) -> Finding:
-    limit = facts["open_files"]
-    what = "no limit" if limit == resource.RLIM_INFINITY else f"at most {limit}"
-    if limit != resource.RLIM_INFINITY and limit < 1024:
-        return Finding("open files", "warning", what, "ulimit -n 4096, in the shell that starts training")
-    return Finding("open files", "ok", what)
-
-
 def _size(count: int) -> str:
     power = 3 if count >= GB else 2 if count >= 2**20 else 1
     return f"{count / 1024**power:.3g} {'KMG'[power - 1]}B"
 
 
-HOST_CHECKS: Sequence[Check] = (_check_shared_memory, _check_open_files)
+HOST_CHECKS: Sequence[Check] = (_check_shared_memory,)
 _BUILD_CHECKS: Sequence[Check] = (_check_horovod, _check_horovod_loads, _check_built_in, _check_mpi)
 MACHINE_CHECKS: Sequence[Check] = (_check_python, _check_torch, _check_gpus, *_BUILD_CHECKS, *HOST_CHECKS)
 
@@ -234,29 +221,18 @@ def examine(*, quick: bool) -> list[Finding]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a program ended, with its output. `code` is None after a timeout, and negative after a signal."""
+    """How a program ended, with its output. `code` is negative after a signal."""
 
-    code: int | None
+    code: int
     output: str
     seconds: float = 0.0
 
 
 def run(command: Sequence[str], environ: Mapping[str, str]) -> Outcome:
-    """Run a program that ends itself after `_LIMIT_S`, and kill it soon after that."""
-    code, started = None, time.monotonic()
-    with tempfile.TemporaryFile() as output:  # an orphan could hold a pipe open for ever
-        with suppress(subprocess.TimeoutExpired):
-            code = subprocess.run(
-                command,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=_LIMIT_S + 20,
-                check=False,
-            ).returncode
-        output.seek(0)
-        return Outcome(code, output.read().decode(errors="replace"), time.monotonic() - started)
+    """Run a program that ends itself after `_LIMIT_S`, or end it soon after that."""
+    started, line = time.monotonic(), ["timeout", "--foreground", "--kill-after=5", f"{_LIMIT_S + 20}", *command]
+    done = subprocess.run(line, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return Outcome(done.returncode, done.stdout.decode(errors="replace"), time.monotonic() - started)
 
 
 def answer(outcome: Outcome) -> dict[str, Any]:
@@ -269,7 +245,7 @@ def answer(outcome: Outcome) -> dict[str, Any]:
     error = [*reasons(outcome.output), *lines, f"exit code {outcome.code}, without output"][0][:300]
     if outcome.seconds >= _LIMIT_S:
         error = f"no end in {outcome.seconds:.0f} s"
-    elif outcome.code is not None and outcome.code < 0:
+    elif outcome.code < 0:
         error = f"killed by {signal.Signals(-outcome.code).name}"
     return {**facts, "error": error}
 

@@ -29,7 +29,7 @@ def test_each_end_of_a_program_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> 
     assert answer(run(sys.executable, "-c", program)) == {"importing": "torch", "error": error}
     monkeypatch.setattr(machine, "_LIMIT_S", -19.9)
     outcome = run(sys.executable, "-c", "import signal; signal.pause()")
-    assert (outcome.code, answer(outcome)["error"]) == (None, "no end in 0 s")
+    assert (outcome.code, answer(outcome)["error"]) == (124, "no end in 0 s")
 
 
 def test_a_cluster_of_one_host_is_examined() -> None:
