@@ -11,23 +11,11 @@ from contextlib import suppress
 
 from hvd_train import recipes
 from hvd_train._version import __version__
+from hvd_train.commands.names import COMMANDS, RANKED
 from hvd_train.console import PROGRAM, outlive
 from hvd_train.errors import HvdTrainError, UsageError, unknown_name
 from hvd_train.launch import exit_report, launcher
 from hvd_train.launch.exit_report import report_once
-
-# The module of `hvd_train.commands` with the function of each command.
-_MODULES = {
-    "launch": "launch",
-    **dict.fromkeys(("train", "config", "show-data"), "train"),
-    **dict.fromkeys(("evaluate", "predict", "audit", "export", "watch", "report"), "runs"),
-    "doctor": "machines",
-    "sweep": "sweep",
-    "bench": "bench",
-    "prove": "prove",
-    "completion": "completion",
-    "valprep": "valprep",
-}
 
 
 def main() -> None:
@@ -67,14 +55,14 @@ def run(arguments: Sequence[str]) -> int:
             return 0
         if arguments[0] in recipes.RECIPES or arguments[0].startswith("-"):
             raise UsageError(f"name the command first: {PROGRAM} train {' '.join(arguments)}")
-        if arguments[0] not in _MODULES:
-            raise unknown_name("command", arguments[0], _MODULES)
+        if arguments[0] not in COMMANDS:
+            raise unknown_name("command", arguments[0], COMMANDS)
         arguments = _long_form(arguments)
-        if arguments[0] in ("train", "evaluate", "sweep", "bench"):
+        if arguments[0] in RANKED:
             launcher.refuse_others(os.environ, [PROGRAM, *arguments])
         else:
             launcher.refuse_several(os.environ, [PROGRAM, *arguments])
-        module = importlib.import_module(f"hvd_train.commands.{_MODULES[arguments[0]]}")
+        module = importlib.import_module(f"hvd_train.commands.{COMMANDS[arguments[0]][0]}")
         code: int = getattr(module, arguments[0].replace("-", "_"))(list(arguments[1:]))
         return code
     except HvdTrainError as error:
@@ -106,31 +94,10 @@ def _long_form(arguments: Sequence[str]) -> Sequence[str]:
 
 def overview() -> str:
     """Return the text of `hvd-train --help`."""
-    return f"""usage: {PROGRAM} COMMAND ...
-
-  train [RECIPE] [flags]   train; RECIPE is one of: {", ".join(recipes.RECIPES)} (default: {recipes.DEFAULT})
-  launch [options] -- COMMAND
-                           start ranks: here, over ssh, with mpirun, Slurm, Docker; elastic with --elastic
-  evaluate RUN|CHECKPOINT [--data-dir DIR] [--split train|val|test]
-                           scores of a run's best weights, a checkpoint or a model-best.pt
-  predict RUN|CHECKPOINT IMAGE|FOLDER ... [--output FILE.csv]
-                           the most probable classes of images
-  config [RECIPE] [flags]  check the settings of `train` and print them in the form that --config FILE takes
-  audit RUN                check that every sample counted exactly once (of a run with --ledger)
-  show-data [RECIPE] [flags] [--output FILE.png]
-                           a picture of an augmented batch
-  sweep [RECIPE] [flags] [--workers-per-run N]
-                           a training for each combination of values with commas (--lr 0.1,0.05), side by side
-  bench TOOL ...           measure: throughput, batch, scaling (`hvd-train bench` says more)
-  prove python FILE.py ... run a script alone, stopped and resumed, on 3 ranks, and with a worker killed; compare
-  export RUN|CHECKPOINT    weights and a program of the trained model (torch.export; ONNX with --onnx)
-  report RUN [RUN ...] [--output FILE.html]
-                           one page about runs: curves, throughput, differences; opens anywhere
-  valprep DIR              sort ImageNet's validation images into class folders
-  watch RUN [--once]       the state of a running or finished training, in the terminal
-  doctor [--hosts FILE]    what this machine and this build of Horovod can do, or a whole cluster
-  completion bash|zsh|fish a script for the TAB key: source <(hvd-train completion bash)
-  --version                {__version__}
-
-`{PROGRAM} COMMAND --help` lists the flags. On several ranks: {PROGRAM} train --np 2
-"""
+    lines = [f"usage: {PROGRAM} COMMAND ...", ""]
+    for name, (_, usage, about) in COMMANDS.items():
+        begin = f"  {name} {usage}"
+        lines += [f"{begin:<27}{about}"] if len(begin) < 27 else [begin, f"{'':27}{about}"]
+    return "\n".join(
+        [*lines, f"  {'--version':25}{__version__}", "", f"`{PROGRAM} COMMAND --help` lists the flags.", ""]
+    )

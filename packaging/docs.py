@@ -15,6 +15,7 @@ from pathlib import Path
 
 import hvd_train
 from hvd_train import cli, config
+from hvd_train.commands.names import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build" / "pages"
@@ -55,7 +56,7 @@ def commands() -> str:
     """Return the page of all commands: what their `--help` prints. Raises RuntimeError if one prints none."""
     os.environ["COLUMNS"] = "80"
     text = f"# Commands\n\n```text\n{cli.overview()}```\n"
-    for name in (name for name in cli._MODULES if name not in ("config", "show-data", "sweep")):  # these are as train
+    for name in (name for name in COMMANDS if name not in ("config", "show-data", "sweep")):  # these are as train
         shown = io.StringIO()
         with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
             if cli.run([name, "--help"]) != 0:

@@ -1,36 +1,18 @@
 """`hvd-train completion SHELL`: print a script for the TAB key, which holds all words."""
 
+import importlib
+import re
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from hvd_train import recipes
-from hvd_train.commands import launch, machines, prove, runs, valprep
+from hvd_train.commands import launch
+from hvd_train.commands.names import COMMANDS
 from hvd_train.config import GROUPS, Config
 from hvd_train.console import PROGRAM
 from hvd_train.errors import UsageError, unknown_name
 
 _SHELLS = ("bash", "zsh", "fish")
 _RECIPES = " ".join(recipes.RECIPES)
-_RUN = f"{_RECIPES} --config --recipe --try"
-_TRAIN: tuple[type[Any], ...] = (Config, *GROUPS.values())
-# The words of a command: the classes whose fields are its flags, and others.
-_COMMANDS: dict[str, tuple[tuple[type[Any], ...], str]] = {
-    "train": (_TRAIN, f"{_RUN} --np --hosts"),
-    "config": (_TRAIN, f"{_RUN} --trust"),
-    "show-data": (_TRAIN, f"{_RUN} --trust --output"),
-    "sweep": (_TRAIN, f"{_RUN} --workers-per-run"),
-    "launch": ((), " ".join(word for action in launch.parser()._actions for word in action.option_strings)),
-    "bench": (_TRAIN, f"throughput batch scaling {_RUN} --json --steps --repetitions --np --hosts --mode --controller"),
-    "evaluate": ((runs.EvaluateOptions,), ""),
-    "predict": ((runs.PredictOptions,), ""),
-    "audit": ((runs.AuditOptions,), ""),
-    "export": ((runs.ExportOptions,), ""),
-    "report": ((runs.ReportOptions,), ""),
-    "watch": ((runs.WatchOptions,), ""),
-    "doctor": ((machines.DoctorOptions,), ""),
-    "prove": ((prove.ProveOptions,), "python"),
-    "valprep": ((valprep.ValprepOptions,), ""),
-    "completion": ((), " ".join(_SHELLS)),
-}
 
 
 def completion(arguments: list[str]) -> int:
@@ -48,14 +30,19 @@ def completion(arguments: list[str]) -> int:
 
 
 def _words(command: str) -> str:
-    classes, others = _COMMANDS[command]
-    return " ".join([others, *_flags(classes), "--help"]).lstrip()
+    usage = COMMANDS[command][1]
+    found = [*re.findall(r"--[a-z-]+|\b[a-z]{4,}\b|zsh", usage), *_flags(command), "--help"]
+    if command == "launch":
+        found += [word for action in launch.parser()._actions for word in action.option_strings]
+    return " ".join([*([_RECIPES, "--config", "--recipe", "--try"] if "RECIPE" in usage else []), *found])
 
 
-def _flags(classes: tuple[type[Any], ...]) -> dict[str, Any]:
-    """Return the types of the flags of classes; a switch has two flags."""
+def _flags(command: str) -> dict[str, Any]:
+    """Return the types of the flags of a command; a switch has two flags."""
+    module, usage, _ = COMMANDS[command]
+    options = getattr(importlib.import_module(f"hvd_train.commands.{module}"), f"{command.capitalize()}Options", None)
     found = dict[str, Any]()
-    for cls in classes:
+    for cls in (Config, *GROUPS.values()) if "RECIPE" in usage else [options] if options else []:
         for name, kind in get_type_hints(cls, include_extras=True).items():
             if kind not in GROUPS.values() and get_origin(kind) is not Annotated:  # which are positional
                 flag = name.replace("_", "-")
@@ -65,13 +52,13 @@ def _flags(classes: tuple[type[Any], ...]) -> dict[str, Any]:
 
 def _values() -> dict[str, str]:
     """Return the values of each flag that takes one of a few words."""
-    flags = _flags(tuple(dict.fromkeys(cls for classes, _ in _COMMANDS.values() for cls in classes)))
+    flags = {flag: kind for command in COMMANDS for flag, kind in _flags(command).items()}
     known = {flag: " ".join(get_args(kind)) for flag, kind in flags.items() if get_origin(kind) is Literal}
     return {**known, "--recipe": _RECIPES}
 
 
 def _bash(*, zsh: bool) -> str:
-    commands = "\n".join(f"    {name}) words='{_words(name)}' ;;" for name in _COMMANDS)
+    commands = "\n".join(f"    {name}) words='{_words(name)}' ;;" for name in COMMANDS)
     values = "\n".join(f"    {flag}) words='{words}' ;;" for flag, words in _values().items())
     begin = "autoload -Uz compinit bashcompinit; (( $+functions[compdef] )) || compinit; bashcompinit\n" if zsh else ""
     return f"""{begin}_hvd_train() {{
@@ -79,7 +66,7 @@ def _bash(*, zsh: bool) -> str:
   case "${{COMP_WORDS[1]}}" in
 {commands}
   esac
-  if [ "$COMP_CWORD" -eq 1 ]; then words='{" ".join(_COMMANDS)} --help --version'; fi
+  if [ "$COMP_CWORD" -eq 1 ]; then words='{" ".join(COMMANDS)} --help --version'; fi
   case "${{COMP_WORDS[COMP_CWORD-1]}}" in
 {values}
   esac
@@ -89,8 +76,8 @@ complete -o default -F _hvd_train {PROGRAM}"""
 
 
 def _fish() -> str:
-    commands = f"complete -c {PROGRAM} -n __fish_use_subcommand -f -a '{' '.join(_COMMANDS)}'"
-    words = [f"complete -c {PROGRAM} -n '__fish_seen_subcommand_from {name}' -a '{_words(name)}'" for name in _COMMANDS]
+    commands = f"complete -c {PROGRAM} -n __fish_use_subcommand -f -a '{' '.join(COMMANDS)}'"
+    words = [f"complete -c {PROGRAM} -n '__fish_seen_subcommand_from {name}' -a '{_words(name)}'" for name in COMMANDS]
     before = "string match -q -- {} (commandline -opc)[-1]"
     values = [f"complete -c {PROGRAM} -n '{before.format(flag)}' -f -a '{words}'" for flag, words in _values().items()]
     return "\n".join([commands, *words, *values])

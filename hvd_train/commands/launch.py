@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from hvd_train import recipes
+from hvd_train.commands.names import RANKED
 from hvd_train.console import PROGRAM, say, show
 from hvd_train.errors import UsageError, unknown_name, whole_number
 from hvd_train.launch import containers, hosts, launcher, slurm, ssh, start
 from hvd_train.launch.child import STOPPING, Child
 
-RANKED = ("train", "evaluate", "sweep", "bench")  # commands that several ranks may run
 _ABOUT = f"""Start the ranks of a training; `{PROGRAM} train digits --np 4` is short for the first example.
 
   {PROGRAM} launch --np 4 -- train digits             4 ranks here (by default one per GPU, or 2)
