@@ -9,9 +9,7 @@ silently; `HorovodWorld` compares them once they have connected.
 import io
 import itertools
 import json
-import os
 import socket
-import threading
 import time
 import urllib.error
 from array import array
@@ -28,7 +26,6 @@ _FIRST_NOTICE_S = 15.0  # doubles with each notice
 _REQUEST_S = 30.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05  # while MPI waits
 _calls = itertools.count()
-_called = threading.Event()
 
 
 def has_store(environ: Mapping[str, str]) -> bool:
@@ -47,19 +44,10 @@ def launcher_gone(environ: Mapping[str, str]) -> bool:
 
 
 def started(environ: Mapping[str, str]) -> None:
-    """Write that this process has started; until the roll call it ends with the launcher, even if an import hangs."""
+    """Write that this process has started, before it imports torch."""
     if has_store(environ):
         with suppress(OSError):  # `call` reports an error of the store
             _put(environ, f"started/{environ['HOROVOD_RANK']}", socket.gethostname())
-        threading.Thread(target=_end_with_launcher, args=(environ,), daemon=True, name="launcher").start()
-
-
-def _end_with_launcher(environ: Mapping[str, str]) -> None:
-    failed = 0
-    while failed < 3 and not _called.wait(1.0):
-        failed = failed + 1 if launcher_gone(environ) else 0
-    if not _called.is_set():
-        os._exit(1)
 
 
 def call(environ: Mapping[str, str], facts: Mapping[str, str]) -> None:
@@ -82,7 +70,6 @@ def call(environ: Mapping[str, str], facts: Mapping[str, str]) -> None:
             _put(environ, f"{verdict}/0", json.dumps(problem))
     except OSError as error:
         raise RankLost(f"the launcher cannot be reached ({error})") from None
-    _called.set()
     if problem:
         differ = UsageError(problem)
         differ.reported = True
