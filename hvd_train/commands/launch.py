@@ -204,12 +204,7 @@ def _in_containers(options: Namespace, words: Sequence[str]) -> int:
     inner = [PROGRAM, "launch", "--hosts", containers.HOST_FILE, *(["--elastic"] if options.elastic else [])]
     inner += [f"--{options.controller}"] if options.controller else []
     inner += [word for name in options.env for word in ("--env", name)]
-    job = containers.Job(listed, options, [*inner, "--", *words], os.environ)
-    if options.dry_run:
-        show("\n".join(containers.lines(job)))
-        return 0
-    ssh.check_names(job.others)
-    return containers.run(job)
+    return containers.run(listed, options, [*inner, "--", *words], os.environ)
 
 
 def _in_one_folder(command: list[str]) -> list[str]:
