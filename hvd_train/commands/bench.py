@@ -40,6 +40,8 @@ def bench(arguments: list[str]) -> int:
         raise unknown_name("tool of bench", arguments[0], tools)
     if {"-h", "--help"} & set(arguments):
         print(TOOLS)  # the flags of a training follow
+    if arguments[0] != "throughput":
+        launcher.refuse_several(os.environ, [PROGRAM, "bench", *arguments])
     options, rest = take(arguments[1:], json=None)
     return tools[arguments[0]](rest, options.json and Path(options.json))
 
@@ -49,7 +51,6 @@ def _throughput(arguments: list[str], path: Path | None) -> int:
 
 
 def _batch(arguments: list[str], path: Path | None) -> int:
-    launcher.refuse_several(os.environ, [PROGRAM, "bench", "batch", *arguments])
     return _time_steps("batch", *take(arguments, largest=4096, steps=5, repetitions=3), path)
 
 
@@ -82,8 +83,6 @@ def _time_steps(tool: str, options: Namespace, rest: list[str], path: Path | Non
 
 
 def _scaling(arguments: list[str], path: Path | None) -> int:
-    if launcher.launched(os.environ):
-        raise UsageError("bench scaling starts its ranks itself: type it without a launcher")
     options, rest = take(arguments, np="", hosts=None, mode="weak", controller="gloo")
     config = parse_train(rest, "bench scaling")
     check_local(config, "bench scaling")

@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 import shlex
 import shutil
 import signal
@@ -15,7 +16,7 @@ from hvd_train import recipes
 from hvd_train.commands.names import RANKED
 from hvd_train.console import PROGRAM, say, show
 from hvd_train.errors import UsageError, unknown_name, whole_number
-from hvd_train.launch import containers, hosts, launcher, slurm, ssh, start
+from hvd_train.launch import client, containers, hosts, launcher, ssh, start
 from hvd_train.launch.child import STOPPING, Child
 
 _ABOUT = f"""Start the ranks of a training; `{PROGRAM} train digits --np 4` is short for the first example.
@@ -111,7 +112,9 @@ def _begin(options: Namespace, program: str) -> list[str]:
     if options.elastic:
         return _elastic(options)
     if options.way == "slurm":
-        return [*start.srun(options.np), *(start.apptainer(options.image, 1) if options.image else [])]
+        # Not with --kill-on-bad-exit: rank 0 may still write when the other ranks have committed and ended.
+        tasks = ["--ntasks", str(options.np)] if options.np else []  # or all of the allocation
+        return ["srun", *tasks, *(start.apptainer(options.image, 1) if options.image else [])]
     listed = hosts.named(options.hosts) if options.hosts is not None else ()
     slots = sum(host.slots for host in listed)
     ranks = options.np or slots or start.default_ranks(os.environ)
@@ -221,7 +224,7 @@ def _in_slurm(line: Sequence[str], *, in_batch: bool) -> int:
     # In a batch job SIGUSR1 comes to this process alone (--signal=B:USR1), and SIGTERM to the tasks, too.
     child = Child({**STOPPING, signal.SIGUSR1: signal.SIGUSR1, **({signal.SIGTERM: 0} if in_batch else {})})
     # Slurm gives the key by which the ranks know one another to the tasks.
-    code = child.run(line, slurm.new_key(os.environ))
+    code = child.run(line, {client.KEY: os.environ.get(client.KEY) or secrets.token_hex(32)})
     if in_batch and code in (75, 138, 143):  # stopped before the end, and committed
         say("committed; back into the queue")
         subprocess.run(["scontrol", "requeue", job])

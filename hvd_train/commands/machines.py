@@ -2,15 +2,12 @@
 
 import dataclasses
 import json
-import os
 from dataclasses import dataclass
 from functools import partial
 
 from hvd_train.console import PROGRAM, printable, show
-from hvd_train.errors import UsageError
 from hvd_train.flags import parse_flags
 from hvd_train.launch import hosts as host_files
-from hvd_train.launch import launcher
 
 
 @dataclass(frozen=True)
@@ -26,13 +23,10 @@ class DoctorOptions:
 
 
 def doctor(arguments: list[str]) -> int:
-    """Print the findings; return 1 if something is broken, else 0. Raises UsageError under a launcher."""
+    """Print the findings; return 1 if something is broken, else 0. Raises UsageError for wrong hosts."""
     arguments = ["--hosts" if argument == "-H" else argument for argument in arguments]
     options = parse_flags(DoctorOptions, arguments, f"{PROGRAM} doctor")
     listed = host_files.named(options.hosts) if options.hosts is not None else ()
-    if launched := launcher.launched(os.environ):  # of one process
-        by = f"{launched.launcher} has started this process, but the doctor starts ranks itself"
-        raise UsageError(f"{by}: type `{PROGRAM} doctor` without a launcher")
     from rich.console import Console  # slow to import, like the doctor
 
     from hvd_train.doctor import cluster, machine

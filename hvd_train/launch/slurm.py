@@ -57,11 +57,6 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def new_key(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable with the key of a step that is about to start, HOROVOD_RENDEZVOUS_KEY or a new one."""
-    return {client.KEY: environ.get(client.KEY) or secrets.token_hex(32)}
-
-
 def key(environ: Mapping[str, str]) -> str:
     """Return the key of this step, HOROVOD_RENDEZVOUS_KEY or one made from a secret of this user.
 

@@ -104,12 +104,6 @@ def _open_mpi(launcher: str) -> dict[str, str]:
     return {name: value for name, value in variables.items() if not os.environ.get(name)}
 
 
-def srun(ranks: int | None) -> list[str]:
-    """Return the start of a command that starts a rank for each task of a Slurm allocation, or `ranks`."""
-    # Not with --kill-on-bad-exit: rank 0 may still write when the other ranks have committed and ended.
-    return ["srun", *(["--ntasks", str(ranks)] if ranks else [])]
-
-
 def apptainer(image: str, gpus: int) -> list[str]:
     """Return the start of a command in a container of Apptainer, with the GPUs of its host."""
     return ["apptainer", "exec", *(["--nv"] if gpus else []), image]

@@ -226,7 +226,7 @@ MISTAKES = [
     ("train --fp16_allreduce", "--fp16-allreduce is no flag of train: type --compression fp16"),
     ("train /data/imagenet", "name one first: hvd-train train imagenet-resnet50 /data/imagenet"),
     ("train digits /data/imagenet", "the recipe digits reads no folder; type --data folder as well"),
-    ("mpirun: bench scaling --np 1,2", "bench scaling starts its ranks itself: type it without a launcher"),
+    ("mpirun: bench scaling --np 1,2", "runs alone: type `hvd-train bench scaling --np 1,2` without a launcher"),
 ]
 
 
