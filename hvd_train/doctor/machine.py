@@ -9,7 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -88,9 +88,6 @@ class Finding:
     todo: str = ""
 
 
-Check = Callable[[Facts], Finding | None]  # returns None if it does not apply
-
-
 def _check_python(facts: Facts) -> Finding:
     return Finding("python", "ok", "{python} in {prefix}, hvd_train {hvd_train} in {folder}".format(**facts))
 
@@ -125,44 +122,27 @@ def _check_gpus(facts: Facts) -> Finding:
 
 
 def _check_horovod(facts: Facts) -> Finding:
-    """Check that Horovod is installed, with a build record and the patches."""
-    installed = facts["horovod"]
+    """Check that Horovod is installed, loads, was built for this torch with our patches, and has what it needs."""
+    name, probe, installed = "horovod", facts["probe"], facts["horovod"]
     if installed is None:
-        return Finding("horovod", "warning", "not installed: training runs in one process only", REBUILD)
-    what, build = f"{installed['version']} in {installed['folder']}", installed["build"]
+        return Finding(name, "warning", "not installed: training runs in one process only", REBUILD)
+    build, what = installed["build"] or {}, f"{installed['version']} in {installed['folder']}"
+    other = f"it was built against torch {build.get('torch', 'of unknown version')}, here is {probe.get('version')}"
+    if "torchvision" in probe and "gloo" not in probe:
+        return Finding(name, "broken", f"{what}: {probe['error']} ({other})", REBUILD_AGAIN)
     if not build:
-        return Finding("horovod", "warning", f"{what}, built elsewhere, most likely without our patches", REBUILD)
-    what += f", built {str(build.get('built'))[:10]} with {build.get('compiler')}"
+        return Finding(name, "warning", f"{what}, built elsewhere, most likely without our patches", REBUILD)
     if missing := NEEDED_PATCHES - {patch["name"] for patch in build.get("patches", ())}:
-        return Finding("horovod", "warning", f"{what}, without the patches {', '.join(sorted(missing))}", REBUILD)
-    return Finding("horovod", "ok", what)
-
-
-def _check_horovod_loads(facts: Facts) -> Finding | None:
-    """Check that Horovod can be imported, and was built against this torch."""
-    name, probe, installed = "horovod loads", facts["probe"], facts["horovod"]
-    if installed is None or "torchvision" not in probe:
-        return None
-    here, against = probe["version"], (installed["build"] or {}).get("torch", "of unknown version")
-    if "gloo" not in probe:
-        what = f"{probe['error']} (it was built against torch {against}, here is {here})"
-        return Finding(name, "broken", what, REBUILD_AGAIN)
-    if installed["build"] and against != here:
-        return Finding(name, "warning", f"it was built against torch {against}, here is {here}", REBUILD)
-    return Finding(name, "ok", f"with torch {here}")
-
-
-def _check_built_in(facts: Facts) -> Finding | None:
-    """Check that Horovod has Gloo, and NCCL if there are GPUs."""
-    has = facts["probe"]
-    if "gloo" not in has:
-        return None
-    what = ", ".join(name for name in ("Gloo", "MPI", "NCCL") if has[name.lower()]) or "nothing"
-    if not has["gloo"]:
-        return Finding("built in", "warning", f"{what}: no elastic jobs, no horovodrun --gloo", REBUILD)
-    if has["gpus"] and not has["nccl"]:
-        return Finding("built in", "warning", f"{what}: gradients of GPUs travel through the CPU", REBUILD)
-    return Finding("built in", "ok", what)
+        return Finding(name, "warning", f"{what}, without the patches {', '.join(sorted(missing))}", REBUILD)
+    if build.get("torch") != probe.get("version", build.get("torch")):
+        return Finding(name, "warning", f"{what}: {other}", REBUILD)
+    has = [library for library in ("Gloo", "MPI", "NCCL") if probe.get(library.lower())]
+    what += f", built {str(build.get('built'))[:10]} with {build.get('compiler')}; has {', '.join(has) or 'nothing'}"
+    if "gloo" in probe and "Gloo" not in has:
+        return Finding(name, "warning", f"{what}: no elastic jobs, no horovodrun --gloo", REBUILD)
+    if probe.get("gpus") and "NCCL" not in has:
+        return Finding(name, "warning", f"{what}: gradients of GPUs travel through the CPU", REBUILD)
+    return Finding(name, "ok", what)
 
 
 def _check_mpi(facts: Facts) -> Finding:
@@ -179,7 +159,8 @@ def _check_mpi(facts: Facts) -> Finding:
     return Finding("MPI", "ok", f"{facts['mpirun']}; {built_with}")
 
 
-def _check_shared_memory(facts: Facts) -> Finding:
+def check_shared_memory(facts: Facts) -> Finding:
+    """Check that /dev/shm has room for loaders and NCCL."""
     name, sizes = "shared memory", facts["shared_memory"]
     what = f"{_size(sizes[0])} in /dev/shm, {_size(sizes[1])} free" if sizes else "there is no /dev/shm"
     if sizes and sizes[0] >= GB and sizes[1] >= GB // 4:
@@ -193,9 +174,7 @@ def _size(count: int) -> str:
     return f"{count / 1024**power:.3g} {'KMG'[power - 1]}B"
 
 
-HOST_CHECKS: Sequence[Check] = (_check_shared_memory,)
-_BUILD_CHECKS: Sequence[Check] = (_check_horovod, _check_horovod_loads, _check_built_in, _check_mpi)
-MACHINE_CHECKS: Sequence[Check] = (_check_python, _check_torch, _check_gpus, *_BUILD_CHECKS, *HOST_CHECKS)
+MACHINE_CHECKS = (_check_python, _check_torch, _check_gpus, _check_horovod, _check_mpi, check_shared_memory)
 
 
 def examine(*, quick: bool) -> list[Finding]:
@@ -207,7 +186,7 @@ def examine(*, quick: bool) -> list[Finding]:
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"} <= environ.keys()
     machine = {"probe": probe, "mpirun": mpirun, "refuses_root": os.geteuid() == 0 and not allowed}
     facts = {**agent.facts(()), **machine, "visible_gpus": visible}
-    findings = [finding for check in MACHINE_CHECKS if (finding := check(facts))]
+    findings = [check(facts) for check in MACHINE_CHECKS]
     horovodrun = None if quick else shutil.which("horovodrun", path=path)
     controllers = [name for name in ("gloo", "mpi") if probe.get(name) and (name == "gloo" or mpirun)]
     if horovodrun is None or not controllers:
