@@ -30,28 +30,24 @@ All take --json FILE. On several ranks: horovodrun -np 2 hvd-train bench through
 """
 
 
+_DEFAULTS = {"throughput": {"steps": 20, "repetitions": 5}, "batch": {"largest": 4096, "steps": 5, "repetitions": 3}}
+
+
 def bench(arguments: list[str]) -> int:
     """Run a tool; return 0, or 1 if a training of `scaling` failed. Raises UsageError before anything is measured."""
-    tools = {"throughput": _throughput, "batch": _batch, "scaling": _scaling}
     if not arguments or arguments[0] in ("-h", "--help"):
         print(TOOLS, end="")
         return 0 if arguments else 2
-    if arguments[0] not in tools:
-        raise unknown_name("tool of bench", arguments[0], tools)
+    tool = arguments[0]
+    if tool not in (tools := [*_DEFAULTS, "scaling"]):
+        raise unknown_name("tool of bench", tool, tools)
+    if tool != "throughput":
+        launcher.refuse_several(os.environ, [PROGRAM, "bench", *arguments])
     if {"-h", "--help"} & set(arguments):
         print(TOOLS)  # the flags of a training follow
-    if arguments[0] != "throughput":
-        launcher.refuse_several(os.environ, [PROGRAM, "bench", *arguments])
     options, rest = take(arguments[1:], json=None)
-    return tools[arguments[0]](rest, options.json and Path(options.json))
-
-
-def _throughput(arguments: list[str], path: Path | None) -> int:
-    return _time_steps("throughput", *take(arguments, steps=20, repetitions=5), path)
-
-
-def _batch(arguments: list[str], path: Path | None) -> int:
-    return _time_steps("batch", *take(arguments, largest=4096, steps=5, repetitions=3), path)
+    path = Path(options.json) if options.json else None
+    return _scaling(rest, path) if tool == "scaling" else _time_steps(tool, *take(rest, **_DEFAULTS[tool]), path)
 
 
 def _time_steps(tool: str, options: Namespace, rest: list[str], path: Path | None) -> int:
