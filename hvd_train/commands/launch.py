@@ -109,7 +109,7 @@ def launch(arguments: list[str]) -> int:
 def _begin(options: Namespace, program: str) -> list[str]:
     """Return the start of the command that starts `program` on all ranks, once all hosts have it."""
     if options.elastic:
-        return _elastic(options)
+        return start.elastic(options, os.environ)
     if options.way == "slurm":
         # Not with --kill-on-bad-exit: rank 0 may still write when the other ranks have committed and ended.
         tasks = ["--ntasks", str(options.np)] if options.np else []  # or all of the allocation
@@ -181,20 +181,6 @@ def _command(words: Sequence[str], shown: Callable[[str], str]) -> list[str]:
         except UsageError:
             raise unknown_name("command", first, (*RANKED, *recipes.RECIPES, "python")) from None
     return list(words)
-
-
-def _elastic(options: Namespace) -> list[str]:
-    """Return the start of the command of an elastic job; it waits for --np workers, or for all that are listed now."""
-    if options.hosts is not None and not os.path.isfile(options.hosts):
-        raise UsageError(f"--elastic reads a host file while the job runs, and {options.hosts} is no file")
-    here = options.max_np or options.np or start.default_ranks(os.environ)
-    discover = options.discover or start.discovery(options.hosts, os.environ, here, slurm=options.way == "slurm")
-    listed = start.discovered(discover, options.hosts or f"the output of {discover}")
-    if options.hosts and not options.dry_run:  # a command may print hosts that are only about to come
-        ssh.check_names([host.name for host in listed])
-    slots = sum(host.slots for host in listed)
-    ranks = options.np or max(min(slots, options.max_np or slots), options.min_np)
-    return start.elastic(ranks, discover, options)
 
 
 def _in_containers(options: Namespace, words: Sequence[str]) -> int:

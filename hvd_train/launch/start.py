@@ -109,30 +109,30 @@ def apptainer(image: str, gpus: int) -> list[str]:
     return ["apptainer", "exec", *(["--nv"] if gpus else []), image]
 
 
-def discovery(host_file: str | None, environ: Mapping[str, str], here: int, *, slurm: bool) -> str:
-    """Return the shell command by which an elastic job finds the hosts of a file, an allocation or this machine.
+def elastic(options: Namespace, environ: Mapping[str, str]) -> list[str]:
+    """Return the start of the command of an elastic job; it waits for --np workers, or for all that are listed now.
 
-    This machine has `here` slots. Raises UsageError outside an allocation.
+    Raises UsageError if there is no host file or no allocation of Slurm, or if its hosts have unknown names.
     """
-    if host_file:
-        return f"cat {shlex.quote(str(Path(host_file).resolve()))}"
-    if not slurm:
-        return f"echo localhost:{here}"
-    if not (nodes := environ.get("SLURM_JOB_NODELIST")):
+    source, nodes = options.hosts, environ.get("SLURM_JOB_NODELIST")
+    if source is not None:
+        if not os.path.isfile(source):
+            raise UsageError(f"--elastic reads a host file while the job runs, and {source} is no file")
+        discover = f"cat {shlex.quote(str(Path(source).resolve()))}"
+    elif options.discover or options.way != "slurm":
+        discover = options.discover or f"echo localhost:{options.max_np or options.np or default_ranks(environ)}"
+    elif nodes:
+        discover = _NODES.format(nodes=shlex.quote(nodes), slots=environ.get("SLURM_GPUS_ON_NODE") or 1)
+    else:
         raise UsageError("there is no Slurm allocation here (SLURM_JOB_NODELIST is not set): type salloc first")
-    return _NODES.format(nodes=shlex.quote(nodes), slots=environ.get("SLURM_GPUS_ON_NODE") or 1)
-
-
-def discovered(command: str, source: str) -> tuple[Host, ...]:
-    """Return the hosts that a shell command prints now, perhaps none. Raises UsageError, which names `source`."""
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    done = subprocess.run(["sh", "-c", discover], capture_output=True, text=True)
     if done.returncode:
-        raise UsageError((done.stderr.strip().splitlines() or [f"{command} failed"])[-1])
-    return lines_of(done.stdout, source)
-
-
-def elastic(ranks: int, discover: str, options: Namespace) -> list[str]:
-    """Return the start of the command of an elastic job, whose start waits for `ranks` workers."""
+        raise UsageError((done.stderr.strip().splitlines() or [f"{discover} failed"])[-1])
+    listed = lines_of(done.stdout, source or f"the output of {discover}")
+    if source and not options.dry_run:  # a command may print hosts that are only about to come
+        ssh.check_names([host.name for host in listed])
+    slots = sum(host.slots for host in listed)
+    ranks = options.np or max(min(slots, options.max_np or slots), options.min_np)
     python = shown("python")
     words = [python, "-m", "hvd_train.elastic.supervisor", "--restarts", str(options.restarts), "--"]
     words += [python, "-m", "hvd_train.elastic.driver", "-np", str(ranks), "--min-np", str(options.min_np)]

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import subprocess
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -158,7 +159,7 @@ def test_elastic_jobs(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None
     line = printed("--elastic --with slurm -- digits")
     assert line[line.index("-np") + 1] == "16"
     script = line[line.index("--host-discovery-script") + 1]
-    assert start.discovered(script, "sinfo") == start.lines_of("n1:8\nn4:8", "those that answer")
+    assert subprocess.check_output(["sh", "-c", script], text=True) == "n1:8\nn4:8\n"
 
 
 @pytest.mark.parametrize(
