@@ -14,6 +14,7 @@ import torch
 
 from hvd_train import checkpoint, plain_file
 from hvd_train.console import say
+from hvd_train.elastic.roster import FIRST_NUMBER
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.network.buffers import tensors_in
@@ -68,8 +69,8 @@ class Run:
 
 
 def kill_a_worker(driver: subprocess.Popen[bytes]) -> None:
-    """Kill the worker with number 1 of an elastic job."""
-    for worker in launcher.started_with({launcher.WORKER: "1"}):
+    """Kill the second worker of an elastic job."""
+    for worker in launcher.started_with({launcher.WORKER: str(FIRST_NUMBER + 1)}):
         if any(parent.pid == driver.pid for parent in worker.parents()):
             worker.kill()
 

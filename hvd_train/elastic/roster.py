@@ -43,6 +43,7 @@ from hvd_train.elastic.worker import (
 )
 from hvd_train.launch.exit_report import ExitReport
 
+FIRST_NUMBER = 1000  # of a worker; no host has that many local ranks
 SILENT_S = 10.0  # a worker sends a heartbeat every second; a longer silence counts as its death
 SILENT_WHILE_REJOINING_S = 3.0  # the same while the other members wait for it
 REPORT_S = 40.0  # from the first survivor that asks for a rank to the last; Gloo waits 30 s for lost packets
@@ -126,7 +127,7 @@ class Roster:
     worlds_formed: int = 0
     _workers: list[Worker] = field(default_factory=list)
     _slots: dict[tuple[str, int], _SlotRecord] = field(default_factory=dict)
-    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1000))
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(FIRST_NUMBER))
     _exit_codes: dict[Worker, int] = field(default_factory=dict)
     _connect_errors: dict[int, str] = field(default_factory=dict)  # why workers could not synchronize in the last world
     _failed_attempts: int = 0  # how many worlds in a row could not connect though no member had died
