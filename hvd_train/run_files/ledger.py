@@ -6,7 +6,6 @@ delivered. The fingerprints of an epoch add up to the fingerprint of all samples
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +15,8 @@ from hvd_train import plain_file
 from hvd_train.console import say
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import EpochOrder, Order, added, fingerprint, of_all
+from hvd_train.run_files import history
+from hvd_train.run_files.history import Record
 from hvd_train.run_files.run_folder import FROM_FILE, METRICS, RunFolder
 
 LEDGER = "ledger.jsonl"
@@ -101,13 +102,14 @@ def audit(folder: Path) -> Audit:
     if not path.exists():
         raise UsageError(f"{folder} has no {LEDGER}: train with --ledger to have one")
     try:
-        start = _last_event(metrics, "start", "num_samples")
+        events = history.read(folder).events
+        start = _last(events, "start", "num_samples")
         num_samples, seed = facts = [start.get(name, -1) for name in ("num_samples", "seed")]
         if not all(type(fact) is int and fact in allowed for fact, allowed in zip(facts, _ALLOWED, strict=True)):
             raise UsageError(f"{metrics} does not say how many samples there are, and in which order: cannot judge")
         if start.get("repeated_augmentation", 1) != 1:
             raise UsageError(f"{metrics} is of a run with --repeated-augmentation, which only earlier versions judge")
-        step = _last_event(metrics, FROM_FILE, "step").get("step")
+        step = _last(events, FROM_FILE, "step").get("step")
         return audit_entries(read(path), num_samples, seed, step if isinstance(step, int) else None)
     except OSError as error:
         raise UsageError(f"cannot read {error.filename or folder}: {error.strerror}") from None
@@ -150,19 +152,9 @@ def _fingerprint(order: Order, start: int, stop: int) -> int:
     return added(fingerprint(order[at : min(at + _AT_ONCE, stop)]) for at in range(start, stop, _AT_ONCE))
 
 
-def _last_event(path: Path, name: str, fact: str) -> dict[str, Any]:
+def _last(events: Sequence[Record], name: str, fact: str) -> Record:
     """Return the last event of this name with this fact, or {}."""
-    found: dict[str, Any] = {}
-    if path.exists():
-        with plain_file.opened(path) as file:
-            for line in plain_file.lines(file):
-                if name.encode() not in line:
-                    continue  # of a million lines, few are parsed
-                with suppress(ValueError, RecursionError):
-                    record = json.loads(line)
-                    if isinstance(record, dict) and record.get("name") == name and fact in record:
-                        found = record
-    return found
+    return next((event for event in reversed(events) if event.get("name") == name and fact in event), {})
 
 
 class LedgerFile:

@@ -22,7 +22,7 @@ from hvd_train.run_files.run_folder import RunFolder
 
 IMAGENET, BATCH = 1_281_167, 256
 SEED = 5
-START = {"kind": "event", "name": "start", "num_samples": 100, "seed": SEED}
+START = {"kind": "event", "time": 0, "name": "start", "num_samples": 100, "seed": SEED}
 
 
 def steps_of(
@@ -157,8 +157,8 @@ def test_a_run_from_a_file_may_begin_within_an_epoch() -> None:
 
 def test_the_last_start_of_the_run_counts(tmp_path: Path) -> None:
     """A run that was started again in its folder may have another training set."""
-    note = {"kind": "event", "name": "note", "message": "start", "num_samples": 7}
-    noise = ('"start" torn', '["start", "num_samples"]', {"kind": "event", "name": "start"}, note)
+    note = {**START, "name": "note", "num_samples": 7}
+    noise = ('"start" torn', '["start", "num_samples"]', {"kind": "event", "time": 0, "name": "start"}, note)
     write(tmp_path, *noise, {**START, "num_samples": 90, "seed": 1}, START, *noise)
     assert (audit(tmp_path).faults, audit(tmp_path).num_samples) == ((), 100)
 
@@ -168,7 +168,7 @@ def test_an_audit_without_a_ledger_says_how_to_have_one(tmp_path: Path) -> None:
         audit(tmp_path)
     entry = exact()[0]
     (tmp_path / "ledger.jsonl").write_text("what\n" + entry.line())
-    with pytest.raises(UsageError, match="does not say how many samples"):
+    with pytest.raises(UsageError, match="is not a run of hvd_train"):
         audit(tmp_path)
     (tmp_path / "metrics.jsonl").write_text(json.dumps(START) + '\n{"name": "start", "nu')
     with pytest.raises(UsageError, match="line 1 is not a step"):
@@ -196,10 +196,13 @@ def test_a_run_of_any_content_is_refused_in_one_line(tmp_path: Path) -> None:
     write(tmp_path, '"start"' + "[" * 100_000, {**START, "num_samples": "many"})
     with pytest.raises(UsageError, match="cannot judge"):
         audit(tmp_path)
-    for name in ("metrics.jsonl", "ledger.jsonl"):
+    for name, reason in (
+        ("metrics", "cannot judge"),
+        ("ledger", r"cannot read .*ledger\.jsonl: a line of it is longer"),
+    ):
         write(tmp_path, START)
-        os.truncate(tmp_path / name, 2**40)
-        with pytest.raises(UsageError, match=f"cannot read .*{name}: a line of it is longer"):
+        os.truncate(tmp_path / f"{name}.jsonl", 2**40)
+        with pytest.raises(UsageError, match=reason):
             audit(tmp_path)
 
 
