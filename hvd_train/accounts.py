@@ -7,7 +7,7 @@ from dataclasses import replace
 from hvd_train.errors import Diverged
 from hvd_train.network.device import peak_memory_gib
 from hvd_train.progress.metrics import Totals
-from hvd_train.run_files.journal import EpochRecord, Moment, StepRecord
+from hvd_train.run_files.journal import EpochRecord, StepRecord
 from hvd_train.run_files.ledger import Entry, extended
 from hvd_train.state import Answer
 from hvd_train.tasks.measures import LOSS
@@ -29,8 +29,9 @@ def count_step(training: Training, result: Answer) -> None:
         entry = Entry(progress.epoch, (progress.step,) * 2, training.world.place.size, positions, result.fingerprint)
         state.recent = extended(state.recent, entry, num_samples)
         journal.took(state.recent[-1])
-    means, seconds = state.totals.means(), training.seconds
-    journal.progress(Moment(progress.epoch, progress.cursor, progress.step, means, speed, seconds))
+    means = state.totals.means()
+    so_far = EpochRecord(progress.epoch + 1, progress.step, means, None, speed, total_seconds=training.seconds)
+    journal.progress(so_far, progress.cursor)
     change = training.membership.change
     if change is not None and progress.step == change.step + 1:
         journal.world(change, progress.step, training.membership.seconds(change))

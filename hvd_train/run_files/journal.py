@@ -50,18 +50,6 @@ class EpochRecord:
     peak_memory_gib: float = 0.0  # rank 0's until now
 
 
-@dataclass(frozen=True)
-class Moment:
-    """The progress of training for the display; measures are means of the current epoch so far."""
-
-    epoch: int  # finished epochs
-    cursor: int  # samples taken in the current epoch
-    step: int  # steps of the whole run
-    measures: Mapping[str, float]
-    samples_per_second: float
-    total_seconds: float = 0.0  # of the run so far
-
-
 _SHARES = {"top1": "top-1", "top5": "top-5"}  # measures that are shown in percent
 
 
@@ -98,11 +86,11 @@ class _LineDisplay:
         self._epochs, self._samples, self._max_seconds = epochs, samples_per_epoch, max_seconds or math.inf
         self._sample, self._shown = sample, list(dict.fromkeys(["loss", best])) if best else []
 
-    def progress(self, moment: Moment) -> None:
+    def progress(self, so_far: EpochRecord, cursor: int) -> None:
         if time.monotonic() - self._last_line >= _LINE_SECONDS:
-            share = f"{moment.cursor / self._samples:.0%}"
-            left, clock = self._time_left(moment, moment.epoch, moment.cursor), time.strftime("%H:%M:%S")
-            self.say(f"{clock}  {_position(moment, self._epochs)}  {share}  {self._metrics(moment)}  {left} left")
+            left, clock = self._time_left(so_far, so_far.epoch - 1, cursor), time.strftime("%H:%M:%S")
+            where = f"{_position(so_far, self._epochs)}  {cursor / self._samples:.0%}"
+            self.say(f"{clock}  {where}  {self._metrics(so_far)}  {left} left")
 
     def epoch(self, record: EpochRecord) -> None:
         line = f"epoch {record.epoch:>{len(str(self._epochs))}}/{self._epochs}  {self._figures(record.measures)}"
@@ -112,14 +100,14 @@ class _LineDisplay:
         speed, took = f"{record.samples_per_second:7,.0f} {self._sample}s/s", duration(round(record.seconds, 2))
         self.say(f"{line}  {speed}  {took}, {left} left")
 
-    def _time_left(self, now: Moment | EpochRecord, epochs_done: int, cursor: int) -> str:
+    def _time_left(self, now: EpochRecord, epochs_done: int, cursor: int) -> str:
         if not now.samples_per_second:
             return "?"
         seconds = ((self._epochs - epochs_done) * self._samples - cursor) / now.samples_per_second
         return duration(round(max(0.0, min(seconds, self._max_seconds - now.total_seconds))))
 
-    def _metrics(self, moment: Moment) -> str:
-        return f"{self._figures(moment.measures)}  {moment.samples_per_second:,.0f} {self._sample}s/s"
+    def _metrics(self, record: EpochRecord) -> str:
+        return f"{self._figures(record.measures)}  {record.samples_per_second:,.0f} {self._sample}s/s"
 
     def _figures(self, values: Mapping[str, float], prefix: str = "") -> str:
         shown = self._shown or list(values)[:3]
@@ -155,9 +143,9 @@ class _TerminalDisplay(_LineDisplay):
         self._bar.update(self._task, total=epochs * samples_per_epoch, visible=True)
 
     @override
-    def progress(self, moment: Moment) -> None:
-        done, position = moment.epoch * self._samples + moment.cursor, _position(moment, self._epochs)
-        self._bar.update(self._task, completed=done, description=position, metrics=self._metrics(moment))
+    def progress(self, so_far: EpochRecord, cursor: int) -> None:
+        done, position = (so_far.epoch - 1) * self._samples + cursor, _position(so_far, self._epochs)
+        self._bar.update(self._task, completed=done, description=position, metrics=self._metrics(so_far))
 
     @override
     def say(self, message: str) -> None:
@@ -168,8 +156,8 @@ class _TerminalDisplay(_LineDisplay):
         self._bar.stop()
 
 
-def _position(moment: Moment, epochs: int) -> str:
-    return f"epoch {moment.epoch + 1}/{epochs}  step {moment.step}"
+def _position(so_far: EpochRecord, epochs: int) -> str:
+    return f"epoch {so_far.epoch}/{epochs}  step {so_far.step}"
 
 
 class Journal:
@@ -219,9 +207,9 @@ class Journal:
         if last_epoch is not None and last_epoch.epoch > self._last_epoch:
             self.epoch(last_epoch)
 
-    def progress(self, moment: Moment) -> None:
-        """Show progress; called after every step."""
-        self._display.progress(moment)
+    def progress(self, so_far: EpochRecord, cursor: int) -> None:
+        """Show an epoch of which `cursor` samples are taken; called after every step."""
+        self._display.progress(so_far, cursor)
 
     def step(self, record: StepRecord) -> None:
         """Write the metrics of a step."""

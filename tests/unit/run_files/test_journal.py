@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from hvd_train.elastic.members import Change, Member
 from hvd_train.run_files import journal as journals
-from hvd_train.run_files.journal import EpochRecord, Journal, Moment, StepRecord
+from hvd_train.run_files.journal import EpochRecord, Journal, StepRecord
 from hvd_train.run_files.ledger import Entry, read
 from hvd_train.run_files.run_folder import RunFolder
 from tests.support.faults import no_room
@@ -149,7 +149,7 @@ def test_a_ledger_that_lacks_its_end_is_reported(capsys: pytest.CaptureFixture[s
 
 
 MEASURES = {"loss": 0.5, "top1": 0.25, "top5": 0.5}
-HALFWAY = Moment(epoch=1, cursor=500, step=15, measures=MEASURES, samples_per_second=10.0)
+SO_FAR = EpochRecord(2, 15, MEASURES, None, 10.0)
 PLAIN = EpochRecord(5, 50, {"loss": 0.5, "top1": 0.1}, None, 1234.0, 125.0)
 
 
@@ -158,7 +158,7 @@ def test_progress_shows_the_time_left(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr("time.strftime", lambda form: "12:34:56")
     with journal() as opened:
         opened.begin(5, 1000, "image", "top1")
-        opened.progress(HALFWAY)
+        opened.progress(SO_FAR, 500)
         opened.epoch(epoch_record(2, 20))
         opened.epoch(PLAIN)
         opened.begin(5, 1000, "image", "top1", 60.0)  # the time limit comes first
@@ -178,7 +178,7 @@ def test_messages_are_text_and_do_not_act_on_the_terminal(
     monkeypatch.setenv("TERM", "xterm")  # a dumb terminal has no bar
     with journal(live=live) as opened:
         opened.begin(5, 1000, "image", "top1")
-        opened.progress(HALFWAY)
+        opened.progress(SO_FAR, 500)
         opened.event("note", "a [bold] \x1b]0;title\x07 \u202e message")
         opened.epoch(PLAIN)
     output = capsys.readouterr().out
