@@ -27,6 +27,7 @@ _CIFAR = {  # mean and standard deviation of each channel
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
 }
+FOLDER = "folder"
 _MOST_READ = 20_000  # items of a set that are read to count its classes
 _MOST_CLASSES = 1_000_000  # a larger label is a mistake
 OwnData = Callable[[DataConfig], Sequence[Any] | DataSet]  # a sequence: training set, and validation set or None
@@ -41,8 +42,8 @@ def check_name(name: str) -> None:
         plugin.load("data", name)
     elif "/" in name:
         raise UsageError(f"--data {name}: for images in a folder type --data folder --data-dir {name}")
-    elif name not in _OPENERS:
-        raise unknown_name("data set", name, _OPENERS)
+    elif name not in (known := (FOLDER, *_OPENERS)):
+        raise unknown_name("data set", name, known)
 
 
 def open_data(
@@ -53,13 +54,11 @@ def open_data(
     With `any_items`, those of `own` may be any trees of tensors, unless it returns a DataSet. A `split` (train, val or
     test) becomes the validation set, without random changes; of class folders it is all that is read.
     """
-    if split is not None and own is None and config.data == "folder":
-        return _evaluated_folder(config, split)
-    data = _opened(config, seed, own, any_items=any_items)
-    return data if split is None else replace(data, val=getattr(data, split))
+    if own is None and config.data == FOLDER:
+        from hvd_train.data.folder import open_folder, open_split
 
-
-def _opened(config: DataConfig, seed: int, own: OwnData | None, *, any_items: bool) -> DataSet:
+        assert config.data_dir is not None  # checked by DataConfig
+        return open_split(config.data_dir, config, split) if split else open_folder(config.data_dir, config)
     if own is None and config.data.startswith(HUGGING_FACE):
         result: Any = hugging_face.open_saved(config.data.removeprefix(HUGGING_FACE), any_items=any_items)
         data = _from_result(config.data, result, any_items=any_items)
@@ -69,14 +68,13 @@ def _opened(config: DataConfig, seed: int, own: OwnData | None, *, any_items: bo
         data = _from_result(config.data, result, any_items=any_items and not isinstance(result, DataSet))
     else:
         data = _OPENERS[config.data](config, seed)
-    if config.data == "folder":
-        return data
     if config.augment in ("trivial", "rand") or config.random_erasing:
         raise UsageError(
             f"--augment {config.augment} and --random-erasing do not go with --data {config.data}: they change the "
             "images of --data folder; put torchvision's transforms into a data set of your own"
         )
-    return replace(data, augment=None) if config.augment == "none" else data
+    augment = None if config.augment == "none" else data.augment
+    return replace(data, augment=augment, val=getattr(data, split) if split else data.val)
 
 
 def _digits(config: DataConfig, seed: int) -> DataSet:
@@ -117,20 +115,6 @@ def _cifar(config: DataConfig, seed: int) -> DataSet:
     return DataSet(train, val, tuple(parts[0].classes), 3, 32, *_CIFAR[name], crop_and_flip(padding=4))
 
 
-def _folder(config: DataConfig, seed: int) -> DataSet:
-    from hvd_train.data.folder import open_folder
-
-    assert config.data_dir is not None  # checked by DataConfig
-    return open_folder(config.data_dir, config)
-
-
-def _evaluated_folder(config: DataConfig, split: str) -> DataSet:
-    from hvd_train.data.folder import open_split
-
-    assert config.data_dir is not None  # checked by DataConfig
-    return open_split(config.data_dir, config, split)
-
-
 def of_files(config: DataConfig, files: Sequence[Path], classes: tuple[str, ...]) -> DataSet:
     """Return a data set of image files without labels (all are 0), prepared like the images of an evaluation.
 
@@ -140,7 +124,7 @@ def of_files(config: DataConfig, files: Sequence[Path], classes: tuple[str, ...]
 
     from hvd_train.data.folder import Files, evaluation_transform, of_classes, to_shape
 
-    if config.data == "folder":
+    if config.data == FOLDER:
         data, transform = of_classes(classes, config), evaluation_transform(config)
     elif config.data in _CIFAR:
         data, transform = DataSet((), None, classes, 3, 32, *_CIFAR[config.data]), to_shape((3, 32, 32))
@@ -173,7 +157,6 @@ _OPENERS: dict[str, Callable[[DataConfig, int], DataSet]] = {
     "digits": _digits,
     "cifar10": _cifar,
     "cifar100": _cifar,
-    "folder": _folder,
     "synthetic": _synthetic,
 }
 
