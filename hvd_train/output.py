@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -38,15 +37,6 @@ _OF_GROUPS = ("optimizer", "optimizer_args", "learning_rate", "momentum", "neste
 _OF_CUT = ("batch_size", "global_batch_size", "accumulation_steps", "on_resize")
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A run folder that rank 0 has for itself, before anything is written into it."""
-
-    folder: RunFolder
-    notes: tuple[str, ...] = ()  # for the user
-    from_file: bool = False  # whether a file that the user named was loaded, so that the folder has no commit yet
-
-
 class Output:
     """The run folder, journal and checkpoint store of a training; only rank 0 writes."""
 
@@ -65,7 +55,7 @@ class Output:
 
     def claim(
         self, state: TrainState, run_dir: Path | None, first_layout: Callable[[], BatchLayout], *, from_disk: bool
-    ) -> Claim:
+    ) -> RunFolder:
         """Take the run folder for rank 0 and, if `from_disk`, load the newest checkpoint.
 
         Without one, the state comes from the file that the user named, or is fresh with `first_layout()`. `run_dir` is
@@ -74,7 +64,7 @@ class Output:
         """
         if self._folder is not None:
             if not from_disk:
-                return Claim(self._folder)
+                return dataclasses.replace(self._folder, from_file=False)
             self.close()
         elif self._claimed is not None:
             self._claimed.release()
@@ -103,7 +93,7 @@ class Output:
         elif folder.earlier:
             start()
         by_name = from_disk and snapshot is None and named is not None
-        return Claim(folder, tuple(notes), from_file=by_name)
+        return dataclasses.replace(folder, notes=(*folder.notes, *notes), from_file=by_name)
 
     def _load(self, state: TrainState, snapshot: Snapshot) -> None:
         """Load a checkpoint, but keep the data of `state`. Raises UsageError if the checkpoint's data differ."""
@@ -114,19 +104,19 @@ class Output:
         state.load(snapshot)
         state.data = data or earlier
 
-    def open(self, claim: Claim | None, state: TrainState, place: Place) -> None:
+    def open(self, claim: RunFolder | None, state: TrainState, place: Place) -> None:
         """Write into the claimed folder from now on; without a claim, write nothing."""
         if claim is None:
             self.close()
             return
         progress, run = state.progress, self._config.run
         if self._folder is None:
-            self._folder = claim.folder
+            self._folder = claim
             # Launchers forward whole lines, and Open MPI always gives ranks a terminal.
             at_terminal = place.size == 1 and sys.stdout.isatty() and "OMPI_COMM_WORLD_SIZE" not in os.environ
             bar = run.progress == "bar" or (run.progress == "auto" and at_terminal)
             journal = Journal(
-                claim.folder,
+                claim,
                 progress.step,
                 progress.epoch,
                 live=bar,
@@ -134,15 +124,15 @@ class Output:
                 log_to=run.trackers,
                 settings=self._config.settings(),
             )
-            for note in (*claim.folder.notes, *claim.notes):
+            for note in claim.notes:
                 journal.event("note", note)
             if journal.steps_lost:
                 lost = f"at least {journal.steps_lost} steps lost: the run resumes after step {progress.step}"
                 journal.event("lost", lost, steps_lost=journal.steps_lost)
             report = partial(journal.event, "checkpoint")
-            self._copies = Copies(run.copy_to, claim.folder, say) if run.copy_to else None  # also after the journal
+            self._copies = Copies(run.copy_to, claim, say) if run.copy_to else None  # also after the journal
             committed = self._copies.start if self._copies else lambda: None
-            self.store = DiskStore(claim.folder, self._config, report, committed)
+            self.store = DiskStore(claim, self._config, report, committed)
             self.journal = journal
         if claim.from_file:
             self.store.commit(state)  # if all ranks die now, the job does not need the file again

@@ -24,7 +24,7 @@ from hvd_train.membership import Membership, synchronize
 from hvd_train.network import weights
 from hvd_train.network.buffers import digest_of, digest_of_module, tensors_in
 from hvd_train.network.device import check_own_gpus, gpu_load, gpu_name, peak_memory_gib, split_on
-from hvd_train.output import Claim, Output
+from hvd_train.output import Output
 from hvd_train.parts import Optimizers, Parts, fresh_state
 from hvd_train.profiling import Profile
 from hvd_train.progress.clock import Stopwatch, Timer
@@ -32,6 +32,7 @@ from hvd_train.progress.order import Batch, EpochOrder, assignments, choose_layo
 from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, describe, ending, reason_to_end, summary, time_is_up
 from hvd_train.run_files import run_folder
+from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.state import Answer, Label, Point, TrainState, confirm_equal
 from hvd_train.tasks.measures import Measuring
 from hvd_train.tasks.task import Scores, Task
@@ -117,7 +118,7 @@ class Training:
 
         # Rank 0 claims the run folder and, if no rank has a state, loads the last commit.
         claim = together(world, lambda: self._claim(reports, from_disk=from_disk))
-        membership.run_dir = world.broadcast(claim.folder.path if claim else None, 0)
+        membership.run_dir = world.broadcast(claim.path if claim else None, 0)
 
         # All ranks load the state of one rank, unless all have it already.
         root, in_between = 0 if from_disk else most_advanced(reports), False
@@ -147,7 +148,7 @@ class Training:
             self.state.layout = resized_layout(self.config.batch, self.world.place.size, samples)
             self._resizes, self._batches = False, None
 
-    def _claim(self, reports: Sequence[RankReport], *, from_disk: bool) -> Claim | None:
+    def _claim(self, reports: Sequence[RankReport], *, from_disk: bool) -> RunFolder | None:
         """Claim the run folder on rank 0, and load its last commit if `from_disk`."""
         state, place = self.state, self.world.place
         if place.rank != 0:

@@ -46,7 +46,8 @@ class RunFolder:
 
     path: Path
     earlier: bool = False  # whether the same run has trained in it before
-    notes: tuple[str, ...] = ()  # for the user, about the choice of the folder
+    notes: tuple[str, ...] = ()  # for the user, about the choice of the folder and its checkpoint
+    from_file: bool = False  # whether a checkpoint that the user named was loaded, so that the folder has none yet
     _lock: IO[str] | None = None
 
     def held(self) -> bool:

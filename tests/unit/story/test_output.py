@@ -10,16 +10,17 @@ from hvd_train import checkpoint
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
-from hvd_train.output import Claim, Output
+from hvd_train.output import Output
 from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files.ledger import Entry, read
+from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.state import TrainState
 from hvd_train.world.world import Place
 from tests.support.runs import small_config, totals
 from tests.unit.story.test_checkpoint import RUN, steps_on_disk
 
 
-def claim(config: Config, state: TrainState) -> Claim:
+def claim(config: Config, state: TrainState) -> RunFolder:
     return Output(config).claim(state, None, lambda: BatchLayout(20, 4), from_disk=True)
 
 
@@ -78,8 +79,8 @@ def test_an_elastic_job_waits_for_the_end_of_another_process(
     assert living.commit_last(state)
     clock.meanwhile = living.close
     found = claim(small_config(), state)
-    assert (found.folder.earlier, clock.sleeps) == (True, 6)
-    found.folder.release()
+    assert (found.earlier, clock.sleeps) == (True, 6)
+    found.release()
 
 
 @pytest.mark.usefixtures("elastic", "clock")
@@ -89,10 +90,10 @@ def test_a_job_takes_its_own_folder_over(state: TrainState, monkeypatch: pytest.
     former = opened(config, state)
     assert former.commit_last(state)
     found = claim(config, state)
-    assert found.folder.path == former.path
+    assert found.path == former.path
     assert not former.commit_last(state)
     monkeypatch.setenv(launcher.OWNER, "another job")
-    other = claim(config, state).folder
+    other = claim(config, state)
     assert (other.path != former.path, other.earlier) == (True, False)
     former.close()
 
@@ -111,7 +112,7 @@ def test_a_run_resumes_from_its_newest_whole_checkpoint(state: TrainState) -> No
     newest.write_bytes(newest.read_bytes()[:100])
     found = Output(config).claim(state, None, Mock(), from_disk=False)
     assert state.progress.step == 10
-    found.folder.release()
+    found.release()
     opened(config, state).close()
     assert state.progress.step == 8
     (note,) = messages("note")
