@@ -73,7 +73,6 @@ class DiskStore(Store):
         self._last: Future[bool] | None = None
         self._unwritten: dict[str, dict[str, Tensor]] = {}
         self._weights_lock = threading.Lock()  # best weights are written by the thread that trains
-        self._failing = False
 
     @override
     def commit(self, state: TrainState) -> bool:
@@ -107,21 +106,15 @@ class DiskStore(Store):
         self._writer.shutdown(wait=True)
 
     def _commit(self, snapshot: Snapshot, *, last: bool = False) -> bool:
-        step = snapshot["progress"]["step"]
-        path = path_of(self.folder, step)
+        path = path_of(self.folder, snapshot["progress"]["step"])
         try:
             path.parent.mkdir(exist_ok=True)
             with self._run_folder.writing(f"checkpoints/{path.name}") as file:
                 write_into(file, snapshot)
         except OSError as error:
-            if last or not self._failing:
-                continues = "" if last else "training continues, and "
-                self._report(f"cannot write {path}: {error.strerror}; {continues}earlier checkpoints stay")
-            self._failing = True
+            continues = "" if last else "training continues, and "
+            self._report(f"cannot write {path}: {error.strerror}; {continues}earlier checkpoints stay")
             return False
-        if self._failing:
-            self._failing = False
-            self._report(f"disk has space again: wrote the checkpoint of step {step}")
         # Newer files were damaged when this run was resumed; they must not push out good ones.
         older = [old for old in committed(self.folder) if old.name <= path.name]
         for old in older[self._config.run.keep_checkpoints :]:
@@ -129,11 +122,11 @@ class DiskStore(Store):
                 old.unlink(missing_ok=True)
         if not last and self._unwritten:
             with self._weights_lock:
-                self._write_weights(quietly=True)
+                self._write_weights()
         self._committed()
         return True
 
-    def _write_weights(self, *, quietly: bool = False) -> bool:
+    def _write_weights(self) -> bool:
         """Write the pending weights; return whether all are on disk."""
         for name, weights in list(self._unwritten.items()):
             try:
@@ -145,8 +138,7 @@ class DiskStore(Store):
                     with self._run_folder.writing(f"{name.removesuffix('.pt')}.safetensors") as file:
                         file.write(save({key: tensor.contiguous() for key, tensor in weights.items()}))
             except OSError as error:
-                if not quietly:
-                    self._report(f"cannot write {self.folder / name}: {error.strerror}")
+                self._report(f"cannot write {self.folder / name}: {error.strerror}")
             else:
                 del self._unwritten[name]
         return not self._unwritten

@@ -54,7 +54,6 @@ class Copies:
         self._copied: dict[str, tuple[int, int]] = {}  # size and time of change
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="copies")
         self._last: Future[None] | None = None
-        self._fails = False
 
     def start(self) -> None:
         """Begin to copy, unless a copy is under way."""
@@ -91,8 +90,5 @@ class Copies:
             for path in there if len(there) > 1 else ():
                 if not (self._folder / _CHECKPOINTS / path.rpartition("/")[2]).exists():
                     self._system.rm_file(path)
-            self._fails = False
         except Exception as error:  # noqa: BLE001  # a file system may raise anything
-            if not self._fails:
-                self._report(f"--copy-to {self._url}: {type(error).__name__}: {error}; the next commit tries again")
-            self._fails = True
+            self._report(f"--copy-to {self._url}: {type(error).__name__}: {error}; the next commit tries again")

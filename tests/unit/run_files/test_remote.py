@@ -69,7 +69,6 @@ def test_a_storage_that_fails_does_not_end_the_training(
     made._system = Broken()
     Path("one").mkdir()
     Path("one/config.yaml").touch()
-    made.start()
     made.close()
     assert capsys.readouterr().out == f"--copy-to {URL}: ConnectionError: no route to it; the next commit tries again\n"
     monkeypatch.setattr(remote, "file_system", lambda url: (Broken(), ""))

@@ -190,7 +190,7 @@ def test_weights_for_use_are_a_plain_state_dict() -> None:
 
 
 def test_a_full_disk_costs_no_checkpoint_that_is_there() -> None:
-    """A line says so, names the newest file, and another says that the disk has space again."""
+    """A line for each commit says so."""
     lines: list[str] = []
     commit(1)
     disk = store(lines, keep=1)
@@ -203,10 +203,10 @@ def test_a_full_disk_costs_no_checkpoint_that_is_there() -> None:
     commit_next(disk, 5)
     disk.close()
     assert steps_on_disk() == [5]
-    first, *_, final, last = lines
+    first, second, _, final = lines
     assert first.startswith("cannot write run/checkpoints/step-0000000002.ckpt: No space left on device; training cont")
     assert final == "cannot write run/model-final.pt: No space left on device"
-    assert last == "disk has space again: wrote the checkpoint of step 4"
+    assert "step-0000000003.ckpt: No space left" in second
 
 
 def test_a_process_that_was_stopped_does_not_replace_a_newer_file(monkeypatch: pytest.MonkeyPatch) -> None:
