@@ -1,4 +1,4 @@
-"""The composition root: connect, build the parts from facts, train or evaluate, return a result."""
+"""The composition root: connect, build the parts from facts, train, evaluate or predict, return a result."""
 
 import dataclasses
 import importlib.util
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from hvd_train import checkpoint, config_file, console, loop, plain_file, plugin, state
 from hvd_train._version import __version__, digest_of_code
@@ -33,6 +34,7 @@ from hvd_train.result import Result, Stopped
 from hvd_train.run_files import remote, run_folder, trackers
 from hvd_train.tasks import builtin as tasks
 from hvd_train.tasks.builtin import CLASSIFICATION
+from hvd_train.tasks.measures import Each, Measure, Measuring
 from hvd_train.tasks.task import Scores, Task
 from hvd_train.training import Training
 from hvd_train.validate import evaluate as evaluate_model
@@ -113,6 +115,31 @@ def evaluate(
         scores = evaluate_model(config, parts.device, *scorer, here)
     of_run = "best weights" if (target / checkpoint.BEST).exists() else "last weights: the run has no best yet"
     return dataclasses.replace(scores, weights=of_run if target.is_dir() else f"weights of {target.name}")
+
+
+_FEW = 64  # files that are read sooner than loader processes start
+
+
+def predict(
+    target: Path, files: Sequence[Path], *, top: int, device: str, trust: bool = False
+) -> list[list[tuple[str, float]]]:
+    """Return for each image the `top` classes and their probabilities, the most probable class first.
+
+    `target` and `trust` are as in `evaluate`. Raises UsageError if the target or a file cannot be used.
+    """
+    workers = 0 if len(files) < _FEW else None
+    config, parts = trained_parts(target, Place(), trust=trust, files=files, device=device, workers=workers)
+    classes, loader = parts.data.classes, parts.val_loader
+    assert loader is not None
+
+    def measure(model: nn.Module, batch: Any) -> dict[str, Measure]:
+        best = model(batch[0]).float().softmax(1).topk(min(top, len(classes)))
+        return {"highest": best.values[:, 0], "share": Each(best.values), "number": Each(best.indices)}
+
+    scorer = Task(measure, best=""), Measuring(measure, trains=False), parts.model, loader
+    scores = evaluate_model(config, parts.device, *scorer, LocalWorld())
+    shares, numbers = scores.each("share").tolist(), scores.each("number").int().tolist()
+    return [[(classes[n], share) for n, share in zip(*row, strict=True)] for row in zip(numbers, shares, strict=True)]
 
 
 def check(config: Config) -> None:

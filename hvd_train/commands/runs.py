@@ -165,7 +165,7 @@ def predict(arguments: list[str]) -> int:
     if output is not None and not output.parent.is_dir():
         raise UsageError(f"--output {output}: there is no folder {output.parent}")
     from hvd_train.data.folder import images_in  # imports torch
-    from hvd_train.predict import predict
+    from hvd_train.run import predict
 
     files = images_in(paths[len(named) :])
     target = named[0] if named else _newest()
