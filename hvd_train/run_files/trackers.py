@@ -17,7 +17,6 @@ from hvd_train.errors import UsageError
 from hvd_train.run_files.run_folder import RunFolder
 
 TABLE = "metrics.csv"
-_LIBRARIES = ("wandb", "mlflow")
 _numbers = itertools.count()  # TensorBoard reads the files of one second in the order of their names
 
 
@@ -43,7 +42,10 @@ class Trackers:
         self._report, self._trackers = report, dict[str, Board | Table | _Wandb | _Mlflow]()
         for name in names:
             with self._watched(name):
-                self._trackers[name] = _opened(name, folder, resumed_step, settings, report)
+                if name in _LIBRARIES:
+                    self._trackers[name] = _LIBRARIES[name](folder, settings)
+                else:
+                    self._trackers[name] = _FILES[name](folder, resumed_step, report)
 
     def add(self, values: Mapping[str, float], step: int) -> None:
         """Give named values of a step to all trackers."""
@@ -65,16 +67,6 @@ class Trackers:
             self._trackers.pop(name, None)
             line = f"{type(error).__name__}: {error}".splitlines()[0]
             self._report(f"--log-to {name}: {line}; nothing more goes there")
-
-
-def _opened(
-    name: str, folder: RunFolder, resumed_step: int, settings: Mapping[str, Any], report: Callable[[str], None]
-) -> "Board | Table | _Wandb | _Mlflow":
-    if name == "tensorboard":
-        return Board(folder, resumed_step, report)
-    if name == "csv":
-        return Table(folder, resumed_step, report)
-    return _Wandb(folder, settings) if name == "wandb" else _Mlflow(folder, settings)
 
 
 class Board:
@@ -171,3 +163,7 @@ def _identity(folder: RunFolder, name: str, make: Callable[[], str]) -> str:
     if not path.exists():
         folder.write(path.name, make())
     return plain_file.read_text(path)
+
+
+_FILES: dict[str, type[Board] | type[Table]] = {"tensorboard": Board, "csv": Table}
+_LIBRARIES: dict[str, type[_Wandb] | type[_Mlflow]] = {"wandb": _Wandb, "mlflow": _Mlflow}
