@@ -17,10 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
+ROOT = ("--allow-run-as-root", "--oversubscribe")
 
 
 class Row(NamedTuple):
@@ -48,54 +50,40 @@ ROWS = (
 )
 
 
-def run(command: list[str], env: dict[str, str], limit_s: float = 3600) -> str:
-    """Run a command and return its output. Raises CalledProcessError or TimeoutExpired, after it printed the output."""
-    try:
-        done = subprocess.run(
-            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True, timeout=limit_s
-        )
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        print(error.output, flush=True)
-        raise
-    return done.stdout
+def run(env: Mapping[str, str], *command: str | Path) -> None:
+    """Run a command with its output on standard error. Raises SubprocessError if it fails or takes an hour."""
+    subprocess.run(list(map(str, command)), env=env, stdout=sys.stderr, check=True, timeout=3600)
 
 
-def controllers(env: dict[str, str], with_mpi: bool) -> str:
-    """Train on two ranks under each controller; return their names, and FAILED after the name if one fails."""
-    commands = {"horovodrun --gloo": ["horovodrun", "-np", "2", "--gloo"]}
-    if with_mpi:
-        root = ["--allow-run-as-root", "--oversubscribe"] if "Open MPI" in run(["mpirun", "--version"], env) else []
-        commands |= {"horovodrun --mpi": ["horovodrun", "-np", "2", "--mpi"], "mpirun": ["mpirun", *root, "-np", "2"]}
-    results = []
-    for name, command in commands.items():
+def controllers(env: Mapping[str, str], mpi: str) -> str:
+    """Train on two ranks under each controller; return their names. Raises SubprocessError if one fails."""
+    commands = {"horovodrun --gloo": ["horovodrun", "--gloo"]}
+    if mpi:
+        root = ROOT if mpi.startswith("Open MPI") else ()
+        commands |= {"horovodrun --mpi": ["horovodrun", "--mpi"], "mpirun": ["mpirun", *root]}
+    for command in commands.values():
         train = ["hvd-train", "train", "digits", "--epochs", "1", "--compression", "fp16", "--device", "cpu"]
         with tempfile.TemporaryDirectory() as folder:
-            try:
-                run([*command, *train, "--output-dir", f"{folder}/run"], env, limit_s=180)
-                results.append(name)
-            except subprocess.SubprocessError:
-                results.append(f"{name}: FAILED")
-    return "; ".join(results)
+            run(env, *command, "-np", "2", *train, "--output-dir", f"{folder}/run")
+    return "; ".join(commands)
 
 
 def try_row(row: Row, folder: Path) -> str:
     """Make the environment, build Horovod in it and run it; return the line of the table. Raises SubprocessError."""
-    run([f"python{row.python}", "-m", "venv", str(folder)], dict(os.environ))
+    run(os.environ, f"python{row.python}", "-m", "venv", folder)
     env = {**os.environ, "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     env.pop("PYTHONPATH", None)
-    build_tools = ["-r", str(HERE.parent / "requirements" / "build.txt")]
-    run([str(folder / "bin" / "pip"), "install", "-q", *row.packages, *build_tools], env)
+    run(env, "pip", "install", "-q", *row.packages, "-r", HERE.parent / "requirements" / "build.txt")
     start = time.monotonic()
-    inside = str(folder / "bin" / "python")
-    print(run([inside, str(HERE / "build_horovod.py"), *row.options], env), flush=True)
+    run(env, "python", HERE / "build_horovod.py", *row.options)
     seconds = time.monotonic() - start
-    run([str(folder / "bin" / "pip"), "install", "-q", str(HERE.parent)], env)
+    run(env, "pip", "install", "-q", HERE.parent)
     (file,) = folder.glob("lib/python3.*/site-packages/horovod/hvd_train_build.json")
     record = json.loads(file.read_text(encoding="utf-8"))
     cuda = f"nvcc {record['nvcc']}, NCCL {record['nccl']}" if record["nccl"] else "without"
     return (
         f"| {row.name} | {record['python']} | {record['torch']} | {cuda} | {record['mpi'] or 'none'} "
-        f"| {record['compiler']} | {seconds:.0f} s | {controllers(env, bool(record['mpi']))} |"
+        f"| {record['compiler']} | {seconds:.0f} s | {controllers(env, record['mpi'] or '')} |"
     )
 
 
@@ -103,17 +91,15 @@ def main() -> int:
     """Run the chosen rows; return the exit code, 1 if one fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--row", action="append", choices=[row.name for row in ROWS], help="only this row (repeatable)")
-    options = parser.parse_args()
+    chosen = parser.parse_args().row
     failed = False
-    for row in (row for row in ROWS if row.name in (options.row or [row.name])):
-        print(f"{row.name}: python {row.python}, {', '.join(row.packages)}", flush=True)
+    for row in (row for row in ROWS if not chosen or row.name in chosen):
         with tempfile.TemporaryDirectory(prefix="hvd_train-matrix-") as folder:
             try:
-                line = try_row(row, Path(folder))
+                print(try_row(row, Path(folder)), flush=True)
             except (subprocess.SubprocessError, OSError) as error:
-                line = f"| {row.name} | {row.python} | | | | | | FAILED: {str(error).splitlines()[0][:100]} |"
-        failed |= "FAILED" in line
-        print(line, flush=True)
+                failed = True
+                print(f"| {row.name} | {row.python} | | | | | | FAILED: {error} |", flush=True)
     return int(failed)
 
 
