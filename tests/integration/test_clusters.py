@@ -66,18 +66,10 @@ def refused(hosts: Hosts, folder: Path, way: str, listed: str) -> str:
     return output
 
 
-@pytest.mark.parametrize(
-    ("way", "name", "error"),
-    [
-        ("horovodrun, Gloo", "nowhere", "hvd-train: unknown host nowhere: fix the name"),
-        ("elastic", "nowhere", "hvd-train: unknown host nowhere: fix the name"),
-        ("horovodrun, Gloo", "h4", "h4 does not let us in by ssh without a password (ssh: "),
-        ("mpirun", "h4", "h4 does not let us in by ssh without a password (ssh: "),
-    ],
-)
-def test_a_host_that_cannot_be_reached(way: str, name: str, error: str, hosts: Hosts, tmp_path: Path) -> None:
-    """The error names a host that is unknown or off."""
-    assert error in refused(hosts, tmp_path, way, f"h1 slots=1\n{name} slots=1\n")
+@pytest.mark.parametrize("way", ["horovodrun, Gloo", "mpirun"])
+def test_a_host_that_is_off_is_named(way: str, hosts: Hosts, tmp_path: Path) -> None:
+    error = "h4 does not let us in by ssh without a password (ssh: "
+    assert error in refused(hosts, tmp_path, way, "h1 slots=1\nh4 slots=1\n")
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from hvd_train import cli
 UNDER = {  # variables of a launcher
     "torchrun": {"WORLD_SIZE": "4", "RANK": "1", "LOCAL_RANK": "1"},
     "mpirun": {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"},
+    "horovodrun --min-np": {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2", "HOROVOD_ELASTIC": "1"},
 }
 FILES = {  # those that a line names are written first
     "flow.yaml": "schedule: [1\n",
@@ -82,6 +83,7 @@ MISTAKES = [
     ("show-data --output no/pictures.png", "--output no/pictures.png: No such file or directory"),
     ("prove", "name the script: hvd-train prove python mine.py"),
     ("prove --np 0 python mine.py", "--np is 0; it must be at least 1"),
+    ("prove absent_program", "there is no absent_program"),
     ("prove --tolerance x python mine.py", "--tolerance: 'x' is no number"),
     ("sweep digits --model resnet18,resnet81", "unknown model 'resnet81'"),
     ("sweep --lr 0.1,x", "--learning-rate: 'x' is no number"),
@@ -156,6 +158,10 @@ MISTAKES = [
     # Unknown names.
     ("train --optimizer AdamW", "unknown optimizer 'AdamW'; did you mean 'adamw'?"),
     ("train --optimizer torch.optim.RAdam", "code of your own is written torch.optim:RAdam"),
+    ("train --no-nesterov --optimizer torch.optim:LBFGS", "evaluates the loss several times"),
+    ("train --no-nesterov --optimizer torch:zeros", "is no class of torch.optim.Optimizer"),
+    ("train --no-nesterov --optimizer adam --optimizer-args beta=1", "unexpected keyword argument 'beta'"),
+    ("train --no-nesterov --optimizer adam --optimizer-args eps=-1", "Invalid epsilon value"),
     ("train --schedule cosin", "unknown schedule 'cosin'; did you mean 'cosine'?"),
     ("train --log-to wandbb", "unknown value of --log-to 'wandbb'; did you mean 'wandb'?"),
     ("train --log-to none,csv", "unknown value of --log-to 'none'; known: csv, mlflow, tensorboard, wandb"),
@@ -165,6 +171,7 @@ MISTAKES = [
     ("train --model timm:resnet999", "unknown model of timm 'resnet999'"),
     ("train --model resnet18 --weights RIGHT", "known: DEFAULT, IMAGENET1K_V1\n"),
     ("train --freeze layer9", "no parameter of the model is called layer9; they are called 0.weight"),
+    ("train --freeze *", "--freeze * freezes every parameter"),
     ("train --average-buffers nothing", "no buffer with a mean is called nothing; there are none"),
     ("train --data cifar", "unknown data set 'cifar'; did you mean 'cifar10'"),
     ("train --data data/images", "for images in a folder type --data folder --data-dir data/images"),
@@ -179,6 +186,9 @@ MISTAKES = [
     ("train --output-dir /proc/none", "choose another with --output-dir"),
     ("train --output-dir none://bucket/run", "--copy-to none://bucket/run: Protocol not known: none"),
     ("train --copy-to s3://bucket/run", "name a folder of this machine, too: --output-dir FOLDER"),
+    ("train --output-dir s3://bucket/../run", "type a folder, or a URL"),
+    ("train --output-dir file:///folder", "type a folder, or a URL"),
+    ("train --output-dir s3://bucket/run --copy-to s3://bucket/b", "type a folder, or a URL"),
     # Settings that exclude one another.
     ("train cifar10-resnet50 --epochs 1 --warmup-epochs 3", "--warmup-epochs 3 is more than --epochs 1"),
     ("train --batch-size 16 --global-batch-size 50 --accumulation-steps 4", "must be a multiple of 64"),
@@ -217,6 +227,7 @@ MISTAKES = [
     # Launchers.
     ("torchrun: train", "torchrun or another launcher started 4 processes"),
     ("torchrun: bench throughput", "type `hvd-train launch --np 4 -- hvd-train bench throughput`"),
+    ("horovodrun --min-np: train digits", "type `hvd-train launch --elastic`"),
     ("torchrun: report", "type `hvd-train report` without a launcher, or `unset WORLD_SIZE` if none set it"),
     ("mpirun: config digits", "runs alone: type `hvd-train config digits` without a launcher"),
     ("mpirun: doctor", "type `hvd-train doctor` without a launcher"),

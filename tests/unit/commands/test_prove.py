@@ -3,10 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from hvd_train.commands.prove import prove
-from hvd_train.errors import UsageError
 from hvd_train.proof import Run, differences
 from hvd_train.world.world import LocalWorld
 from tests.support.runs import small_config, trained
@@ -30,11 +26,3 @@ def test_differences_below_the_tolerance_do_not_count() -> None:
     alone, other = run("alone", learning_rate=0.01), run("other", learning_rate=0.01 * (1 + 1e-6))
     assert differences(alone, other, 1e-5) == []
     assert len(differences(alone, other, 0.0)) == 2
-
-
-@pytest.mark.parametrize(
-    ("line", "says"), [("", "name the script"), ("--np x python a.py", "np"), ("absent_program", "no absent_program")]
-)
-def test_wrong_use_is_one_line(line: str, says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        prove(line.split())

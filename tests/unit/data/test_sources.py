@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import Subset, TensorDataset
 from torchvision.datasets import CIFAR10, CIFAR100
 
 from hvd_train.config import DataConfig
@@ -19,7 +19,6 @@ from hvd_train.data import sources
 from hvd_train.data.dataset import Arrays, DataSet
 from hvd_train.errors import UsageError
 from tests.support import cifar
-from tests.support.runs import RandomItems
 
 
 def test_the_digits_are_scikit_learns() -> None:
@@ -33,21 +32,6 @@ def test_the_digits_are_scikit_learns() -> None:
         assert torch.equal(part.labels, torch.from_numpy(raw.target[rows]))
     assert isinstance(data.train, Arrays)
     assert len(data.classes) == 10
-
-
-@pytest.mark.parametrize(
-    ("result", "message"),
-    [
-        (None, "returned NoneType: write a function that returns"),
-        ((TensorDataset(torch.zeros(0, 1, 2, 2), torch.zeros(0)), None), "the training set is empty"),
-        ((RandomItems(), []), "the validation set is empty"),
-        ((DataLoader(RandomItems()), None), "give the data set itself, not a DataLoader"),
-    ],
-)
-@pytest.mark.parametrize("any_items", [False, True])
-def test_own_data_of_another_form_are_refused(result: object, message: str, any_items: bool) -> None:
-    with pytest.raises(UsageError, match=message):
-        sources.open_data(DataConfig(), 0, own=lambda: result, any_items=any_items)
 
 
 IMAGE = torch.zeros(3, 4, 4)

@@ -26,8 +26,6 @@ def test_all_forms_of_a_line_are_read() -> None:
         ("a slots=1\nb 2\n", "hosts, line 2: 'b 2' is not of the form 'NAME slots=N'"),
         ("a slots=1\nb\na slots=2\n", "hosts: a is there twice; add its slots up"),
         ("a slots=0\n", "hosts: name hosts, one on each line"),
-        ("# none\n", "hosts: name hosts, one on each line"),
-        ("-G slots=2\nb\n-4:1", "line 1: '-G slots=2' is not of the form"),
     ],
 )
 def test_a_wrong_line_is_named(text: str, reason: str) -> None:

@@ -43,23 +43,6 @@ class NoDecay(torch.optim.SGD):
         super().__init__(params, lr, dampening=dampening)
 
 
-@pytest.mark.parametrize(
-    ("name", "args", "says"),
-    [
-        ("torch.optim:LBFGS", (), "evaluates the loss several times"),
-        ("torch.optim:Ada", (), "unknown function in torch.optim"),
-        ("torch:zeros", (), "is no class of torch.optim.Optimizer"),
-        ("adam", ("beta=1",), "unexpected keyword argument 'beta'"),
-        ("adam", ("eps=-1",), "Invalid epsilon value"),
-        ("adam", ("eps",), "type NAME=VALUE"),
-        ("adma", (), "did you mean 'adam'"),
-    ],
-)
-def test_an_optimizer_that_cannot_be_used_is_one_line(name: str, args: tuple[str, ...], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        optim.build(OptimizerConfig(optimizer=name, optimizer_args=args), nn.Linear(2, 2))
-
-
 def test_an_optimizer_of_ones_own_gets_what_it_takes() -> None:
     config = OptimizerConfig(optimizer=f"{__name__}:NoDecay", optimizer_args=("dampening=0.5",), decay_of="weights")
     built = optim.build(config, nn.Linear(2, 2))

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from hvd_train.config import OptimizerConfig, ScheduleConfig
-from hvd_train.errors import UsageError
 from hvd_train.progress.order import learning_rate_factor, peak_learning_rate
 
 
@@ -58,13 +57,3 @@ def test_one_cycle_is_that_of_torch() -> None:
         optimizer.step()
         if step < 100:
             of_torch.step()
-
-
-@pytest.mark.parametrize(("name", "says"), [("cosin", "mean 'cosine'"), (f"{__name__}:negative", "not a number")])
-def test_a_schedule_that_cannot_be_used_is_refused(name: str, says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        learning_rate_factor(ScheduleConfig(schedule=name), 1.0)
-
-
-def negative(epochs_done: float) -> float:
-    return -1.0

@@ -80,22 +80,3 @@ def test_a_url_as_run_folder_is_copied_from_a_folder_of_that_name() -> None:
     trained(LocalWorld(), small_config(output_dir=Path(URL), epochs=1))
     assert Path("runs/memory/bucket/run/summary.json").exists()
     assert "summary.json" in names("")
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"copy_to": URL, "output_dir": None}, "name a folder of this machine, too"),
-        ({"output_dir": Path("s3://bucket/../run")}, "type a folder, or a URL"),
-        ({"output_dir": Path("file:///folder")}, "type a folder, or a URL"),
-        ({"output_dir": Path("s3://bucket/run"), "copy_to": URL}, "type a folder, or a URL"),
-    ],
-)
-def test_a_wrong_place_for_the_copy_is_one_line(settings: Any, says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        small_config(**settings)
-
-
-def test_an_unknown_file_system_is_one_line() -> None:
-    with pytest.raises(UsageError, match="--copy-to nowhere://x: Protocol not known: nowhere"):
-        remote.file_system("nowhere://x")

@@ -154,18 +154,6 @@ def test_figures_equal_values_worked_out_by_hand() -> None:
     assert found["perplexity"] == pytest.approx(7.0)
 
 
-@pytest.mark.parametrize(
-    ("name", "output", "says"),
-    [
-        ("regression", torch.zeros(2, 3), r"returns \[2, 3\] for targets of \[2\]"),
-        ("multi-label", (torch.zeros(2),), "returns tuple; it must return a tensor"),
-    ],
-)
-def test_an_output_that_does_not_fit_is_refused(name: str, output: Any, says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        scores(name, output, torch.zeros(2))
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_a_batch_of_another_form_is_refused(name: str) -> None:
     """It has a part more, is a dict, or has texts."""

@@ -99,9 +99,7 @@ def test_a_setting_of_an_earlier_version_is_read_if_it_did_nothing() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("schedule: {epoch: 3}", "unknown setting 'epoch'; did you mean 'epochs'"),
         ("schedule: 3", "schedule must hold settings as `name: value`, not 3"),
-        ("a: [", "is not a YAML file: line 1: expected the node content, but found '<stream end>'"),
         # A few bytes that expand to gigabytes, endless nesting and impossible values.
         ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "mine.yaml is not a YAML file: aliases are refused"),
         ("[" * 100_000, "mine.yaml is not a YAML file: it nests too deep"),
@@ -115,5 +113,3 @@ def test_a_file_that_is_no_config_is_refused_by_name(text: str, message: str) ->
         config_file.load(path)
     assert "mine.yaml" in str(caught.value)
     assert "\n" not in str(caught.value)
-    with pytest.raises(UsageError, match=r"cannot read none.yaml: No such file"):
-        config_file.load(Path("none.yaml"))
