@@ -1,18 +1,14 @@
 """`HorovodWorld` without other ranks; tests/parallel runs the contract of a world on real ranks."""
 
-import os
 from collections.abc import Callable
 from unittest.mock import Mock
 
 import pytest
 import torch
 
-from hvd_train.config import Config
-from hvd_train.errors import RankLost, UsageError
-from hvd_train.run import same_everywhere
+from hvd_train.errors import RankLost
 from hvd_train.world import horovod_world
 from hvd_train.world.horovod_world import HorovodInternalError, HorovodWorld, hvd
-from hvd_train.world.wire import packed, unpacked
 from hvd_train.world.world import Place
 
 
@@ -72,35 +68,9 @@ def test_the_reason_is_that_of_the_sum_that_broke(world: FourRanks, monkeypatch:
         pass
 
 
-def test_a_default_that_would_change_a_result_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums have a fixed order."""
-    monkeypatch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "7")
-    monkeypatch.setenv("NCCL_RUNTIME_CONNECT", "1")
-    monkeypatch.setenv("HOROVOD_DISABLE_GROUP_FUSION", "before")
-    monkeypatch.delenv("HOROVOD_DISABLE_GROUP_FUSION")
-    FourRanks()
-    assert os.environ["HOROVOD_DISABLE_GROUP_FUSION"] == "1"
-
-
 def test_runs_of_a_sweep_keep_the_gpus_of_the_whole_job(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise each run would take GPU 0."""
     monkeypatch.setattr(HorovodWorld, "compare", Mock())
     monkeypatch.setattr(horovod_world, "start", lambda communicator: Place(0, 2, 0, 2, 0))
     place = HorovodWorld(communicator=Mock(), local=(2, 4)).place
     assert place == Place(0, 2, 2, 4, 0)
-
-
-def test_ranks_of_mpi_that_differ_are_refused_and_leave(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a launcher's store they are compared once they have connected, and none waits for another."""
-    stopped = Mock()
-    monkeypatch.setattr(horovod_world, "start", lambda _: Place(0, 2, 0, 2, 0))
-    monkeypatch.setattr(horovod_world, "stop", stopped)
-    monkeypatch.setattr(HorovodWorld, "gather", lambda _, facts: [facts, {**facts, "--seed": "1"}])
-    with pytest.raises(UsageError, match=r"the ranks differ in --seed: 0 on .*; 1 on "):
-        HorovodWorld(facts={"--seed": "0"})
-    stopped.assert_called_once()
-
-
-def test_the_facts_of_a_rank_can_be_sent() -> None:
-    facts = same_everywhere(Config())
-    assert unpacked(packed(facts)) == facts
