@@ -39,7 +39,7 @@ OWN = ["env", f"PATH={PATH}", "OMP_NUM_THREADS=1", f"PYTHONPATH={ROOT}"]
 STEPS_PER_EPOCH = 24
 TOLERANCE = 1e-5
 OBEDIENT = "tests.support.on_demand:obedient"
-OWN_LOOP, OWN_GAN = (str(PROJECT / f"tests/support/{name}.py") for name in ("own_loop", "own_gan"))
+OWN_LOOP = str(PROJECT / "tests/support/own_loop.py")
 # A requeued job waits until its credentials have expired (cred_expire): two minutes by default.
 CONF = """
 ClusterName=test
@@ -140,8 +140,7 @@ class Hosts:
         return [
             process
             for process, words in self.processes(name)
-            if len(words) > 2
-            and ((Path(words[1]).name == "hvd-train" and words[2] == "train") or words[1] in (OWN_LOOP, OWN_GAN))
+            if len(words) > 2 and ((Path(words[1]).name == "hvd-train" and words[2] == "train") or words[1] == OWN_LOOP)
         ]
 
     def signal_all(self, name: str, number: int) -> None:
@@ -279,7 +278,7 @@ def undisturbed(folder: Path, epochs: int = 8, training: Sequence[str] | None = 
     """Return the weights of the same training in one undisturbed process."""
     variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     training = training or arguments(epochs)
-    program = [sys.executable] if training[0] in (OWN_LOOP, OWN_GAN) else [HVD_TRAIN, "train"]
+    program = [sys.executable] if training[0] == OWN_LOOP else [HVD_TRAIN, "train"]
     output_of([*program, *training], folder, limit_s, variables)
     return torch.load(run_below(folder) / "model-final.pt", weights_only=True)
 

@@ -1,8 +1,6 @@
 """Models for trainings under launchers, which are slow, fail or have a large state."""
 
 import math
-import os
-import signal
 import socket
 import time
 from contextlib import suppress
@@ -34,18 +32,6 @@ def fail(folder: Path, host: str, what: str) -> None:
 def pace(folder: Path, seconds: float) -> None:
     """Make every slot sleep this many seconds."""
     _put(folder / "pace", str(seconds))
-
-
-def die(folder: Path, place: str, host: str) -> None:
-    """Let the next process of `host` that comes to a place of its script kill itself."""
-    _put(folder / f"die-{place}-{host}", "")
-
-
-def come_to(place: str) -> None:
-    """Come to a place of a script."""
-    with suppress(FileNotFoundError):
-        Path(f"die-{place}-{socket.gethostname()}").unlink()
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _put(path: Path, text: str) -> None:
