@@ -120,16 +120,6 @@ def test_a_killed_rank_ends_the_job_and_loses_nothing(
     assert equal(final_weights(tmp_path), undisturbed)
 
 
-@pytest.mark.parametrize("launcher", ["gloo", pytest.param("mpi", marks=slow)])
-def test_bad_input_on_two_ranks_is_reported_once(launcher: str, tmp_path: Path) -> None:
-    """The launcher ends with exit code 2."""
-    command = launch_line(launcher, 2, HVD_TRAIN, "train", "--global-batch-size", "5000")
-    output = output_of(command, tmp_path, variables=OF_TESTS, code=2)
-    (line,) = [line for line in output.splitlines() if "hvd-train: " in line]
-    assert "larger than the training set of 1437" in line
-    assert "Traceback" not in output, output
-
-
 @pytest.mark.parametrize("launcher", ["gloo", pytest.param("mpi", marks=slow), pytest.param("mpirun", marks=slow)])
 def test_ranks_with_different_settings_are_reported_once(launcher: str, tmp_path: Path) -> None:
     """The line comes before training, and no run folder is left."""

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from unittest.mock import Mock
 
 import pytest
 
@@ -16,7 +15,7 @@ from hvd_train.run_files.ledger import Entry, read
 from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.state import TrainState
 from hvd_train.world.world import Place
-from tests.support.runs import small_config, totals
+from tests.support.runs import small_config
 from tests.unit.story.test_checkpoint import RUN, steps_on_disk
 
 
@@ -96,29 +95,6 @@ def test_a_job_takes_its_own_folder_over(state: TrainState, monkeypatch: pytest.
     other = claim(config, state)
     assert (other.path != former.path, other.earlier) == (True, False)
     former.close()
-
-
-def test_a_run_resumes_from_its_newest_whole_checkpoint(state: TrainState) -> None:
-    """Unless a rank has a newer state; a damaged file and a moved run are named."""
-    config = small_config(keep_checkpoints=2, label_smoothing=0.25)
-    output = opened(config, state)
-    for _ in range(3):
-        assert output.store.commit_last(state).result()
-        state.count_step(totals(), skipped=False)
-    output.close()
-    assert steps_on_disk() == [9, 8]
-    newest, _ = checkpoint.committed(RUN)
-    assert checkpoint.read(newest)["config"] == config.as_dict()
-    newest.write_bytes(newest.read_bytes()[:100])
-    found = Output(config).claim(state, None, Mock(), from_disk=False)
-    assert state.progress.step == 10
-    found.release()
-    opened(config, state).close()
-    assert state.progress.step == 8
-    (note,) = messages("note")
-    assert str(newest) in note
-    opened(small_config(resume="never"), state).close()
-    assert messages("note") == ["the earlier run in run is now in run.old"]
 
 
 def test_a_rank_that_is_no_longer_rank_0_releases_the_folder(state: TrainState) -> None:

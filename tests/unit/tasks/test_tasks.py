@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
 from hvd_train import Each, Mean, Scores, Task, Total, UsageError, evaluate, train
 from hvd_train.progress.order import EpochOrder
@@ -241,19 +240,3 @@ def test_items_may_be_any_trees_of_tensors() -> None:
 def test_what_a_task_needs_of_data_and_model_is_said(model: Any, task: Task, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         train(small_config(), model=model, data=sentences, task=task)
-
-
-def test_tensors_in_a_data_set_need_no_collate() -> None:
-    """A regression on two tensors in memory learns the line."""
-
-    def line(config: object) -> tuple[TensorDataset, None]:
-        x = torch.linspace(-1, 1, 100).unsqueeze(1)
-        return TensorDataset(x, 3 * x + 1), None
-
-    def measure(model: nn.Module, batch: list[Tensor]) -> dict[str, Tensor]:
-        return {"loss": F.mse_loss(model(batch[0]), batch[1], reduction="none").squeeze(1)}
-
-    model = nn.Linear(1, 1)
-    config = small_config(epochs=20, learning_rate=0.1, weight_decay=0.0)
-    train(config, model=lambda: model, data=line, task=Task(measure))
-    assert [model.weight.item(), model.bias.item()] == pytest.approx([3, 1], abs=0.1)
