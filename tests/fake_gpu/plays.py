@@ -1,7 +1,4 @@
-"""What tests play on the stand-in: python -m tests.fake_gpu.plays NAME ARGUMENTS, alone or under horovodrun.
-
-Each process prints what it has seen as one line of JSON.
-"""
+"""Sums on the stand-in: horovodrun ... python -m tests.fake_gpu.plays MILLISECONDS; each rank prints a JSON line."""
 
 import ctypes
 import json
@@ -33,22 +30,6 @@ def sums(*milliseconds: str) -> Any:
     return seen
 
 
-def side_stream(kind: str) -> Any:
-    """A sum on a side stream of what the default stream writes, and a late copy from pinned memory."""
-    side, x = torch.cuda.Stream(), torch.ones(1000, device="cuda")
-    x += 1
-    if kind == "waits":
-        side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        total = x.sum()
-    side.synchronize()
-    pinned = torch.ones(1000).pin_memory()
-    ctypes.CDLL(None).fake_gpu_busy(None, 500)
-    device = pinned.to("cuda", non_blocking=True)
-    pinned[:500] = 2
-    return total.item(), sorted(set(device.tolist()))
-
-
 if __name__ == "__main__":
-    print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])), flush=True)
+    print(json.dumps(sums(*sys.argv[1:])), flush=True)
     os._exit(0)  # a broken Horovod may have nobody left to shut down with

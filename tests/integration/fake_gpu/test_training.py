@@ -1,8 +1,6 @@
 """Trainings on the stand-in end with bit-identical weights to trainings on CPUs."""
 
 import os
-import re
-import signal
 import sys
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import torch
 from benchmarks.gpu_counts import counted
 from tests.fake_gpu.launch import OnGpu
 from tests.support import jpegs
-from tests.support.launching import HVD_TRAIN, launch_line, output_of, started, wait_for
+from tests.support.launching import HVD_TRAIN, launch_line, output_of
 from tests.support.runs import Weights, equal
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -83,27 +81,10 @@ def test_pictures_come_through_pinned_memory(gpu: OnGpu) -> None:
     assert equal(on_gpu(gpu, 2, *FP32, *FOLDER, delay_us=3000), on_cpu(gpu.folder, 2, *FP32, *FOLDER))
 
 
-def test_a_stopped_run_resumes_to_the_same_weights(gpu: OnGpu) -> None:
-    """Ctrl-C commits; the same command ends with the weights of an undisturbed training on CPUs."""
-    flags = (*FP16_WIRE, "--epochs", "3")
-    line, log = command("cuda", 2, "gpu", *flags), gpu.folder / "log.txt"
-    with started(line, gpu.folder, log, gpu.variables()) as process:
-        wait_for("the first epoch", lambda: re.search(r"epoch +1/3", log.read_text()), limit_s=120)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(120) == 128 + signal.SIGINT, log.read_text()
-    output = output_of(line, gpu.folder, variables=gpu.variables(seed=1))
-    assert "resuming at epoch" in output
-    assert equal(weights(gpu.folder / "gpu"), on_cpu(gpu.folder, 2, *flags))
-
-
 def test_a_step_waits_once(libraries: Path, tmp_path: Path) -> None:
-    """The host waits for the GPU once a step, and no phase of ResNet-50 has more operators than the docs say."""
+    """The host waits for the GPU once a step of ResNet-50."""
     counts = counted(tmp_path)
     assert {phase: of_phase["waits"] for phase, of_phase in counts.items() if of_phase["waits"]} == {"optimizer": 1}
-    most = {"data": 7, "forward": 301, "backward": 247, "reduction": 5, "optimizer": 31, "other": 0}
-    assert {
-        phase: of_phase["operators"] for phase, of_phase in counts.items() if of_phase["operators"] > most[phase]
-    } == {}
 
 
 def test_the_checks_for_real_gpus_run(gpu: OnGpu) -> None:
