@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hvd_train.network.buffers import StepBuffers
-from hvd_train.world.world import LocalWorld, World
+from hvd_train.world.world import World
 from tests.support import runs
 from tests.support.runs import small_config, trained
 from tests.support.worlds import ThreadWorld, run_ranks
@@ -22,16 +22,13 @@ assert_same = functools.partial(torch.testing.assert_close, rtol=0, atol=0, equa
 INPUTS = [torch.sin(torch.arange(12.0).view(4, 3) * (n + 1)) for n in range(5)]
 
 
-def take(world: World, held: StepBuffers, model: nn.Module, micros: list[Tensor], *, undo: bool = False) -> None:
+def take(world: World, held: StepBuffers, model: nn.Module, micros: list[Tensor]) -> None:
     held.begin()
     for number, micro in list(enumerate(micros))[world.place.rank :: world.place.size]:
         held.put_back()
         model(micro).square().sum().backward()
         held.end_micro_batch(number)
     total = world.sum(torch.cat([torch.tensor([float(held.others_changed)]), *held.changes]), "changes")
-    if undo:
-        held.put_back()
-        return
     if total[0] > 0:
         held.broadcast_others(world)
     held.finish(total[1:], len(micros))
@@ -129,23 +126,6 @@ def test_a_buffer_has_the_value_of_micro_batch_0(name: str) -> None:
     for size in (1, 2, 3):
         for values in run_ranks(size, body):
             assert_same(values, expected)
-
-
-@pytest.mark.parametrize("change", [assigns, writes_unseen])
-@pytest.mark.parametrize("steps", [0, 1])
-def test_a_broken_step_is_undone(steps: int, change: Callable[[Noted, Tensor], None]) -> None:
-    """Tensors and values are restored, in the first step of a world and later."""
-    model = nn.Sequential(Noted(torch.ones(3), change), started())
-    held = StepBuffers(model, CPU)
-    held.put_back()
-    for _ in range(steps):
-        take(LocalWorld(), held, model, INPUTS)
-    held.put_back()
-    assert model[1].num_batches_tracked == steps
-    before, values = model[0].held, {name: value.clone() for name, value in model.state_dict().items()}
-    take(LocalWorld(), held, model, INPUTS, undo=True)
-    assert model[0].held is before
-    assert runs.equal(dict(model.state_dict()), values)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -21,17 +21,3 @@ def test_equal_states_have_the_same_digest_on_any_host() -> None:
         for lies in (plain.to(memory_format=torch.channels_last), plain.transpose(0, 1).contiguous().transpose(0, 1)):
             assert digest({"weight": lies}) == digest({"weight": plain})
         assert digest({"weight": plain.flip(0)}) != digest({"weight": plain})
-
-
-def test_states_that_differ_have_other_digests() -> None:
-    others: list[dict[str, Tensor]] = [
-        {"body": HEAD, "head": BODY},
-        {"body": BODY, "tail": HEAD},
-        {"body": BODY.view(3, 2), "head": HEAD},
-        {"body": BODY.view(torch.int32), "head": HEAD},
-    ]
-    for other in others:
-        assert digest(other) != digest(STATE)
-    assert digest(STATE, "step 4") != digest(STATE)
-    for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool, torch.complex64):
-        assert digest({"step": torch.tensor(0).to(dtype)}) != digest({"step": torch.tensor(1).to(dtype)})

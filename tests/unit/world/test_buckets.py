@@ -1,14 +1,10 @@
-"""Buckets of gradients, with the hooks of the installed Horovod."""
+"""Gradients after a broken step, with the hooks of the installed Horovod."""
 
 import os
 import subprocess
 import sys
 
 import pytest
-import torch
-from torch import nn
-
-from hvd_train.world.buckets import in_buckets
 
 # A world of one in which Horovod reduces gradients as with more ranks, as it does in elastic jobs.
 PROGRAM = """
@@ -69,38 +65,6 @@ assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected))
 world.close()
 print("done")
 """
-
-
-@pytest.mark.parametrize(
-    ("megabytes", "expected"),
-    [
-        ([1, 1, 1], [[1, 1, 1]]),
-        ([1, 2, 3, 20, 10, 9], [[9, 10, 20], [3], [2, 1]]),
-        ([400, 1, 2], [[2, 1, 400]]),
-        ([3, 400, 1, 2], [[2, 1, 400], [3]]),
-    ],
-)
-def test_buckets_begin_with_the_last_layer(megabytes: list[int], expected: list[list[int]]) -> None:
-    """They hold 25 MB, or whole parameters of more; the last that is sent holds at most 4 MB."""
-    parameters = [nn.Parameter(torch.empty(size * 2**18, device="meta")) for size in megabytes]
-    assert [[len(p) // 2**18 for p in bucket] for bucket in in_buckets(parameters)] == expected
-
-
-def test_a_gradient_is_a_view_of_its_bucket() -> None:
-    """It has the strides of its parameter; types do not mix; a missing gradient is zeros."""
-    weight = nn.Parameter(torch.ones(2, 3, 2, 2).to(memory_format=torch.channels_last))
-    bias, double = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(5, dtype=torch.float64))
-    first, second = in_buckets([weight, bias, double])
-    second.place(torch.zeros(second.num_bytes, dtype=torch.uint8))
-    assert ([*first], [*second]) == ([double], [bias, weight])
-    weight.grad = torch.arange(24.0).view(2, 3, 2, 2).to(memory_format=torch.channels_last)
-    expected = weight.grad.clone()
-    second.fill()
-    assert weight.grad.stride() == weight.stride()
-    assert torch.equal(weight.grad, expected)
-    assert torch.equal(bias.grad, torch.zeros(3))
-    second.flat += 1
-    assert torch.equal(weight.grad, expected + 1)
 
 
 @pytest.mark.timeout(300)

@@ -53,21 +53,6 @@ def test_an_operation_that_breaks_is_a_lost_rank(
     assert str(lost.value) == "connection closed"
 
 
-def test_the_reason_is_that_of_the_sum_that_broke(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a broken sum Horovod ends the next one, or refuses it, and says only that it is shut down."""
-    shut_down = Mock(side_effect=HorovodInternalError("shut down"))
-    monkeypatch.setattr(hvd, "allreduce_async_", Mock(return_value=7))
-    monkeypatch.setattr(hvd, "grouped_allreduce_async_", shut_down)
-    monkeypatch.setattr(hvd, "synchronize", Mock(side_effect=HorovodInternalError("NCCL said: remote error")))
-    world.start_sum(torch.ones(1), "step")
-    with pytest.raises(RankLost, match="remote error"):
-        world._start_bucket(torch.ones(1), "gradients")
-    optimizer = torch.optim.SGD([torch.ones(1)])
-    world._optimizers[optimizer] = Mock(synchronize=shut_down)
-    with pytest.raises(RankLost, match="remote error"), world.reduced(optimizer):
-        pass
-
-
 def test_runs_of_a_sweep_keep_the_gpus_of_the_whole_job(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise each run would take GPU 0."""
     monkeypatch.setattr(HorovodWorld, "compare", Mock())
