@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -84,24 +83,6 @@ def mount(hosts: Hosts) -> Iterator[Callable[..., None]]:
     yield over
     for path in paths:
         subprocess.run(hosts.inside("h3", ROOT, "umount", str(path)), check=True)
-
-
-@pytest.mark.parametrize(
-    ("way", "error"),
-    [
-        ("horovodrun, Gloo", r"ranks differ in hvd_train: [^\n]*0\.0\.1 \(\w+\) on rank 2 \(h3\)"),
-        ("elastic", r"the ranks differ in hvd_train: .* on h\d; .* on h\d"),
-    ],
-)
-def test_a_host_with_another_version(
-    way: str, error: str, mount: Callable[..., None], hosts: Hosts, tmp_path: Path
-) -> None:
-    """Different versions are reported with their hosts, and no rank trains."""
-    path, other = Path(hvd_train.__file__).with_name("_version.py"), tmp_path / "other.py"
-    other.write_text(path.read_text().replace(hvd_train.__version__, "0.0.1"))
-    mount(path, "--bind", str(other))
-    output = refused(hosts, tmp_path, way, "h1\nh2\nh3\n")
-    assert re.search(f"{error}; set up the same on all", output), output
 
 
 def test_a_host_without_the_package(mount: Callable[..., None], hosts: Hosts, tmp_path: Path) -> None:

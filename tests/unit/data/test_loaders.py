@@ -92,16 +92,6 @@ def test_tensors_are_read_in_whole_batches_of_the_same_items() -> None:
                     assert all(map(torch.equal, micro.batch, item_by_item.batch))
 
 
-def test_random_transforms_belong_to_the_sample() -> None:
-    """The batch layout and the number of ranks do not matter."""
-    loader = MapLoader(RandomItems(), PLAIN, CPU, seed=5, num_workers=0)
-    whole = flat(epochs_of(loader)[:4])
-    parts = flat([b for rank in range(3) for b in epochs_of(loader, rank, 3, BatchLayout(10, 2))[:3]])
-    assert torch.equal(whole[whole[:, 0].argsort()], parts[parts[:, 0].argsort()])
-    other = flat(epochs_of(MapLoader(RandomItems(), PLAIN, CPU, seed=6, num_workers=0))[:4])
-    assert not torch.equal(whole[whole[:, 0].argsort()], other[other[:, 0].argsort()])
-
-
 def test_processes_get_what_a_function_defines() -> None:
     """Classes, functions and tensors, without an import of the script."""
 
