@@ -197,21 +197,8 @@ def c8_sums() -> None:
     # Look now: the first rank that shuts down ends it for all.
     shared = "/memfd:horovod-" in Path("/proc/self/maps").read_text()
     visible = ours._share(25_000_000)
-    lengths = [
-        0,
-        1,
-        2,
-        7,
-        1024,
-        1025,
-        2048,
-        2049,
-        262_143,
-        262_144,
-        262_145,
-        400_001,
-        3_000_000,
-    ]  # around 8 KB and 1 MB
+    # Around 8 KB and 1 MB.
+    lengths = [0, 1, 2, 7, 1024, 1025, 2048, 2049, 262_143, 262_144, 262_145, 400_001, 3_000_000]
     operations = {hvd.Sum: torch.add, hvd.Min: torch.minimum, hvd.Max: torch.maximum, hvd.Product: torch.mul}
     wrong = 0
     for kind in (torch.float32, torch.float16, torch.float64, torch.int32, torch.int64):

@@ -423,46 +423,34 @@ class Stream(IterableDataset[Tensor]):
         return iter(())
 
 
-LINEAR, DATA = nn.Linear(4, 2), TensorDataset(torch.zeros(8, 4), torch.zeros(8))
+SGD, LINEAR, DATA = torch.optim.SGD, nn.Linear(4, 2), TensorDataset(torch.zeros(8, 4), torch.zeros(8))
 TWO_LAYERS, PARALLEL = nn.Sequential(LINEAR, nn.Linear(2, 1)), DataParallel.__new__(DataParallel)
 ITS_PARAMETERS, MORE = [*LINEAR.parameters()], nn.Parameter(torch.ones(1))
+OWN, TWO_OPTIMIZERS = SGD(ITS_PARAMETERS), {"a": SGD(ITS_PARAMETERS), "b": SGD(ITS_PARAMETERS[:1])}
 
 
 @pytest.mark.parametrize(
-    ("model", "parameters", "data", "settings", "says"),
+    ("model", "optimizers", "data", "settings", "says"),
     [
-        (TWO_LAYERS, ITS_PARAMETERS, DATA, {}, r"the optimizer has no 1\.weight, 1\.bias: give it these"),
-        (LINEAR, [*ITS_PARAMETERS, MORE], DATA, {}, "the optimizer has 1 parameter that the model does not have"),
-        (PARALLEL, ITS_PARAMETERS, DATA, {}, "without DistributedDataParallel"),
-        (LINEAR, ITS_PARAMETERS, DataLoader(DATA), {}, "not a DataLoader"),
-        (LINEAR, ITS_PARAMETERS, Stream(), {}, "map-style data set"),
-        (LINEAR, ITS_PARAMETERS, DATA, {"learning_rate": 0.3}, "learning_rate=0.3 has no effect in a loop of your own"),
-        (LINEAR, ITS_PARAMETERS, DATA, {"epoch": 3}, "unknown setting 'epoch'"),
-        ({"keys": LINEAR}, ITS_PARAMETERS, DATA, {}, "'keys' cannot be the name of a model"),
+        (TWO_LAYERS, OWN, DATA, {}, r"the optimizer has no 1\.weight, 1\.bias: give it these"),
+        (LINEAR, SGD([*ITS_PARAMETERS, MORE]), DATA, {}, "the optimizer has 1 parameter that the model does not have"),
+        (PARALLEL, OWN, DATA, {}, "without DistributedDataParallel"),
+        (LINEAR, OWN, DataLoader(DATA), {}, "not a DataLoader"),
+        (LINEAR, OWN, Stream(), {}, "map-style data set"),
+        (LINEAR, OWN, DATA, {"learning_rate": 0.3}, "learning_rate=0.3 has no effect in a loop of your own"),
+        (LINEAR, OWN, DATA, {"epoch": 3}, "unknown setting 'epoch'"),
+        ({"keys": LINEAR}, OWN, DATA, {}, "'keys' cannot be the name of a model"),
+        (LINEAR, TWO_OPTIMIZERS, DATA, {}, "two optimizers have weight"),
+        (LINEAR, torch.optim.LBFGS(ITS_PARAMETERS), DATA, {}, "evaluates the loss several times a step"),
+        (LINEAR, {"not one word": OWN}, DATA, {}, "'not one word' cannot be the name"),
     ],
 )
 def test_what_cannot_be_trained_is_one_line(
-    model: nn.Module, parameters: Any, data: Any, settings: Any, says: str
+    model: nn.Module, optimizers: Any, data: Any, settings: Any, says: str
 ) -> None:
     with pytest.raises(UsageError, match=says):
-        Session(model, torch.optim.SGD(parameters), data, **settings)
+        Session(model, optimizers, data, **settings)
     assert not Path("runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("optimizers", "says"),
-    [
-        (
-            {"a": torch.optim.SGD(ITS_PARAMETERS), "b": torch.optim.SGD(ITS_PARAMETERS[:1])},
-            "two optimizers have weight",
-        ),
-        (torch.optim.LBFGS(ITS_PARAMETERS), "evaluates the loss several times a step"),
-        ({"not one word": torch.optim.SGD(ITS_PARAMETERS)}, "'not one word' cannot be the name"),
-    ],
-)
-def test_optimizers_that_cannot_be_used_are_one_line(optimizers: Any, says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        Session(LINEAR, optimizers, DATA)
 
 
 def test_registered_values_are_plain_or_have_a_state() -> None:
