@@ -27,10 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
-import numpy as np
 import torch
 
-from benchmarks.input import photograph
 from benchmarks.turns import ROOT, about
 from hvd_train.launch import hosts
 from hvd_train.run_files.ledger import LEDGER, audit
@@ -296,29 +294,6 @@ def speed(check: Check) -> None:
         check.find(f"fp16, {ranks} ranks, bare {peer}", partial(compare, "fp16", ranks, peer))
 
 
-def data(check: Check) -> None:
-    """Read JPEG files, and ask for more memory than there is."""
-
-    def look(processes: int) -> str:
-        line = f"hvd-train bench throughput imagenet-resnet50 --data-dir jpegs --workers {processes}"
-        sizes = "--image-size 32 --batch-size 8 --steps 2" if check.quick else "--batch-size 64"
-        check.run(f"{line} {sizes} --device {check.device} --json input.json")
-        measured = json.loads((check.folder / "input.json").read_text())
-        share = measured["split"]["data"] / measured["seconds_per_step"]
-        return f"{measured['samples_per_second']:,.0f} images/s, {share:.0%} of the time waiting for data"
-
-    for number, place in product(range(8 if check.quick else 256), ("train/a", "train/b", "val/a", "val/b")):
-        if place == "train/a":
-            image = photograph(np.random.default_rng(number))
-        (folder := check.folder / "jpegs" / place).mkdir(parents=True, exist_ok=True)
-        image.save(folder / f"{number}.jpg", quality=90)
-    for processes in (2,) if check.quick else (4, 8, 16):
-        check.find(f"{processes} processes", partial(look, processes))
-    if check.gpu and not check.quick:
-        line = "hvd-train bench throughput imagenet-resnet50 --steps 1 --repetitions 1 --batch-size 16384"
-        check.find("a batch that is too large", lambda: check.run(line, code=2).strip().splitlines()[-1])
-
-
 def sum_job(device: str, busy_s: str, *sizes: str) -> dict[str, Any]:
     """Return the number of tensors that were reduced in groups, and the names of wrong results.
 
@@ -400,7 +375,7 @@ def bare_job(device: str, peer: str, batch: str, precision: str, quick: str) -> 
 
 
 JOBS: dict[str, Callable[..., Any]] = {"sum": sum_job, "bare": bare_job}  # what ranks run
-STAGES = {stage.__name__: stage for stage in (doctor, sums, equality, faults, elastic, speed, data)}
+STAGES = {stage.__name__: stage for stage in (doctor, sums, equality, faults, elastic, speed)}
 
 
 def main() -> int:
