@@ -7,7 +7,6 @@ survivors of a broken world have asked for a rank, so that no new worker joins e
 from __future__ import annotations
 
 import itertools
-import json
 import threading
 import time
 from collections import Counter
@@ -22,13 +21,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from hvd_train import checkpoint
 from hvd_train.elastic.roster import End, Finish, FormWorld, Roster, Start
 from hvd_train.elastic.worker import Stage, Worker
 from hvd_train.errors import RankLost
 from hvd_train.run_files.ledger import audit
 from hvd_train.world.world import Gradients, LocalWorld, Place, Request
 from tests.support import runs
+from tests.support.launching import json_lines
 from tests.support.runs import Weights, equal, largest_difference, small_config, trained
 from tests.support.worlds import DEADLINE_S, Killed, Meeting, ThreadWorld
 
@@ -322,22 +321,11 @@ def check(job: Job, folder: Path, expected: Weights) -> None:
     assert equal(weights[0], torch.load(folder / "model-final.pt", weights_only=True))
 
 
-def _lines(folder: Path) -> list[dict[str, Any]]:
-    return list(map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()))
-
-
 def events_of(folder: Path) -> list[dict[str, Any]]:
     """Return the changes of world in metrics.jsonl."""
-    return [line for line in _lines(folder) if line.get("name") == "world"]
-
-
-def best_weights(folder: Path) -> tuple[Weights, Weights]:
-    """Return the best weights of a run and of the last undisturbed run."""
-    alone = Path(f"undisturbed-{next(NUMBERS) - 1}")
-    best, of_alone = (torch.load(run / checkpoint.BEST, weights_only=True) for run in (folder, alone))
-    return best, of_alone
+    return [line for line in json_lines(folder / "metrics.jsonl") if line.get("name") == "world"]
 
 
 def written(folder: Path, kind: str) -> list[int]:
     """Return the numbers of the steps or epochs in metrics.jsonl."""
-    return [line[kind] for line in _lines(folder) if line["kind"] == kind]
+    return [line[kind] for line in json_lines(folder / "metrics.jsonl") if line["kind"] == kind]

@@ -56,12 +56,6 @@ def test_ssh_runs_the_worker_itself() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (-9, "out\n", "err\n")
 
 
-def test_limits_are_what_the_user_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOROVOD_ELASTIC_TIMEOUT", "45")
-    roster = driver(2, 5, None).dispatcher._roster
-    assert (roster.min_workers, roster.max_workers, roster.patience_s) == (2, 5, 45)
-
-
 @pytest.fixture
 def own() -> Driver:
     made = driver()

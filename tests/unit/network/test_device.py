@@ -42,8 +42,6 @@ def test_missing_gpus_are_an_error_of_use(gpus: None, monkeypatch: pytest.Monkey
         device.choose_device(Config(), Place(0, 3, 0, 3))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert device.choose_device(Config(), Place()) == CPU
-    with pytest.raises(UsageError, match="--device cuda: torch sees no GPU here"):
-        device.choose_device(Config().replace(device="cuda"), Place())
 
 
 def test_gpus_that_torch_cannot_use_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
