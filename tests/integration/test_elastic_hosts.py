@@ -129,19 +129,6 @@ def test_the_same_command_resumes_on_other_hosts(
     assert resumed_at(running) == steps
 
 
-def test_a_newcomer_that_a_member_cannot_reach(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """One line names its host, and the others train without it."""
-    on_demand.pace(tmp_path, 0.5)
-    hosts.part("h2", "h3")
-    with job(hosts, tmp_path, listed=("h1", "h2"), environment=LIMIT) as running:
-        running.after(5)
-        running.list(*ALL)
-        wait_for("the end of the attempt", lambda: "h3[0] is evicted" in running.output)
-        running.completes(expected)
-    assert running.output.count("could not connect to the newcomers on h3") == 1, running.output
-    assert "Traceback" not in running.output
-
-
 def test_a_job_that_begins_on_the_launchers_host_alone(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
     """Other hosts join it although its name resolves to 127.0.1.1, interfaces differ, and one network is dead."""
     on_demand.pace(tmp_path, 0.3)

@@ -15,7 +15,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900
 
 ROOT = Path(__file__).parents[2]
 EVERY = 10
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 STEPS_PER_EPOCH = 19
 WARM_UP = 2500  # steps in which allocators and caches grow by 0.6 MB
 STEPS = 2000  # after the warm-up; in fewer, a small leak may hide in freed memory

@@ -24,7 +24,6 @@ def test_the_parallel_room_passes_on_every_rank(
     controller: str, size: int, everything: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
-    monkeypatch.delenv("HVD_TRAIN_NO_SKIPS", raising=False)  # three ranks skip what two have shown
     options = ["-q", "-x", "--color=no", "-p", "no:cacheprovider", f"--rootdir={PROJECT}"]
     options += ["-c", str(PROJECT / "pyproject.toml"), *(["-m", "parallel or not parallel"] if everything else [])]
     line = launch_line(controller, size, sys.executable, "-m", "pytest", *options, str(PROJECT / "tests" / "parallel"))

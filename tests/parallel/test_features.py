@@ -38,8 +38,6 @@ EVERYTHING: dict[str, Any] = {
 )
 def test_ranks_and_one(world: World, name: str) -> None:
     """Weights are equal to one rank's after 50 steps to 1e-5, and bit-identical on all ranks."""
-    if world.place.size > 2 and name not in (*IN_THE_GATE, "mixes"):
-        pytest.skip("three ranks are slow on two cores, and show nothing that two ranks do not")
     config = small_config(**ON_RANKS[name])
     _, expected = trained(LocalWorld(), config.replace(output_dir=Path("alone")), runs.batch_norm)
     _, weights = trained(world, config.replace(output_dir=Path("ranks")), runs.batch_norm)

@@ -13,18 +13,22 @@ from tests.support.launching import AWKWARD, LOCALHOST, PROJECT, PYTHON, SCRIPTS
 pytestmark = pytest.mark.integration
 
 
-def test_own_environment_is_found_from_a_path_with_blanks(tmp_path: Path, system_only: str) -> None:
+def test_own_environment_is_found_from_a_path_with_blanks(tmp_path: Path) -> None:
     """If hvd-train is not on the PATH, the clone's own .venv is used, even through a link; if it has none, one line."""
+    system = tmp_path / "system only"
+    system.mkdir()
+    for name in ("bash", "dirname", "env", "grep", "nproc", "readlink", "sed", "tr"):
+        (system / name).symlink_to(shutil.which(name) or name)
     clone = tmp_path / "my clone's folder"
     shutil.copytree(SCRIPTS, clone / "horovodrun_scripts")
     link = tmp_path / "train"
     link.symlink_to(clone / "horovodrun_scripts" / "train_local.sh")
-    missing = run(link, cwd=tmp_path, PATH=system_only)
+    missing = run(link, cwd=tmp_path, PATH=str(system))
     assert (missing.returncode, missing.stdout) == (2, "")
     assert missing.stderr.startswith("there is no hvd-train: type make -C ")
     assert missing.stderr.count("\n") == 1
     program(clone / ".venv" / "bin" / "hvd-train", 'for word in "$@"; do echo "<$word>"; done')
-    real = run(link, "--", "a b", cwd=tmp_path, PATH=system_only)
+    real = run(link, "--", "a b", cwd=tmp_path, PATH=str(system))
     assert (real.returncode, real.stdout, real.stderr) == (0, "<launch>\n<-->\n<a b>\n", "")
 
 
