@@ -91,13 +91,6 @@ def test_an_epoch_of_imagenet_takes_20_kb_and_can_be_audited() -> None:
     assert sum(len(entry.line()) for entry in late) < 20_000
 
 
-def test_an_exact_run() -> None:
-    expected = "exact: every one of 100 samples counted once in each of 2 finished epochs (20 steps, world sizes 2)"
-    assert str(audit_entries(exact(2), 100, seed=SEED)) == expected
-    under_way = audit_entries(exact(2)[:-1], 100, seed=SEED)
-    assert (under_way.faults, under_way.epochs) == ((), 1)
-
-
 @pytest.mark.parametrize(
     ("entries", "fault"),
     [

@@ -77,24 +77,6 @@ def test_goals_that_a_task_does_not_have_are_refused(settings: Any, task: Task |
         trained(LocalWorld(), small_config(**settings), task=task)
 
 
-def changes(after: int) -> Callable[..., dict[str, Tensor]]:
-    """Return a function whose measures change after some calls."""
-    calls = 0
-
-    def measure(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-        nonlocal calls
-        calls += 1
-        losses = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-        return {"loss": losses, **({"late": losses} if calls > after else {})}
-
-    return measure
-
-
-def test_measures_must_not_change() -> None:
-    with pytest.raises(UsageError, match="other measures for one micro-batch than for another: late"):
-        trained(LocalWorld(), small_config(batch_size=5), task=Task(changes(after=3)))
-
-
 def test_a_count_weighs_as_in_one_batch() -> None:
     """Equal to plain torch, whatever the micro-batches and ranks, and though some have no odd digit."""
     config = small_config(epochs=1, augment="none", schedule="constant", warmup_epochs=0.0)
