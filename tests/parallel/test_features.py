@@ -17,8 +17,7 @@ from tests.support import runs
 from tests.support.runs import equal, largest_difference, small_config, trained
 from tests.support.worlds import STOP, own_generator
 
-IN_THE_GATE = ("frozen", "accumulation, average, clipping")
-"""The slow tests run the others."""
+IN_THE_GATE = ("frozen", "accumulation, average, clipping")  # the slow tests run the others
 ON_RANKS: dict[str, dict[str, Any]] = {
     "frozen": {"freeze": "backbone", "unfreeze": ("1:1.*", "3:*")},
     "mixes": {"mixup": 0.2, "cutmix": 1.0},

@@ -19,14 +19,7 @@ from typing_extensions import override
 
 from hvd_train.errors import RankLost
 from hvd_train.world.wire import MOST_BYTES, arrived, outgoing, packed, pieces, unpacked
-from hvd_train.world.world import (
-    Gradients,
-    LocalWorld,
-    PendingSum,
-    Place,
-    World,
-    complete_gradients,
-)
+from hvd_train.world.world import Gradients, LocalWorld, PendingSum, Place, World, complete_gradients
 
 T = TypeVar("T")
 DEADLINE_S = 60.0

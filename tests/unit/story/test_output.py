@@ -1,6 +1,5 @@
 """The run folder on rank 0: its owner, its files, and a full disk."""
 
-import json
 from collections.abc import Callable
 
 import pytest
@@ -27,11 +26,6 @@ def opened(config: Config, state: TrainState) -> Output:
     output = Output(config)
     output.open(claim(config, state), state, Place())
     return output
-
-
-def messages(name: str) -> list[str]:
-    lines = [json.loads(line) for line in (RUN / "metrics.jsonl").read_text().splitlines()]
-    return [line["message"] for line in lines if line["kind"] == "event" and line["name"] == name]
 
 
 def full(*_: object) -> None:

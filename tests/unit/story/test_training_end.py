@@ -26,17 +26,7 @@ from hvd_train.run_files import run_folder
 from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.world.world import Gradients, LocalWorld
 from tests.support import runs
-from tests.support.elastic import (
-    ONE,
-    STEPS,
-    THREE,
-    TWO,
-    ElasticThreadWorld,
-    check,
-    play,
-    run_elastic,
-    undisturbed,
-)
+from tests.support.elastic import ONE, STEPS, THREE, TWO, ElasticThreadWorld, check, play, run_elastic, undisturbed
 from tests.support.runs import equal, small_config, trained
 from tests.support.worlds import Fault, Killed, ThreadWorld, run_ranks
 from tests.unit.story.test_loop import records

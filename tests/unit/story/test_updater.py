@@ -98,10 +98,7 @@ class LargeLayer(nn.Module):
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (
-            torch.OutOfMemoryError("CUDA out of memory"),
-            "4 .*: type --batch-size 2 --accumulation-steps 4",
-        ),
+        (torch.OutOfMemoryError("CUDA out of memory"), "4 .*: type --batch-size 2 --accumulation-steps 4"),
         (RuntimeError("pool_cuda does not have a deterministic implementation"), "--deterministic: pool_cuda has no"),
     ],
 )
