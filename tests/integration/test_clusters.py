@@ -1,6 +1,7 @@
 """Every way to start on several hosts over ssh, and errors if a host is not ready."""
 
 import json
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,9 @@ from tests.support.hosts import ON_HOSTS, OWN, ROOT, SCRIPTS, WAYS, Hosts, hosts
 from tests.support.launching import PROGRAMS, commands, finished, output_of, wait_for
 
 pytestmark = ON_HOSTS
+
+# Environments with hvd_train and Horovod for another MPI, `PATH:PATH`: packaging/build_horovod.py makes the latter.
+OTHER_MPIS = [Path(folder) / "bin" for folder in os.environ.get("MPI_ENVIRONMENTS", "").split(":") if folder]
 
 hosts = hosts_fixture(3, names=4, scope="module")  # h4 is a name without a machine
 
@@ -39,6 +43,17 @@ def test_scaling_over_three_hosts(controller: str, hosts: Hosts, tmp_path: Path)
     assert found == [(1, 64, None), (3, 192, None)]
     facts = json.loads((tmp_path / "out/np-3/environment.json").read_text())
     assert facts["ranks_of_hosts"] == {"h1": 1, "h2": 1, "h3": 1}
+
+
+@pytest.mark.skipif(not OTHER_MPIS, reason="MPI_ENVIRONMENTS names no environments with Horovod for other MPIs")
+@pytest.mark.parametrize("programs", OTHER_MPIS, ids=lambda programs: programs.parent.name)
+@pytest.mark.parametrize("listed", ["h1\nh2\n", "h1\nh2\nh3\n"], ids=["two", "three"])
+def test_other_mpis(listed: str, programs: Path, hosts: Hosts, tmp_path: Path) -> None:
+    """Plain mpirun of Open MPI 5, MPICH or a system's Open MPI starts a rank on each host, with a roll call."""
+    arguments = ["digits", "--epochs", "1", "--device", "cpu", "--output-dir", "run"]
+    begun = command(hosts, tmp_path, "mpirun", listed, *arguments)
+    output_of([word.replace(str(PROGRAMS), str(programs)) for word in begun], tmp_path)
+    assert json.loads((tmp_path / "run/summary.json").read_text())["world_size"] == len(listed.split())
 
 
 def refused(hosts: Hosts, folder: Path, way: str, listed: str) -> str:
