@@ -22,7 +22,7 @@ def sums(gpu: OnGpu, *busy_ms: int, faults: str = "", **variables: str) -> list[
     play = [sys.executable, "-m", "tests.fake_gpu.plays", *map(str, busy_ms)]
     variables = {**gpu.variables(faults=faults), **variables}
     _, output = finished(launch_line("gloo", 2, *play), gpu.folder, variables=variables)
-    return [json.loads(line) for line in re.findall(r"<stdout>:(\[.*\])$", output, re.MULTILINE)]
+    return [json.loads(line) for line in re.findall(r"(?:<stdout>:|^)(\[[tf\"].*\])$", output, re.MULTILINE)]
 
 
 def test_a_busy_gpu_is_no_silent_peer(gpu: OnGpu) -> None:
