@@ -58,10 +58,7 @@ def run(arguments: Sequence[str]) -> int:
         if arguments[0] not in COMMANDS:
             raise unknown_name("command", arguments[0], COMMANDS)
         arguments = _long_form(arguments)
-        if arguments[0] in RANKED:
-            launcher.refuse_others(os.environ, [PROGRAM, *arguments])
-        else:
-            launcher.refuse_several(os.environ, [PROGRAM, *arguments])
+        launcher.refuse_others(os.environ, [PROGRAM, *arguments], alone=arguments[0] not in RANKED)
         module = importlib.import_module(f"hvd_train.commands.{COMMANDS[arguments[0]][0]}")
         code: int = getattr(module, arguments[0].replace("-", "_"))(list(arguments[1:]))
         return code

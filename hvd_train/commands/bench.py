@@ -42,7 +42,7 @@ def bench(arguments: list[str]) -> int:
     if tool not in (tools := [*_DEFAULTS, "scaling"]):
         raise unknown_name("tool of bench", tool, tools)
     if tool != "throughput":
-        launcher.refuse_several(os.environ, [PROGRAM, "bench", *arguments])
+        launcher.refuse_others(os.environ, [PROGRAM, "bench", *arguments], alone=True)
     if {"-h", "--help"} & set(arguments):
         print(TOOLS)  # the flags of a training follow
     options, rest = take(arguments[1:], json=None)

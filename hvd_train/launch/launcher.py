@@ -50,29 +50,23 @@ def speaks(environ: Mapping[str, str]) -> bool:
     return ours is None or ours.rank == 0
 
 
-def refuse_others(environ: Mapping[str, str], command: Sequence[str]) -> None:
-    """Raise UsageError if Horovod's elastic driver started this process, or torchrun several that would run alone."""
+def refuse_others(environ: Mapping[str, str], command: Sequence[str], *, alone: bool = False) -> None:
+    """Raise UsageError for ranks of Horovod's elastic driver or torchrun, and for any ranks if a command runs `alone`.
+
+    Each process of torchrun would run alone.
+    """
     if elastic(environ) and WORKER not in environ:
         raise UsageError("horovodrun --min-np starts Horovod's own driver: type `hvd-train launch --elastic`")
     size, ours = whole_number(environ.get("WORLD_SIZE", "")) or 1, launched(environ)
     # A task of Slurm that runs torchrun is no rank.
     in_task = ours is not None and ours.launcher == "srun" and ours.size != size and "LOCAL_RANK" in environ
     if size > 1 and (ours is None or in_task):
-        raise UsageError(
-            f"WORLD_SIZE={size}: torchrun or another launcher started {size} processes, and each would run alone; "
-            f"type `hvd-train launch --np {size} -- {shlex.join(command)}`, or `unset WORLD_SIZE` if no launcher set it"
-        )
-
-
-def refuse_several(environ: Mapping[str, str], command: Sequence[str]) -> None:
-    """Raise UsageError if a launcher started several processes of a command that runs alone."""
-    ours = launched(environ)
-    size = ours.size if ours else whole_number(environ.get("WORLD_SIZE", "")) or 1
-    if size > 1:
-        by = ours.launcher if ours else f"WORLD_SIZE={size}: a launcher"
-        unset = "" if ours else ", or `unset WORLD_SIZE` if none set it"
-        alone = f"this command runs alone: type `{shlex.join(command)}` without a launcher{unset}"
-        raise UsageError(f"{by} started {size} processes, and {alone}")
+        line = shlex.join(command) if alone else f"hvd-train launch --np {size} -- {shlex.join(command)}"
+        started = f"WORLD_SIZE={size}: torchrun or another launcher started {size} processes, and each would run alone"
+        raise UsageError(f"{started}; type `{line}`, or `unset WORLD_SIZE` if no launcher set it")
+    if alone and ours and ours.size > 1:
+        one = f"this command runs alone: type `{shlex.join(command)}` without a launcher"
+        raise UsageError(f"{ours.launcher} started {ours.size} processes, and {one}")
 
 
 # Variables that the driver of an elastic job, or its supervisor, sets for the processes that it starts:

@@ -224,7 +224,7 @@ MISTAKES = [
     ("torchrun: train", "torchrun or another launcher started 4 processes"),
     ("torchrun: bench throughput", "type `hvd-train launch --np 4 -- hvd-train bench throughput`"),
     ("horovodrun --min-np: train digits", "type `hvd-train launch --elastic`"),
-    ("torchrun: report", "type `hvd-train report` without a launcher, or `unset WORLD_SIZE` if none set it"),
+    ("torchrun: report", "type `hvd-train report`, or `unset WORLD_SIZE` if no launcher set it"),
     ("mpirun: config digits", "runs alone: type `hvd-train config digits` without a launcher"),
     ("mpirun: doctor", "type `hvd-train doctor` without a launcher"),
     # of people who come from other programs

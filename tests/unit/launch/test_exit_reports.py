@@ -50,7 +50,7 @@ def test_the_command_line_leaves_errors_to_the_driver(
         monkeypatch.setenv(name, value)
     assert cli.run(["nonsense"]) == 2
     assert "unknown command 'nonsense'" in received(environ).error
-    monkeypatch.setattr(cli.launcher, "refuse_others", lambda *_: 1 / 0)
+    monkeypatch.setattr(cli.launcher, "refuse_others", lambda *_, **__: 1 / 0)
     assert cli.run(["train"]) == 1
     assert received(environ).error.count("ZeroDivisionError: division by zero") == 1
     assert capsys.readouterr().err == ""
