@@ -4,9 +4,10 @@ import difflib
 import re
 import sysconfig
 import traceback
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PosixPath
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 T = TypeVar("T", bound=type)
 TYPES: list[type] = [PosixPath]
@@ -101,6 +102,21 @@ def first_few(items: Sequence[object], most: int = 4) -> str:
 def counted(count: int, noun: str) -> str:
     """Return a number of things, as in `1 rank` and `2 ranks`."""
     return f"{count} {noun}{'s' if count != 1 else ''}"
+
+
+class Parser(ArgumentParser):
+    """A parser whose errors are UsageErrors."""
+
+    def error(self, message: str) -> NoReturn:  # noqa: D102
+        raise UsageError(message.removeprefix("argument "))
+
+
+def from_one(text: str) -> int:
+    """Return the number of a whole number from 1 on, for a Parser."""
+    number = whole_number(text)
+    if number is None or not 1 <= number < 10**9:
+        raise ArgumentTypeError(f"{text}: it must be a whole number from 1 on")
+    return number
 
 
 def whole_number(text: str) -> int | None:

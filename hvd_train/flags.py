@@ -3,15 +3,14 @@
 import contextlib
 import io
 import re
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
-from typing import Any, NoReturn, TypeVar, cast, get_args, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import tyro
-from typing_extensions import override
 
 from hvd_train.config import GROUPS, Config
-from hvd_train.errors import UsageError, unknown_name, whole_number
+from hvd_train.errors import Parser, UsageError, from_one, unknown_name
 
 T = TypeVar("T")
 _WORDS = {
@@ -92,24 +91,11 @@ def take(arguments: list[str], **flags: Any) -> tuple[Namespace, list[str]]:
     The default of a flag says what it takes: False nothing, a number a whole number from 1 on, and a text or None
     any text. Raises UsageError.
     """
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = Parser(add_help=False, allow_abbrev=False)
     for name, default in flags.items():
-        kinds: dict[type, Any] = {bool: {"action": "store_true"}, int: {"type": _from_one}}
+        kinds: dict[type, Any] = {bool: {"action": "store_true"}, int: {"type": from_one}}
         parser.add_argument(f"--{name.replace('_', '-')}", **kinds.get(type(default), {}), default=default)
     return parser.parse_known_args(arguments)
-
-
-class _Parser(ArgumentParser):
-    @override
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message.removeprefix("argument "))
-
-
-def _from_one(text: str) -> int:
-    number = whole_number(text)
-    if number is None or not 1 <= number < 10**9:
-        raise ArgumentTypeError(f"{text}: it must be a whole number from 1 on")
-    return number
 
 
 def _one_line(report: str) -> str:

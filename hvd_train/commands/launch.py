@@ -7,14 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from argparse import REMAINDER, SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from argparse import REMAINDER, SUPPRESS, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
-from typing import NoReturn
 
 from hvd_train import recipes
 from hvd_train.commands.names import RANKED
 from hvd_train.console import PROGRAM, say, show
-from hvd_train.errors import UsageError, unknown_name, whole_number
+from hvd_train.errors import Parser, UsageError, from_one, unknown_name
 from hvd_train.launch import client, containers, hosts, launcher, ssh, start
 from hvd_train.launch.child import STOPPING, Child
 
@@ -30,25 +29,14 @@ _ABOUT = f"""Start the ranks of a training; `{PROGRAM} train digits --np 4` is s
 """
 
 
-class _Parser(ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message.removeprefix('argument ')}; see {PROGRAM} launch --help")
-
-
-def _number(text: str) -> int:
-    if not 1 <= (whole_number(text) or 0) < 10**5:
-        raise ArgumentTypeError(f"{text!r} is not a number from 1 on")
-    return int(text)
-
-
-def parser() -> ArgumentParser:
+def parser() -> Parser:
     """Return the parser of the options before the command."""
-    parser = _Parser(
+    parser = Parser(
         prog=f"{PROGRAM} launch", usage=f"{PROGRAM} launch [options] [-- COMMAND]", description=_ABOUT,
         formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
     add = parser.add_argument
-    add("-n", "-np", "--np", type=_number, metavar="N", help="ranks (default: all slots; here one per GPU, or 2)")
+    add("-n", "-np", "--np", type=from_one, metavar="N", help="ranks (default: all slots; here one per GPU, or 2)")
     add("-H", "--hosts", metavar="FILE", help="a host file with lines `NAME slots=N`, or a list h1:4,h2:4")
     add("--with", dest="way", choices=start.WAYS, default="gloo",
         help="gloo, mpi: horovodrun; mpirun (MPIRUN_FLAGS adds flags); slurm: srun, a rank for each task; "
@@ -60,16 +48,16 @@ def parser() -> ArgumentParser:
     add("--dry-run", action="store_true", help="print the commands; run nothing")
     add("--elastic", action="store_true", help="workers may die, leave and join; edit FILE while the job runs")
     elastic = parser.add_argument_group("elastic jobs")
-    elastic.add_argument("--min-np", type=_number, default=1, metavar="N", help="with fewer workers the others wait")
-    elastic.add_argument("--max-np", type=_number, metavar="N", help="the most workers (default: all slots)")
+    elastic.add_argument("--min-np", type=from_one, default=1, metavar="N", help="with fewer workers the others wait")
+    elastic.add_argument("--max-np", type=from_one, metavar="N", help="the most workers (default: all slots)")
     elastic.add_argument("--discover", metavar="COMMAND", help="a command that prints the lines of a host file")
     elastic.add_argument("--interface", metavar="NAMES", help="network interfaces between the hosts")
-    elastic.add_argument("--restarts", type=_number, default=10, metavar="N", help="failures of the driver in a row")
+    elastic.add_argument("--restarts", type=from_one, default=10, metavar="N", help="failures of the driver in a row")
     boxes = parser.add_argument_group("containers")
     boxes.add_argument("--image", metavar="IMAGE", help="the image (hvd_train, or hvd_train.sif for Apptainer)")
     boxes.add_argument("--volume", action="append", default=[], metavar="FROM:TO", help="a folder of each host")
     boxes.add_argument("--runs", default="runs", metavar="DIR", help="the folder of each host for runs")
-    boxes.add_argument("--port", type=_number, default=2222, metavar="N", help="of the ssh servers inside")
+    boxes.add_argument("--port", type=from_one, default=2222, metavar="N", help="of the ssh servers inside")
     batch = parser.add_argument_group("Slurm")
     batch.add_argument("--requeue", action="store_true", help="in a batch job: if stopped, go back into the queue")
     parser.add_argument("command", nargs=REMAINDER, help=SUPPRESS)
@@ -84,8 +72,11 @@ def launch(arguments: list[str]) -> int:
         options.way = options.controller
     _check(options)
     passed = _pass_on(options.env)
-    if options.way == "docker":
-        return _in_containers(options, words)
+    if options.way == "docker":  # the launcher runs in the container of this host
+        inner = [PROGRAM, "launch", "--hosts", containers.HOST_FILE, *(["--elastic"] if options.elastic else [])]
+        inner += [f"--{options.controller}"] if options.controller else []
+        inner += [word for name in options.env for word in ("--env", name)]
+        return containers.run(hosts.named(options.hosts), options, [*inner, "--", *words], os.environ)
     command = _command(words, str if options.image or options.way == "apptainer" else start.shown)
     if options.requeue:
         command = _in_one_folder(command)
@@ -181,15 +172,6 @@ def _command(words: Sequence[str], shown: Callable[[str], str]) -> list[str]:
         except UsageError:
             raise unknown_name("command", first, (*RANKED, *recipes.RECIPES, "python")) from None
     return list(words)
-
-
-def _in_containers(options: Namespace, words: Sequence[str]) -> int:
-    """Run the command with containers on all hosts; the launcher runs in the container of this host."""
-    listed = hosts.named(options.hosts)
-    inner = [PROGRAM, "launch", "--hosts", containers.HOST_FILE, *(["--elastic"] if options.elastic else [])]
-    inner += [f"--{options.controller}"] if options.controller else []
-    inner += [word for name in options.env for word in ("--env", name)]
-    return containers.run(listed, options, [*inner, "--", *words], os.environ)
 
 
 def _in_one_folder(command: list[str]) -> list[str]:

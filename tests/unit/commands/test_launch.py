@@ -183,7 +183,7 @@ def test_new_host_keys_are_accepted_unless_the_user_has_configured_otherwise(
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("-n 0", "'0' is not a number from 1 on"),
+        ("-n 0", "-n/-np/--np: 0: it must be a whole number from 1 on"),
         ("--bogus -- digits", "unrecognized arguments: --bogus"),
         ("-- digit", "unknown command 'digit'; did you mean 'digits'?"),
         ("-- digits --epoch 2", "did you mean '--epochs'?"),
