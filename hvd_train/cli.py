@@ -2,7 +2,6 @@
 
 import atexit
 import importlib
-import itertools
 import os
 import signal
 import sys
@@ -13,7 +12,7 @@ from hvd_train import recipes
 from hvd_train._version import __version__
 from hvd_train.commands.names import COMMANDS, RANKED
 from hvd_train.console import PROGRAM, outlive
-from hvd_train.errors import HvdTrainError, UsageError, unknown_name
+from hvd_train.errors import HvdTrainError, Parser, UsageError, unknown_name
 from hvd_train.launch import exit_report, launcher
 from hvd_train.launch.exit_report import report_once
 
@@ -75,18 +74,16 @@ def run(arguments: Sequence[str]) -> int:
 
 def _long_form(arguments: Sequence[str]) -> Sequence[str]:
     """Return `train --np 2 ...` as the `launch` command for which it is short. Raises UsageError under a launcher."""
-    options, rest = list[str](), list[str]()
-    words = iter(arguments)
-    for word in words:
-        if word.partition("=")[0] in ("--np", "-np", "--hosts", "-H"):
-            options += [word, *([] if "=" in word else itertools.islice(words, 1))]
-        else:
-            rest.append(word)
-    if not options or rest[0] != "train":
+    parser = Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--np", "-np", dest="--np")
+    parser.add_argument("--hosts", "-H", dest="--hosts")
+    options, rest = parser.parse_known_args(arguments)
+    short = [word for option in vars(options).items() if option[1] for word in option]
+    if not short or rest[0] != "train":
         return arguments
     if launched := launcher.launched(os.environ):
-        raise UsageError(f"{launched.launcher} has started the ranks: leave out {' '.join(options)}")
-    return ["launch", *options, "--", *rest]
+        raise UsageError(f"{launched.launcher} has started the ranks: leave out {' '.join(short)}")
+    return ["launch", *short, "--", *rest]
 
 
 def overview() -> str:
