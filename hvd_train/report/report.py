@@ -142,26 +142,17 @@ def _comparison(names: Sequence[str], facts: Sequence[Record], defaults: Record 
             (default if usual.get(key) == values[0] else shared).append([key, values[0]])
     body = [page.gaps((name, "not recorded") for name, of_run in zip(names, texts, strict=True) if not of_run)]
     if len(names) > 1:
-        body += [
-            pieces.heading("What differs between the runs"),
-            _differences(names, differing) if differing else pieces.paragraph("Nothing."),
-            pieces.heading("What all runs share"),
-        ]
+        is_row = len(names) > page.MANY  # each run
+        rows = [["run" if is_row else "", *names], *differing]
+        head, *rows = map(list, zip(*rows, strict=True)) if is_row else rows
+        table = pieces.table(head, rows) if differing else pieces.paragraph("Nothing.")
+        body += [pieces.heading("What differs between the runs"), table, pieces.heading("What all runs share")]
     if shared:
         body.append(pieces.table(["", "value"], shared))
     if default:
         table = pieces.table(["", "value"], default)
         body.append(pieces.details(f"{len(default)} more, with their default values", table))
     return Markup().join(body)
-
-
-def _differences(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
-    """Return a table of rows of a setting and its value in each run; of many runs, each is a row."""
-    head: Sequence[str] = ["", *names]
-    if len(names) > page.MANY:
-        head, *rows = zip(["run", *names], *rows, strict=True)
-    table: Markup = pieces.table(head, rows)
-    return table
 
 
 def _environment(run: History) -> Record:
