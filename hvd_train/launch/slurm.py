@@ -100,11 +100,5 @@ def find_rank_0(environ: Mapping[str, str]) -> None:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Return the number of tasks of each node: [2, 2, 2, 1] for `2(x3),1`. Raises ValueError."""
-    counts: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if match is None:
-            raise ValueError(text)
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts
+    """Return the number of tasks of each node: [2, 2, 2, 1] for `2(x3),1`."""
+    return [int(tasks) for tasks, nodes in re.findall(r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(nodes or 1))]
