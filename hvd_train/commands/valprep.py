@@ -43,20 +43,14 @@ def valprep(arguments: list[str]) -> int:
     if labels is None:
         raise UsageError(f"there is no {' or '.join(_NEXT_TO_IT)} next to {folder}: name one with --labels")
     try:
-        classes = read_labels(labels)
+        text = "" if labels.is_dir() else plain_file.read_bytes(labels).decode(errors="replace")
+        classes = dict(_LINE.findall(text)) if text else _of_devkit(labels / "data")
         moved = sort(folder, classes)
     except OSError as error:
         raise UsageError(f"{error.filename or labels}: {error.strerror}") from None
     what = f"{len(classes):,} images in {len(set(classes.values())):,} class folders"
     show(f"{folder}: {what}" if moved else f"{folder} is sorted already: {what}")
     return 0
-
-
-def read_labels(path: Path) -> dict[str, str]:
-    """Return the class of each image, by its name without an ending. Raises UsageError and OSError."""
-    if path.is_dir():
-        return _of_devkit(path / "data")
-    return dict(_LINE.findall(plain_file.read_bytes(path).decode(errors="replace")))
 
 
 def _of_devkit(data: Path) -> dict[str, str]:
