@@ -5,6 +5,7 @@ import importlib
 import os
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -90,8 +91,8 @@ def overview() -> str:
     """Return the text of `hvd-train --help`."""
     lines = [f"usage: {PROGRAM} COMMAND ...", ""]
     for name, (_, usage, about) in COMMANDS.items():
-        begin = f"  {name} {usage}"
-        lines += [f"{begin:<27}{about}"] if len(begin) < 27 else [begin, f"{'':27}{about}"]
-    return "\n".join(
-        [*lines, f"  {'--version':25}{__version__}", "", f"`{PROGRAM} COMMAND --help` lists the flags.", ""]
-    )
+        begin, *texts = f"  {name} {usage}", *textwrap.wrap(about, 52)
+        lines += [begin] if len(begin) > 26 else [f"{begin:<27}{texts.pop(0)}"]
+        lines += [f"{'':27}{text}" for text in texts]
+    names = textwrap.wrap(f"Recipes: {', '.join(recipes.RECIPES)}.", 79, break_on_hyphens=False)
+    return "\n".join([*lines, "", *names, f"`{PROGRAM} COMMAND --help` lists the flags. Version {__version__}", ""])

@@ -1,9 +1,7 @@
 """The names of all commands, their usage, and where their functions are."""
 
-from hvd_train import recipes
-
 COMMANDS = {
-    "train": ("train", "[RECIPE] [FLAGS] [--np N]", f"train; RECIPE is one of: {', '.join(recipes.RECIPES)}"),
+    "train": ("train", "[RECIPE] [FLAGS] [--np N]", "train a recipe (default: digits), changed by flags"),
     "launch": ("launch", "[OPTIONS] -- COMMAND", "start ranks: here, over ssh, with mpirun, Slurm, Docker; or elastic"),
     "evaluate": ("runs", "RUN|CHECKPOINT [FLAGS]", "scores of a run's best weights, a checkpoint or a model-best.pt"),
     "predict": ("runs", "RUN|CHECKPOINT IMAGE|FOLDER ...", "the most probable classes of images"),

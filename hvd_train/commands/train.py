@@ -53,11 +53,13 @@ _ABOUT = """Train a recipe, changed by flags.
 
     hvd-train train digits --np 2 --epochs 5 --output-dir runs/mine
 
---np 2 starts two ranks here, --hosts h1:4,h2:4 (or a host file) eight on two hosts; `hvd-train launch` has more ways.
+--np 2 starts two ranks here, --hosts h1:4,h2:4 eight on two hosts.
 
-With --try a recipe takes a minute: one epoch, and three steps on random images in place of files.
+With --try a recipe takes a minute: three steps on random images.
 
-Used most: --epochs, --batch-size, --learning-rate, --model, --weights, --data, --data-dir, --output-dir."""
+`hvd-train help` lists the recipes. Flags that are used most:
+--epochs, --batch-size, --learning-rate, --model, --weights, --data,
+--data-dir, --output-dir."""
 
 
 def train(arguments: list[str]) -> int:
@@ -145,8 +147,7 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
     if "--workers" in flags and "--workers-per-host" not in flags:
         base = base.replace(workers_per_host=None)
     base, given_way = _giving_way(base, arguments)
-    names = "|".join(recipes.RECIPES)
-    parsed = parse_flags(Config, arguments, f"{PROGRAM} {command} [{names}] [DATA_DIR] [--config FILE]", base, _ABOUT)
+    parsed = parse_flags(Config, arguments, f"{PROGRAM} {command} [RECIPE] [DATA_DIR] [--config FILE]", base, _ABOUT)
     for note in given_way if notes and launcher.speaks(os.environ) else ():
         console.say(note)
     if "--data-dir" in flags and parsed.data.data in ("digits", "synthetic"):
