@@ -285,7 +285,7 @@ def learning_rate_factor(schedule: ScheduleConfig, epochs_done: float) -> float:
     if kind == "constant":
         return 1.0
     if plugin.is_reference(kind):
-        factor = plugin.call(f"--schedule {kind}", plugin.load("schedule", kind), "epochs_done", epochs_done)
+        factor = plugin.load("schedule", kind)(epochs_done)
         if not isinstance(factor, (int, float)) or not 0 <= factor < math.inf:
             raise UsageError(f"--schedule {kind}: {factor!r} after {epochs_done:g} epochs is not a number from 0 on")
         return float(factor)
