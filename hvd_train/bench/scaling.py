@@ -16,7 +16,8 @@ from hvd_train.bench.record import Measurement
 from hvd_train.config import Config
 from hvd_train.console import show
 from hvd_train.errors import UsageError, counted
-from hvd_train.launch import hosts, start
+from hvd_train.launch import start
+from hvd_train.launch.hosts import Host
 from hvd_train.launch.launcher import program, reasons
 from hvd_train.progress import order
 from hvd_train.report.curves import RECORD, TITLES, cells, charts
@@ -49,7 +50,7 @@ def sized(config: Config, workers: int, mode: str) -> Config:
 
 
 def run(
-    folder: Path, sizes: Mapping[int, Config], about: Measurement, *, host_file: str | None, controller: str
+    folder: Path, sizes: Mapping[int, Config], about: Measurement, *, hosts: Sequence[Host], controller: str
 ) -> Measurement:
     """Train all sizes, write the table after each, and return the record. Raises KeyboardInterrupt, as `train`."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -60,8 +61,7 @@ def run(
         if done and config_file.load(path / run_folder.CONFIG).run.max_time == config.run.max_time:
             show(f"{name}: trained already, in {path}")
         else:
-            listed = hosts.named(host_file) if host_file else ()
-            launcher, settings = start.horovodrun(workers, listed, controller), path.with_suffix(".yaml").resolve()
+            launcher, settings = start.horovodrun(workers, hosts, controller), path.with_suffix(".yaml").resolve()
             line = [*launcher, program("hvd-train"), "train", "--config", str(settings)]
             show(f"{name}: {shlex.join(line)}")
             failed = train(line, config, path)

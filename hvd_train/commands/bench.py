@@ -90,8 +90,7 @@ def _scaling(arguments: list[str], path: Path | None) -> int:
     mode, controller = options.mode, options.controller
     if mode not in ("weak", "strong") or controller not in ("gloo", "mpi"):
         raise UsageError(f"--mode {mode} --controller {controller}: they must be weak or strong, and gloo or mpi")
-    if options.hosts:
-        host_files.named(options.hosts)
+    hosts = host_files.named(options.hosts) if options.hosts else ()
     record.check_target(path)
     folder = config.run.output_dir or Path(f"runs/scaling-{zlib.crc32(' '.join(arguments).encode()):08x}")
     sizes = scaling.plan(config, counts, mode, folder)
@@ -99,7 +98,7 @@ def _scaling(arguments: list[str], path: Path | None) -> int:
 
     check(config)
     about = {"bench": "scaling", "environment": run_folder.environment([socket.gethostname()], None), "mode": mode}
-    measurement = scaling.run(folder, sizes, about, host_file=options.hosts, controller=controller)
+    measurement = scaling.run(folder, sizes, about, hosts=hosts, controller=controller)
     if path is not None:
         record.write(path, measurement)
     return 1 if any(row["failed"] for row in measurement["rows"]) else 0

@@ -89,7 +89,8 @@ def launch(arguments: list[str]) -> int:
         show(shlex.join(line))
         return 0
     if options.elastic and command[1:2] == ["train"]:  # the settings, before a process starts anywhere
-        checked = subprocess.run([launcher.program(PROGRAM), "config", *command[2:]], stdout=subprocess.DEVNULL)
+        check = [launcher.program(PROGRAM), "config", *command[2:], "--trust"]
+        checked = subprocess.run(check, stdout=subprocess.DEVNULL)
         if checked.returncode:
             return checked.returncode
     if options.way == "slurm" and not options.elastic:

@@ -1,7 +1,6 @@
 """`hvd-train prove COMMAND`: whether a script computes the same, whatever happens to its ranks."""
 
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -44,8 +43,7 @@ def prove(arguments: list[str]) -> int:
 
     folder, ranks = Path(mkdtemp(prefix="hvd-train-prove-")), str(options.np)
     several = start.horovodrun(options.np, (), "gloo")
-    elastic = [sys.executable, "-m", "hvd_train.elastic.driver", "-np", ranks, "--min-np", "1"]
-    elastic += ["--host-discovery-script", f"echo localhost:{ranks}"]
+    elastic = [launcher.program(PROGRAM), "launch", "--elastic", "--np", ranks, "--restarts", "1", "--"]
 
     alone = Run(folder / "alone", command)
     if failed := alone.complete():

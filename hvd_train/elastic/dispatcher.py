@@ -23,7 +23,6 @@ it is evicted.
 import os
 import re
 import signal
-import subprocess
 import threading
 import time
 import uuid
@@ -34,6 +33,7 @@ from typing import Any
 from hvd_train.console import say
 from hvd_train.elastic.roster import Command, End, Finish, FormWorld, Notice, Roster, Start
 from hvd_train.elastic.worker import COMMITTED, RankAssignment, Worker, assign_ranks
+from hvd_train.errors import UsageError
 from hvd_train.launch import client, launcher, roll_call
 from hvd_train.launch.exit_report import ExitReport
 from hvd_train.launch.launcher import CONTINUES, JOB, OWNER, REPLACES, SLOT, SUPERVISOR, WORKER
@@ -93,7 +93,7 @@ class Dispatcher:
         while True:
             try:
                 hosts = self._find_hosts()
-            except (ValueError, OSError, subprocess.SubprocessError) as error:
+            except (UsageError, ValueError, OSError) as error:
                 if str(error) != problem:
                     say(f"hosts: {error}; the last list stays in force")
                 problem = str(error)

@@ -7,7 +7,6 @@ command line, ssh and rendezvous server stay. REPLACEMENTS lists each part that 
 
 import json
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,7 +29,7 @@ from hvd_train.console import outlive
 from hvd_train.elastic.dispatcher import Dispatcher, RunWorker
 from hvd_train.elastic.roster import Roster
 from hvd_train.elastic.worker import WRONG_SETTINGS, RankAssignment
-from hvd_train.errors import UsageError, whole_number
+from hvd_train.errors import whole_number
 from hvd_train.launch import client, hosts
 from hvd_train.launch.exit_report import ExitReport
 from hvd_train.launch.launcher import DRIVER_ADDRESSES, INTERFACES
@@ -45,7 +44,6 @@ DEFAULTS = {
 }
 # No prompt for a password. Before a worker's first heartbeat, ssh ends a minute after its host is gone.
 SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=20"
-_COMMAND_S = 30.0  # for the command that lists the hosts
 
 # What workers may write: addresses of ranks, and our own.
 _WRITABLE = ("/global", "/local_", "/cross_", "/facts/", "/exit_report/", "/connect_error/")
@@ -58,16 +56,8 @@ class HostCommand:
         self._command, self._slots = command, slots or 1
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """Return the slots by host. Raises ValueError for a failure, subprocess.TimeoutExpired after 30 seconds."""
-        command = ["sh", "-c", self._command]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_COMMAND_S)
-        if done.returncode != 0:
-            errors = done.stderr.strip().splitlines() or [f"{self._command} ended with exit code {done.returncode}"]
-            raise ValueError(errors[-1])
-        try:
-            listed = hosts.lines_of(done.stdout, f"the output of {self._command}", self._slots)
-        except UsageError as error:
-            raise ValueError(str(error)) from None
+        """Return the slots by host. Raises UsageError as `hosts.printed_by`."""
+        listed = hosts.printed_by(self._command, f"the output of {self._command}", self._slots)
         return {host.name: host.slots for host in listed if host.slots}
 
 

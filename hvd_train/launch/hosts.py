@@ -1,6 +1,7 @@
 """Read and check host files and lists of hosts. No torch."""
 
 import re
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hvd_train.errors import UsageError, whole_number
 NAME = r"(?!-)[A-Za-z0-9_.-]+"  # ssh would take a name that begins with - as an option
 _LINE = re.compile(rf"({NAME})(?::(\d+))?(?:\s+slots\s*=\s*(\d+))?(?:\s+max[-_]slots\s*=\s*\d+)?", re.ASCII)
 _RANGES = re.compile(r"([A-Za-z0-9_.-]*)\[([0-9,-]+)\]([A-Za-z0-9_.-]*)")
+_COMMAND_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,21 @@ def lines_of(text: str, source: str, slots: int = 1) -> tuple[Host, ...]:
             raise UsageError(f"{source}: {match[1]} is there twice; add its slots up")
         found[match[1]] = Host(match[1], int(match[3] or match[2] or slots))
     return tuple(found.values())
+
+
+def printed_by(command: str, source: str, slots: int = 1) -> tuple[Host, ...]:
+    """Return the hosts of the lines that a shell command prints now, perhaps none.
+
+    Raises UsageError for a failure, more than 30 seconds, or as `lines_of`.
+    """
+    try:
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=_COMMAND_S)
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"{command} has not ended within {_COMMAND_S:.0f} s") from None
+    if done.returncode:
+        errors = done.stderr.strip().splitlines() or [f"{command} ended with exit code {done.returncode}"]
+        raise UsageError(errors[-1])
+    return lines_of(done.stdout, source, slots)
 
 
 def _some(found: tuple[Host, ...], source: str) -> tuple[Host, ...]:

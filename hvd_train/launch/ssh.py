@@ -6,7 +6,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 
 from hvd_train.errors import UsageError
 
@@ -55,6 +55,7 @@ def _all(hosts: Sequence[str], examine: Callable[[str], str | None]) -> list[str
         return [found for found in threads.map(examine, others) if found]
 
 
+@cache  # several questions about a host, and a program for each
 def _configured(host: str) -> dict[str, str]:
     """Return the user's ssh configuration for a host; empty without ssh."""
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hvd_train.errors import UsageError
 from hvd_train.launch import ssh
-from hvd_train.launch.hosts import Host, lines_of
+from hvd_train.launch.hosts import Host, printed_by
 from hvd_train.launch.launcher import program
 
 WAYS = ("gloo", "mpi", "mpirun", "slurm", "docker", "apptainer")
@@ -125,10 +125,7 @@ def elastic(options: Namespace, environ: Mapping[str, str]) -> list[str]:
         discover = _NODES.format(nodes=shlex.quote(nodes), slots=environ.get("SLURM_GPUS_ON_NODE") or 1)
     else:
         raise UsageError("there is no Slurm allocation here (SLURM_JOB_NODELIST is not set): type salloc first")
-    done = subprocess.run(["sh", "-c", discover], capture_output=True, text=True)
-    if done.returncode:
-        raise UsageError((done.stderr.strip().splitlines() or [f"{discover} failed"])[-1])
-    listed = lines_of(done.stdout, source or f"the output of {discover}")
+    listed = printed_by(discover, source or f"the output of {discover}")
     if source and not options.dry_run:  # a command may print hosts that are only about to come
         ssh.check_names([host.name for host in listed])
     slots = sum(host.slots for host in listed)

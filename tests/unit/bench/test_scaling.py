@@ -51,7 +51,7 @@ def test_each_size_updates_the_table(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr(scaling, "train", Mock(side_effect=["no \x1b[2J room", KeyboardInterrupt]))
     sizes = scaling.plan(recipes.digits(), [1, 2], "strong", Path("out"))
     with pytest.raises(KeyboardInterrupt):
-        scaling.run(Path("out"), sizes, {"bench": "scaling"}, host_file=None, controller="gloo")
+        scaling.run(Path("out"), sizes, {"bench": "scaling"}, hosts=(), controller="gloo")
     rows = json.loads(Path("out/scaling.json").read_text())["rows"]
     assert [(row["workers"], row["failed"]) for row in rows] == [(1, "no \x1b[2J room")]
     assert "1 workers failed: no" in Path("out/scaling.txt").read_text()

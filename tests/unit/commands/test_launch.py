@@ -171,13 +171,14 @@ def test_new_host_keys_are_accepted_unless_the_user_has_configured_otherwise(
     """Horovod, whose command starts the ranks, agrees."""
     from horovod.runner.util import remote
 
+    host = f"configured-{configured}"
     says = "exit 255" if configured is None else f"echo user me; echo stricthostkeychecking {configured}; echo port 22"
-    program(tmp_path / "ssh", f'[ "$*" = "-G -- h2" ] || exit 9; {says}')
+    program(tmp_path / "ssh", f'[ "$*" = "-G -- {host}" ] || exit 9; {says}')
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     option = ["-o", "StrictHostKeyChecking=accept-new"] if accepts else []
-    assert ssh.options("h2") == ["-o", "BatchMode=yes", "-o", "ConnectTimeout=5", *option]
-    words = remote.get_ssh_command("true", "h2").split()
-    assert words == ["ssh", "-o", "PasswordAuthentication=no", *option, "--", "h2", "true"]
+    assert ssh.options(host) == ["-o", "BatchMode=yes", "-o", "ConnectTimeout=5", *option]
+    words = remote.get_ssh_command("true", host).split()
+    assert words == ["ssh", "-o", "PasswordAuthentication=no", *option, "--", host, "true"]
 
 
 @pytest.mark.parametrize(
@@ -199,7 +200,7 @@ def test_new_host_keys_are_accepted_unless_the_user_has_configured_otherwise(
         ("--elastic --hosts nowhere", "nowhere is no file"),
         ("--elastic --hosts a:2", "--elastic reads a host file while the job runs, and a:2 is no file"),
         ("--elastic --hosts bad", "bad, line 2: 'b slots=two'"),
-        ("--elastic --discover false", "false failed"),
+        ("--elastic --discover false", "false ended with exit code 1"),
         ("--elastic --with slurm", "there is no Slurm allocation here"),
         ("--elastic --mpi", "--elastic does not go with --with mpi"),
         ("--elastic --min-np 4 --max-np 2", "--max-np 2 is less than --min-np 4"),

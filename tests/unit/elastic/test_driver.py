@@ -16,6 +16,7 @@ from horovod.runner.util import worker_environment
 
 from hvd_train.elastic.driver import SSH_OPTIONS, Driver, DriverServer, HostCommand
 from hvd_train.elastic.worker import Worker, assign_ranks
+from hvd_train.errors import UsageError
 from hvd_train.launch import client
 from hvd_train.launch.launcher import WORKER
 from tests.support.faults import Malicious
@@ -32,7 +33,7 @@ def test_a_bad_list_is_one_line() -> None:
         ("echo a:two", "line 1: 'a:two' is not of the form"),
         ("echo first >&2; echo 'no such file' >&2; exit 1", "^no such file$"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(UsageError, match=message):
             HostCommand(command, 1).find_available_hosts_and_slots()
 
 
