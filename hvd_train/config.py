@@ -151,8 +151,6 @@ class ModelConfig:
     """Batch norm over the samples of all workers, instead of each micro-batch."""
     unfreeze: tuple[str, ...] = ()
     """Train frozen parameters after this many epochs: EPOCH:NAMES, as in --unfreeze 5:layer4.* 10:*"""
-    average_buffers: tuple[str, ...] = ()
-    """Buffers, by names as in --freeze, of which a step keeps the mean over its micro-batches, not the first value."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,7 +76,6 @@ def warm_parts(config: Config, world: World, own: Own = NOTHING) -> tuple[Parts,
         notes.append(weights.start_from(config.model.weights, parts.model, name, classes))
     parts = replace(parts, notes=tuple(notes))
     freeze.prepare(config.model, parts.model)
-    buffers.averaged(parts.model, config.model.average_buffers)
     optimizer = optim.build(config.optimizer, parts.model)
     if config.precision.compile:
         _compile(config, world, parts)
@@ -190,7 +189,6 @@ def of_a_loop(
         model.to(memory_format=torch.channels_last)
     if config.model.sync_batch_norm:
         model = normalization.synchronised(model, world)
-    buffers.averaged(model, config.model.average_buffers)
     loader = open_loader(source.train, None, device, config.seed, loader_processes(config.data, world.place), collate)
     loader.start()
     task = Task(Mapping.get, best="")  # type: ignore[arg-type]  # the user's loop measures
@@ -221,8 +219,8 @@ def fresh_state(
     """Return the state before the first step."""
     compression = wire_format(config, parts.device)
     # Before `wrap`: the average is a copy of the model, which must not have Horovod's hooks.
-    decay, patterns = config.optimizer.ema_decay, config.model.average_buffers
-    average = None if decay is None else optim.MovingAverage(parts.model, decay, patterns)
+    decay = config.optimizer.ema_decay
+    average = None if decay is None else optim.MovingAverage(parts.model, decay)
     return TrainState(
         model=parts.model,
         optimizers={name: world.wrap(optimizer, parts.model, compression) for name, optimizer in optimizers.items()},

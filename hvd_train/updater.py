@@ -58,15 +58,12 @@ class Updater:
         measuring: Mapping[str, Measuring],
         split: Split | None = None,
     ) -> None:
-        """`measuring` is what the updates of each optimizer measure; `split` measures the time.
-
-        Raises UsageError if the config names buffers that the model does not have.
-        """
+        """`measuring` is what the updates of each optimizer measure; `split` measures the time."""
         self._mark, self._measurings = (split or Split()).mark, measuring
         self._world, self._device, self._seed = world, device, config.seed
         self._ledger, self._clip_norm = config.run.ledger, config.optimizer.clip_norm
         self._autocast = autocast(config, device)
-        self._buffers = StepBuffers(model, device, config.model.average_buffers)
+        self._buffers = StepBuffers(model, device)
         self._sums_of_layers = sums_of_layers(model, world)
         self._forward = ExitStack()  # what a forward pass runs in
         self.lost: RankLost | None = None  # noticed in a pass of this update

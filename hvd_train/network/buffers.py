@@ -3,19 +3,16 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 import xxhash
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.batchnorm import _NormBase
 
-from hvd_train.errors import UsageError, first_few
 from hvd_train.world.world import World
 
-_COUNTS = (torch.int32, torch.int64)
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @dataclass(frozen=True)
@@ -49,25 +46,8 @@ def buffers_of(model: nn.Module) -> list[Buffer]:
 
 
 def is_statistic(buffer: Buffer) -> bool:
-    """Return whether batch norm or instance norm owns this buffer."""
-    return isinstance(buffer.module, (_BatchNorm, _InstanceNorm))
-
-
-def averaged(model: nn.Module, patterns: Sequence[str]) -> set[str]:
-    """Return the names of buffers that a step averages over micro-batches.
-
-    These are running statistics and matches of `patterns` (`--average-buffers`) that have a mean; others take
-    micro-batch 0's value. Raises UsageError if a pattern matches none.
-    """
-    numbers = [b for b in buffers_of(model) if b.tensor.is_floating_point() or b.tensor.dtype in _COUNTS]
-    names = {buffer.name for buffer in numbers if is_statistic(buffer)}
-    for pattern in patterns:
-        matching = {buffer.name for buffer in numbers if fnmatchcase(buffer.name, pattern)}
-        if not matching:
-            others = first_few([buffer.name for buffer in numbers if not is_statistic(buffer)]) or "none"
-            raise UsageError(f"--average-buffers: no buffer with a mean is called {pattern}; there are {others}")
-        names |= matching
-    return names
+    """Return whether this is a running statistic of batch norm or instance norm."""
+    return isinstance(buffer.module, _NormBase) and buffer.key in _STATISTICS
 
 
 @contextmanager
@@ -115,14 +95,14 @@ class StepBuffers:
     Every micro-batch of a step starts from the same values, so the number of ranks does not change the result.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, patterns: Sequence[str] = ()) -> None:
-        """Average the buffers of `patterns`, too; `device` is the model's. Raises UsageError as `averaged` does."""
-        names, buffers = averaged(model, patterns), buffers_of(model)
-        mean = [buffer for buffer in buffers if buffer.name in names]
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        """`device` is the model's."""
+        buffers = buffers_of(model)
+        mean = [buffer for buffer in buffers if is_statistic(buffer)]
         floats = [buffer for buffer in mean if buffer.tensor.is_floating_point()]
         counts = [buffer for buffer in mean if not buffer.tensor.is_floating_point()]
         self._means = [_Means(kind, device) for kind in (floats, counts) if kind]
-        self.others = [_Other(buffer) for buffer in buffers if buffer.name not in names]  # not averaged
+        self.others = [_Other(buffer) for buffer in buffers if not is_statistic(buffer)]  # not averaged
         self._kinds: list[_Means | _Other] = [*self._means, *self.others]
         self._new, self._begun = dict[str, Tensor](), False
 

@@ -3,7 +3,7 @@
 import ast
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -135,19 +135,17 @@ def parameter_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str
 
 
 class MovingAverage(AveragedModel):
-    """The exponential moving average of a model's weights and averaged buffers; other buffers are copies."""
+    """The exponential moving average of a model's weights and running statistics; other buffers are copies."""
 
-    def __init__(self, model: nn.Module, decay: float, patterns: Sequence[str] = ()) -> None:
-        """`patterns` name averaged buffers, as in `buffers.averaged`."""
+    def __init__(self, model: nn.Module, decay: float) -> None:
         super().__init__(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)  # type: ignore[no-untyped-call]
-        self._averaged = buffers.averaged(model, patterns)
 
     @override
     def update_parameters(self, model: nn.Module) -> None:
         """Add the model's current values; the first call copies them."""
         super().update_parameters(model)
         for buffer, own in zip(buffers.buffers_of(model), buffers.buffers_of(self.module), strict=True):
-            if buffer.name not in self._averaged:
+            if not buffers.is_statistic(buffer):
                 buffers.copy_into(own, buffer.tensor)
 
 

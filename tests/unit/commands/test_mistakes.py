@@ -168,7 +168,6 @@ MISTAKES = [
     ("train --model resnet18 --weights RIGHT", "known: DEFAULT, IMAGENET1K_V1\n"),
     ("train --freeze layer9", "no parameter of the model is called layer9; they are called 0.weight"),
     ("train --freeze *", "--freeze * freezes every parameter"),
-    ("train --average-buffers nothing", "no buffer with a mean is called nothing; there are none"),
     ("train --data cifar", "unknown data set 'cifar'; did you mean 'cifar10'"),
     ("train --data data/images", "for images in a folder type --data folder --data-dir data/images"),
     # Files, folders and URLs.

@@ -128,26 +128,6 @@ def test_a_buffer_has_the_value_of_micro_batch_0(name: str) -> None:
             assert_same(values, expected)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_buffers_are_averaged_by_name(size: int) -> None:
-    """`--average-buffers`: floats move as batch norm's statistics do; counts are rounded."""
-
-    def counts(module: Noted, values: Tensor) -> None:
-        module.held += 2 if torch.equal(values, INPUTS[0]) else 3
-
-    def body(world: ThreadWorld) -> list[Tensor]:
-        kinds = [(torch.ones(3), assigns), (torch.tensor(5), writes), (torch.tensor([5, 7]), counts)]
-        model = nn.Sequential(*(Noted(start, change) for start, change in kinds))
-        take(world, StepBuffers(model, CPU, ("[02].h*",)), model, INPUTS)
-        return [each.held for each in model]
-
-    mean = torch.stack([micro.mean(0) for micro in INPUTS]).mean(0)
-    for floats, of_first, integers in run_ranks(size, body):
-        torch.testing.assert_close(floats, 0.9 + mean)
-        assert of_first == 5 + int(INPUTS[0].sum() * 100)
-        assert integers.tolist() == [8, 10], "14 / 5 is nearly 3"
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_an_evaluation_changes_no_buffer(ranks: int) -> None:
     def make(num_classes: int) -> nn.Module:

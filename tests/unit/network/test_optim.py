@@ -78,11 +78,11 @@ def test_the_moving_average_is_what_its_formula_says(monkeypatch: pytest.MonkeyP
 
 
 def test_the_moving_average_has_the_other_buffers_of_the_model() -> None:
-    """On ranks and alone, unless --average-buffers names them."""
-    config = small_config(**SETTINGS, average_buffers=("0.mean",), output_dir=Path("two"))
+    """It has them on ranks and alone."""
+    config = small_config(**SETTINGS, output_dir=Path("two"))
     results = run_ranks(2, lambda world: trained(world, config, runs.remembers))
     last, found = results[0][1], final("two")
     names = {name for name, _ in runs.remembers(10).named_buffers()} - {"0.unsaved"}
-    assert {name for name in names if not torch.equal(found[name], last[name])} == {"0.mean"}
+    assert all(torch.equal(found[name], last[name]) for name in names)
     trained(LocalWorld(), config.replace(output_dir=Path("alone")), runs.remembers)
     assert largest_difference(found, final("alone")) <= 1e-5
