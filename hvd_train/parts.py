@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -156,13 +156,10 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
     if channels_last:
         network = network.to(memory_format=torch.channels_last)
     examples = [loader.example(2) for loader in (train_loader, val_loader, test_loader) if loader is not None]
-    if classifies:
-        for images in {(images.shape[1:], images.dtype): images for images, _ in examples}.values():
-            models.check_fits(network, name, images, len(data.classes), trains=not colour)
     try:
-        training, evaluation = _measurings(task, network, examples[0])
+        training, evaluation = _measurings(task, network, examples)
     except models.MISFITS as error:
-        raise models.cannot_take(name, "the first two samples", error) from None
+        raise models.cannot_take(name, error) from None
     return Parts(device, data, task, {"": training}, evaluation, goal, network, train_loader, val_loader, test_loader)
 
 
@@ -201,13 +198,17 @@ def as_constant(module: nn.Module, device: torch.device) -> None:
     module.to(device).eval().requires_grad_(requires_grad=False)
 
 
-def _measurings(task: Task, network: nn.Module, batch: Any) -> tuple[Measuring, Measuring]:
-    """Return what training and evaluations measure. Raises UsageError if the measures of two samples cannot be used."""
+def _measurings(task: Task, network: nn.Module, examples: Sequence[Any]) -> tuple[Measuring, Measuring]:
+    """Return what training and evaluations measure, by batches of two samples: of the training set first.
+
+    Raises UsageError if their measures cannot be used.
+    """
     training, evaluation = Measuring(task.measure), Measuring(task.evaluate or task.measure)
     with torch.no_grad(), buffers.unchanged(network):
         network.eval()
-        training(network, batch, 2)
-        evaluated = evaluation(network, batch, 2)
+        training(network, examples[0], 2)
+        for example in examples:
+            evaluated = evaluation(network, example, 2)
         numbers = measures.numbers_of(evaluated, evaluation.fields, torch.float64).cpu()
     scores_of(task, evaluation.fields, numbers, 2, measures.kept_of(evaluated))
     return training, evaluation

@@ -1,9 +1,8 @@
 """Build, check and compile models: torchvision's, timm's, a small convnet for digits, or the user's own."""
 
-import copy
 import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -105,31 +104,11 @@ MISFITS = (RuntimeError, ValueError, AssertionError)
 """What torch and torchvision raise in a forward pass of inputs that do not fit the model."""
 
 
-def cannot_take(name: str, inputs: str, error: Exception) -> UsageError:
+def cannot_take(name: str, error: Exception) -> UsageError:
     """Return the error for a forward pass that failed, with the place in the user's code, if it is there."""
     _, place = in_user_code(error)
     advice = f" ({place})" if place else "" if plugin.is_reference(name) else "; try another --image-size"
-    return UsageError(f"model {name} cannot take {inputs}: {str(error).splitlines()[0]}{advice}")
-
-
-def check_fits(model: nn.Module, name: str, example: Tensor, num_classes: int, *, trains: bool = False) -> None:
-    """Raise UsageError unless `model` maps images [batch, channels, height, width] to logits [batch, num_classes]."""
-    shape = " x ".join(map(str, example.shape[1:]))
-    try:
-        with torch.no_grad(), unchanged(model):
-            outputs = {"": model.eval()(example)}
-    except MISFITS as error:
-        raise cannot_take(name, f"images of {shape}", error) from None
-    if trains:
-        # The first step raises any other error.
-        with torch.random.fork_rng([example.device] if example.is_cuda else []), suppress(Exception):
-            outputs[" in training"] = copy.deepcopy(model).train()(example)
-    for when, output in outputs.items():
-        if not isinstance(output, Tensor) or output.shape != (len(example), num_classes):
-            got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-            wanted = f"it must return logits of shape [batch, {num_classes}]"
-            advice = ": let it accept num_classes" if got.startswith(f"shape ({len(example)},") else ""
-            raise UsageError(f"model {name} returns {got}{when}; {wanted}{advice}")
+    return UsageError(f"model {name} cannot take the first two samples: {str(error).splitlines()[0]}{advice}")
 
 
 def micro_batch_sizes(layout: BatchLayout, num_samples: int) -> list[int]:

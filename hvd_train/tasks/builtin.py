@@ -30,6 +30,15 @@ def _output(model: nn.Module, inputs: Tensor) -> Tensor:
     return found
 
 
+def _logits(model: nn.Module, images: Tensor, num_classes: int) -> Tensor:
+    """Return a classifier's output. Raises UsageError for another shape."""
+    logits = model(images)
+    if isinstance(logits, Tensor) and logits.shape == (len(images), num_classes):
+        return logits
+    found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    raise UsageError(f"the model returns {found}; it must return logits of shape [batch, num_classes = {num_classes}]")
+
+
 def _pair(batch: Any) -> Batch:
     """Return the inputs and targets of a batch. Raises UsageError for items of another form."""
     parts = batch if isinstance(batch, (tuple, list)) else [batch]
@@ -57,14 +66,14 @@ def classification(config: Config, classes: tuple[str, ...]) -> Task:
 
     def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
         images, targets = mix(*batch)
-        logits = model(images)
+        logits = _logits(model, images, len(classes))
         loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
         by_place = hits(logits, batch[1]).sum(dim=0, dtype=torch.float32)
         return {"loss": Mean(loss), "top1": Mean(by_place[0]), "top5": Mean(by_place.sum())}
 
     def evaluate(model: nn.Module, batch: Batch) -> dict[str, Measure]:
         images, targets = batch
-        logits = model(images)
+        logits = _logits(model, images, len(classes))
         match = hits(logits, targets)
         top1, top5 = match[:, 0], match.any(dim=1)
         none = torch.zeros(len(classes), dtype=torch.float64, device=targets.device)
