@@ -21,7 +21,7 @@ from hvd_train.errors import UsageError, counted, first_few
 from hvd_train.launch import launcher
 from hvd_train.network import buffers, freeze, models, normalization, optim, weights
 from hvd_train.network.device import autocast, choose_device, loss_scaler, num_cores, uses_channels_last, wire_format
-from hvd_train.network.models import Builder, any_size, compile_model, micro_batch_sizes
+from hvd_train.network.models import Builder, micro_batch_sizes, warm_up
 from hvd_train.progress import order
 from hvd_train.state import TrainState
 from hvd_train.tasks import measures
@@ -87,29 +87,24 @@ def warm_parts(config: Config, world: World, own: Own = NOTHING) -> tuple[Parts,
 
 
 def _compile(config: Config, world: World, parts: Parts) -> None:
-    """Compile the model as far as possible without other ranks."""
-    num_samples = parts.train_loader.num_samples
-    try:
-        layout = order.choose_layout(config.batch, world.place.size, num_samples)
-    except UsageError:  # raised again at the rendezvous, unless this rank is a newcomer
-        layout = None
-    if layout is None or config.model.sync_batch_norm:  # its layers communicate in each pass
-        parts.model.compile()
+    """Compile the model as far as possible without other ranks. Raises UsageError if the batch is too large."""
+    parts.model.compile()
+    if config.model.sync_batch_norm:  # its layers communicate in each pass
         return
-    train_sizes = micro_batch_sizes(layout, num_samples)
+    num_samples = parts.train_loader.num_samples
+    layout = order.choose_layout(config.batch, world.place.size, num_samples)
     eval_sizes: list[int] = []
     if parts.val_loader is not None and config.optimizer.ema_decay is None:  # the moving average is not compiled
         batch = config.batch.eval_batch_size
         eval_sizes = micro_batch_sizes(order.BatchLayout(batch, batch), parts.val_loader.num_samples)
     freeze.apply(config.model, parts.model, 0)
-    train_sizes = any_size(train_sizes) if launcher.elastic(os.environ) else train_sizes
-    compile_model(
+    warm_up(
         parts.model,
         parts.train_loader.example,
         autocast(config, parts.device),
         loss=lambda model, batch: measures.sum_of(parts.task.measure(model, batch)[LOSS]),
         evaluate=parts.evaluation.function,
-        train_sizes=train_sizes,
+        train_sizes=micro_batch_sizes(layout, num_samples),
         eval_sizes=eval_sizes,
     )
     freeze.prepare(config.model, parts.model)

@@ -117,12 +117,7 @@ def micro_batch_sizes(layout: BatchLayout, num_samples: int) -> list[int]:
     return list(dict.fromkeys(len(micro) for batch in batches for micro in layout.micro_batches(batch).ends))
 
 
-def any_size(sizes: list[int]) -> list[int]:
-    """Return at least two sizes: at the second one torch.compile generates code for any batch size."""
-    return sizes if len(sizes) != 1 else [*sizes, sizes[0] - 1 if sizes[0] > 2 else sizes[0] + 1]
-
-
-def compile_model(
+def warm_up(
     model: nn.Module,
     example: Callable[[int], Any],
     autocast: AbstractContextManager[object],
@@ -132,11 +127,10 @@ def compile_model(
     train_sizes: list[int],
     eval_sizes: list[int],
 ) -> None:
-    """Compile the model by its task, with batches of these sizes from `example`; its state stays the same.
+    """Run a compiled model by its task, with batches of these sizes from `example`; its state stays the same.
 
     torch.compile compiles at the first call with each kind of input: after the rendezvous all ranks would wait for it.
     """
-    model.compile()
     devices = {p.device for p in model.parameters() if p.is_cuda}
     with unchanged(model), torch.random.fork_rng(devices):
         for size in train_sizes:
