@@ -69,7 +69,7 @@ def warm_parts(config: Config, world: World, own: Own = NOTHING) -> tuple[Parts,
     """Return the parts and the optimizer, built and started without other ranks. Raises UsageError."""
     parts = build(config, world.place, own)
     if config.model.sync_batch_norm:
-        parts = replace(parts, model=normalization.synchronised(parts.model, world))
+        normalization.synchronise(parts.model, world)
     notes = _loader_notes(config.data, world.place)
     if config.model.weights is not None:
         name, classes = config.model.model, len(parts.data.classes)
@@ -180,7 +180,7 @@ def of_a_loop(
     if uses_channels_last(config, device):
         model.to(memory_format=torch.channels_last)
     if config.model.sync_batch_norm:
-        model = normalization.synchronised(model, world)
+        normalization.synchronise(model, world)
     loader = open_loader(source.train, None, device, config.seed, loader_processes(config.data, world.place), collate)
     loader.start()
     task = Task(Mapping.get, best="")  # type: ignore[arg-type]  # the user's loop measures

@@ -10,24 +10,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hvd_train.errors import RankLost
+from hvd_train.errors import RankLost, UsageError
 from hvd_train.world.world import World
 
 _SHARED_NAME = "batch_norm"
 Add = Callable[[Tensor, str], Tensor]
 
 
-def synchronised(model: nn.Module, world: World) -> nn.Module:
-    """Replace each batch norm layer by a SyncBatchNorm. Parameters and statistics are the same tensors."""
+def synchronise(model: nn.Module, world: World) -> None:
+    """Replace each batch norm layer by a SyncBatchNorm. Parameters and statistics are the same tensors.
+
+    Raises UsageError for a layer with more than batch norm, as in many models of timm.
+    """
     layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
     sums = SumsOfLayers(world, max((layer.num_features for _, layer in layers), default=0))
     for name, layer in layers:
+        if type(layer).forward is not _BatchNorm.forward:
+            raise UsageError(f"--sync-batch-norm: the layer {name} ({type(layer).__name__}) is not batch norm alone")
         parent, _, own_name = name.rpartition(".")
-        synchronised_layer = SyncBatchNorm(layer, sums, f"batch_norm.{name}")
-        if not name:
-            return synchronised_layer
-        setattr(model.get_submodule(parent), own_name, synchronised_layer)
-    return model
+        setattr(model.get_submodule(parent), own_name, SyncBatchNorm(layer, sums, f"batch_norm.{name}"))
 
 
 class SumsOfLayers:

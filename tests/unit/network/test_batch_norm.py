@@ -3,14 +3,15 @@
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hvd_train.errors import UsageError
 from hvd_train.network.models import Builder
-from hvd_train.network.normalization import synchronised
-from hvd_train.world.world import LocalWorld
+from hvd_train.network.normalization import synchronise
+from hvd_train.world.world import LocalWorld, World
 from tests.support import runs
 from tests.support.runs import equal, largest_difference, small_config, trained
 from tests.support.worlds import ThreadWorld, run_ranks
@@ -32,6 +33,12 @@ def layer() -> nn.BatchNorm2d:
         made.bias.copy_(torch.tensor([0.1, 0.2, -0.3]))
     made.running_mean = torch.tensor([49.0, 50.0, 52.0])
     return made
+
+
+def synchronised(norm: nn.Module, world: World) -> nn.Module:
+    model = nn.Sequential(norm)
+    synchronise(model, world)
+    return model[0]
 
 
 def passed(module: nn.Module, part: Tensor, slope: Tensor) -> dict[str, Tensor]:
@@ -71,6 +78,12 @@ def test_nothing_is_divided_by_a_variance_of_zero() -> None:
     module = synchronised(nn.BatchNorm1d(64), LocalWorld())
     assert bool(module(alike).isfinite().all())
     assert float(module.running_var.min()) >= 0.9 - 2**-23
+
+
+def test_layers_with_more_than_batch_norm_are_refused() -> None:
+    """The batch norm of many models of timm includes the activation."""
+    with pytest.raises(UsageError, match=r"layer bn1 \(BatchNormAct2d\) is not batch norm alone"):
+        synchronise(timm.create_model("efficientnet_b0"), LocalWorld())
 
 
 class Reshapes(nn.Module):
