@@ -248,8 +248,6 @@ class RunConfig:
 
     device: Literal["auto", "cpu", "cuda"] = free("auto")
     """Device of the model; auto: a GPU per rank if there is one."""
-    gpu_ids: tuple[int, ...] | None = free(None)
-    """GPUs of each host, in the order of the local ranks that use them; default: 0, 1, 2, ..."""
     output_dir: Path | None = free(None)
     """Run folder; default: the stopped run of the same command, else runs/RECIPE-TIME. s3://BUCKET/RUN is short for
     --output-dir runs/s3/BUCKET/RUN --copy-to s3://BUCKET/RUN."""

@@ -32,14 +32,11 @@ def choose_device(config: Config, place: Place) -> torch.device:
         torch.set_num_threads(num_cores(place))
         _keep_freed_memory()
         return torch.device("cpu")
-    ids = config.run.gpu_ids or tuple(range(count))
-    if missing := [number for number in ids if not 0 <= number < count]:
-        raise UsageError(f"--gpu-ids: there is no GPU {missing[0]} on this host; they are 0 to {count - 1}")
     # Slurm's --gpus-per-task shows each rank its own GPU alone by CUDA_VISIBLE_DEVICES; `check_own_gpus` compares them.
-    own = len(ids) == 1 and "CUDA_VISIBLE_DEVICES" in os.environ and not launcher.elastic(os.environ)
-    if place.local_size > len(ids) and not own and os.environ.get(_SHARED) != "1":
-        raise UsageError(f"{place.local_size} ranks on this host but {len(ids)} GPUs: start one rank per GPU")
-    device = torch.device("cuda", ids[place.local_rank % len(ids)])
+    own = count == 1 and "CUDA_VISIBLE_DEVICES" in os.environ and not launcher.elastic(os.environ)
+    if place.local_size > count and not own and os.environ.get(_SHARED) != "1":
+        raise UsageError(f"{place.local_size} ranks on this host but {count} GPUs: start one rank per GPU")
+    device = torch.device("cuda", place.local_rank % count)
     torch.cuda.set_device(device)
     torch.backends.cudnn.benchmark = not config.precision.deterministic  # it may choose other algorithms each run
     if config.precision.deterministic:
