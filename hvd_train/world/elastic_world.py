@@ -5,7 +5,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping
-from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
@@ -20,7 +19,6 @@ from hvd_train.world.world import Place, Request
 
 T = TypeVar("T")
 
-_DRIVER_CHECK_S = 0.5
 _EVERY_S = 1.0
 _ANSWER_S = 2.0
 _PAUSED_S = 5.0  # a heartbeat takes 3 s if the driver is silent; a longer time is a pause of this process
@@ -144,7 +142,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
     """
 
     def __init__(self, facts: Mapping[str, str] | None = None) -> None:
-        self._has_had_rank = self._core_hangs = False
+        self._has_had_rank = False
         self._connect_error = ""  # why the state is not synchronized yet in this world
         launcher.kill_predecessor(os.environ)
         client.find_driver(os.environ)
@@ -181,7 +179,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
 
     @override
     def leave(self, *, failed: bool) -> None:
-        if failed and not self._core_hangs:
+        if failed:
             horovod_world.stop()
         self._heartbeat.training_left()
 
@@ -190,11 +188,6 @@ class ElasticWorld(horovod_world.HorovodWorld):
         if got_signal:
             self._heartbeat.signal_received()
         return self._heartbeat.requested
-
-    @override
-    def close(self) -> None:
-        if not self._core_hangs:
-            super().close()
 
     def _join(self) -> None:
         """Leave the last world, if any, and form one with the other ranks, which sets `place`.
@@ -212,7 +205,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
                     self._has_had_rank = True
                 elsewhere = client.get(os.environ, f"elsewhere/{os.environ[WORKER]}", _ANSWER_S)
                 client.choose_interface(os.environ, elsewhere)
-                place = self._start_core()
+                place = horovod_world.start()
                 break
             except (ValueError, OSError) as error:
                 if self._heartbeat.driver_gone:
@@ -225,20 +218,3 @@ class ElasticWorld(horovod_world.HorovodWorld):
         for optimizer in self._optimizers.values():
             optimizer.is_placed = False
         self.place = replace(place, local_rank=self.place.local_rank)  # keep the chosen GPU
-
-    def _start_core(self) -> Place:
-        """Start Horovod in a thread, since its core would wait for a dead driver forever."""
-        outcome: Future[Place] = Future()
-
-        def start() -> None:
-            try:
-                outcome.set_result(horovod_world.start())
-            except BaseException as error:  # noqa: BLE001  # raised again below, in the thread that waits
-                outcome.set_exception(error)
-
-        threading.Thread(target=start, daemon=True, name="rendezvous").start()
-        while not wait([outcome], _DRIVER_CHECK_S).done:
-            if self._heartbeat.driver_gone:
-                self._core_hangs = True
-                raise RankLost("the driver is gone, so this rank cannot connect to the others")
-        return outcome.result()
