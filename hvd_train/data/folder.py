@@ -3,11 +3,10 @@
 import os
 import struct
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from io import BytesIO
-from itertools import pairwise
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
@@ -50,11 +49,10 @@ class ImageFolder(MapDataset):
             samples = make_dataset(str(root), numbers, is_valid_file=lambda path: _is_image(path[len(str(root)) :]))
         except FileNotFoundError as error:
             raise UsageError(f"{root}: {error}") from None
-        names = [os.fsencode(path[len(str(root)) + 1 :]) for path, _ in samples]
+        names = np.array([os.fsencode(path[len(str(root)) + 1 :]) for path, _ in samples])
         # Tensors, not lists: loader processes share their memory.
         self.labels = torch.tensor([label for _, label in samples])
-        self._names = torch.frombuffer(bytearray(b"".join(names)), dtype=torch.uint8)
-        self._ends = torch.tensor([len(name) for name in names]).cumsum(0)
+        self._names = torch.from_numpy(names.view(np.uint8).reshape(len(names), -1))
         self._root, self._transform, self._max_pixels = root, transform, max_pixels
 
     @override
@@ -63,25 +61,21 @@ class ImageFolder(MapDataset):
 
     def path(self, index: int) -> Path:
         """Return the path of the file of a sample."""
-        start, end = int(self._ends[index - 1]) if index else 0, int(self._ends[index])
-        return self._root / os.fsdecode(self._names[start:end].numpy().tobytes())
+        return self._root / os.fsdecode(self._names[index].numpy().tobytes().rstrip(b"\0"))
 
-    def files_of_classes(self, *, sizes: bool) -> Iterator[tuple[int, bytes]]:
-        """Yield for each class the number of files, and bytes of their names and `sizes`."""
-        root, names, ends = os.fsencode(self._root), self._names.numpy().tobytes(), [0, *self._ends.tolist()]
+    def content_of_files(self, *, sizes: bool) -> bytes:
+        """Return bytes that are others if a name, a label or, with `sizes`, the size of a file is another."""
 
-        def size_of(place: tuple[int, int]) -> int:
+        def size_of(index: int) -> int:
             with suppress(OSError):  # a link to nothing
-                return os.stat(os.path.join(root, names[slice(*place)])).st_size
+                return os.stat(self.path(index)).st_size
             return -1
 
-        with ThreadPool(16) as threads:
-            of_files = np.array(threads.map(size_of, pairwise(ends), _AT_ONCE) if sizes else [], dtype=np.int64)
-        last = 0
-        for count in torch.bincount(self.labels).tolist():
-            first, last = last, last + count
-            lengths = np.diff(ends[first : last + 1])
-            yield count, names[ends[first] : ends[last]] + lengths.tobytes() + of_files[first:last].tobytes()
+        parts = [self._names, self.labels]
+        if sizes:
+            with ThreadPool(16) as threads:
+                parts.append(torch.tensor(threads.map(size_of, range(len(self)), _AT_ONCE)))
+        return b"".join(part.numpy().tobytes() for part in parts)
 
     @override
     def __getitem__(self, index: int, /) -> tuple[Tensor, int]:

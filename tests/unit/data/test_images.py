@@ -142,11 +142,11 @@ def test_random_changes_of_images_belong_to_the_sample(changes: dict[str, Any], 
 
 
 CHANGES = {
-    "other size": (lambda train, _: (train / "cat" / "1.jpg").write_bytes(b"other"), {"training": "'cat'"}),
-    "validation": (lambda _, val: (val / "dog" / "0.jpeg").unlink(), {"validation": "3 images, the run had 4.*'dog'"}),
+    "other size": (lambda train, _: (train / "cat" / "1.jpg").write_bytes(b"other"), {"training": "other images"}),
+    "validation": (lambda _, val: (val / "dog" / "0.jpeg").unlink(), {"validation": "3 images, the run had 4"}),
     "class added": (
         lambda train, val: [shutil.copytree(split / "cat", split / "ape") for split in (train, val)],
-        {"classes": "3 classes, the run had 2: class 'ape' is new"},
+        {"classes": "class 0 is 'ape', the run had 'cat'"},
     ),
 }
 

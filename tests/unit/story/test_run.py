@@ -141,9 +141,9 @@ def test_other_classes_are_named_by_all_that_read_the_run() -> None:
     checkpoint = next(Path("run/checkpoints").iterdir())
     for target in (Path("run"), checkpoint):
         evaluate(target, model=runs.convnet, data=runs.few_digits)
-        with pytest.raises(UsageError, match="class '0' is now 'zero'"):
+        with pytest.raises(UsageError, match="class 0 is 'zero', the run had '0'"):
             evaluate(target, model=runs.convnet, data=other_classes)
-    with pytest.raises(UsageError, match="class '0' is now 'zero'"):
+    with pytest.raises(UsageError, match="class 0 is 'zero', the run had '0'"):
         trained(LocalWorld(), small_config(), data=other_classes)
 
 
