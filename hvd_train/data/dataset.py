@@ -27,6 +27,10 @@ class Arrays:
     def __len__(self) -> int:
         return self.num_samples
 
+    def __getitem__(self, index: int, /) -> tuple[Tensor, int]:
+        row = index % len(self.images)
+        return self.images[row], self.labels[row]  # type: ignore[return-value]
+
     def rows(self, numbers: Tensor) -> Tensor:
         """Return the rows of samples, int64 [n]."""
         return numbers % len(self.images)

@@ -1,6 +1,7 @@
 """Data sets by name: digits, CIFAR, class folders, synthetic images, or the user's own."""
 
 import importlib.util
+import operator
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -28,7 +29,6 @@ _CIFAR = {  # mean and standard deviation of each channel
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
 }
 FOLDER = "folder"
-_MOST_READ = 20_000  # items of a set that are read to count its classes
 _MOST_CLASSES = 1_000_000  # a larger label is a mistake
 OwnData = Callable[[DataConfig], Sequence[Any] | DataSet]  # a sequence: training set, and validation set or None
 
@@ -175,12 +175,11 @@ def _from_result(name: str, result: Any, *, any_items: bool) -> DataSet:
                     check_map_style(title, part)
             classes = tuple(map(str, getattr(result[0], "classes", ())))
             return DataSet(result[0], result[1], classes, images=False)
-        train, val = map(_in_memory, titles, result)
-        classes = _class_names(name, titles[0], result[0], train)
-        image = train.images[0] if isinstance(train, Arrays) else _checked(titles[0], train, len(classes))[0][0]
-        result = DataSet(train, val, classes, channels=len(image) if image.ndim == 3 else 3)
+        classes = _class_names(name, titles[0], result[0])
+        image = _checked(titles[0], result[0], len(classes))[0][0]
+        result = DataSet(result[0], result[1], classes, channels=len(image) if image.ndim == 3 else 3)
     parts = zip(titles, (result.train, result.val, result.test), strict=True)
-    train, val, test = (_checked(title, _in_memory(title, part), len(result.classes)) for title, part in parts)
+    train, val, test = (_checked(title, part, len(result.classes)) for title, part in parts)
     return DataSet(**{**vars(result), "train": train, "val": val, "test": test})
 
 
@@ -198,15 +197,15 @@ class _CheckedItems:
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         item: Any = self.data[index]
-        if isinstance(item, (tuple, list)) and len(item) == 2:
-            image, number = item[0], _class_number(item[1])
+        with suppress(TypeError, ValueError):  # it is no pair, or the label is no integer
+            image, label = item
+            number = int(operator.index(label))
             is_image = isinstance(image, Tensor) and self.form in (None, (image.dtype, image.shape))
-            if is_image and number is not None and 0 <= number < self.num_classes:
+            if is_image and 0 <= number < self.num_classes:
                 return image, number
-        last = "on" if self.num_classes == _MOST_CLASSES else f"to {self.num_classes - 1}"
         raise UsageError(
             f"item {index} of {self.title} is {_described(item)}; return (image tensor, integer class number from "
-            f"0 {last}), with images of one type and size, or name another --task"
+            f"0 on, below {self.num_classes}), with images of one type and size, or name another --task"
         )
 
 
@@ -222,64 +221,41 @@ def check_map_style(title: str, part: Any) -> None:
     raise UsageError(f"{title} is {_described(part)}; {advice}")
 
 
-def _in_memory(title: str, part: Any) -> Any:
-    if part is None or isinstance(part, Arrays):
-        return part
-    check_map_style(title, part)
-    is_plain = type(part).__getitem__ is TensorDataset.__getitem__ and len(part.tensors) == 2
-    return Arrays(part.tensors[0], part.tensors[1], len(part)) if is_plain else part
-
-
-def _class_names(name: str, title: str, original: Any, train: Any) -> tuple[str, ...]:
-    """Return the names of classes, or the numbers up to the largest label. Raises UsageError for large sets."""
-    whole = original
+def _class_names(name: str, title: str, data: Any) -> tuple[str, ...]:
+    """Return the names of the classes of a training set, or the numbers up to its largest label."""
+    whole = data
     while isinstance(whole, Subset):  # as random_split makes them
         whole = whole.dataset
     with suppress(TypeError):  # `classes` is no list
         if names := tuple(map(str, getattr(whole, "classes", ()))):
             return names
-    labels: Any = getattr(whole, "targets", getattr(whole, "labels", None))
-    labels = labels.tolist() if isinstance(labels, (Tensor, np.ndarray)) else labels
-    if isinstance(train, Arrays):
-        labels = _checked(title, train, _MOST_CLASSES).labels.tolist()
-    elif not isinstance(labels, (list, tuple)) or any(_class_number(label) is None for label in labels):
-        if len(original) > _MOST_READ:
-            raise UsageError(f"--data {name}: give the training set an attribute `classes`: the list of class names")
-        items = _checked(title, train, _MOST_CLASSES)
-        if launcher.speaks(os.environ):
-            say(f"--data {name}: reading all labels to count the classes; an attribute `classes` saves that")
-        with torch.random.fork_rng([]):
-            labels = [items[index][1] for index in range(len(items))]
-    last = max([_class_number(label) or 0 for label in labels])
-    return tuple(map(str, range(min(last + 1, _MOST_CLASSES))))
+    items = _checked(title, data, _MOST_CLASSES)
+    if not isinstance(items, Arrays) and launcher.speaks(os.environ):
+        say(f"--data {name}: reading all labels to count the classes; an attribute `classes` saves that")
+    labels = items.labels.tolist() if isinstance(items, Arrays) else [items[index][1] for index in range(len(items))]
+    return tuple(map(str, range(max(labels) + 1)))
 
 
 def _checked(title: str, part: Any, num_classes: int) -> Any:
+    """Return a set whose labels are known to be class numbers, or are checked as they are read."""
     if part is None:
-        return part
-    in_memory = isinstance(part, Arrays)
-    items = _CheckedItems(title, TensorDataset(part.images, part.labels) if in_memory else part, num_classes)
+        return None
+    check_map_style(title, part)
+    items = _CheckedItems(title, part, num_classes)
     image, _ = items[0]
-    if in_memory:
-        for index, label in enumerate(part.labels.tolist()):
-            if _class_number(label) not in range(num_classes):
-                items[index]  # raises the error
-        return replace(part, labels=part.labels.reshape(-1).long())
-    return replace(items, form=(image.dtype, image.shape))
-
-
-def _class_number(label: Any) -> int | None:
-    if isinstance(label, int):
-        return int(label)
-    with suppress(TypeError, ValueError, RuntimeError):  # what numpy cannot take
-        array = np.asarray(label.cpu() if isinstance(label, Tensor) else label)
-        return int(array.item()) if array.size == 1 and array.dtype.kind in "biu" else None
-    return None
+    if type(part) is TensorDataset:
+        part = Arrays(part.tensors[0], part.tensors[1], len(part))
+    if not isinstance(part, Arrays):
+        return replace(items, form=(image.dtype, image.shape))
+    labels = part.labels.reshape(-1)
+    for index in torch.nonzero((labels < 0) | (labels >= num_classes))[:1]:
+        items[int(index)]  # raises the error
+    return replace(part, labels=labels.long())
 
 
 def _described(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return f"({', '.join(map(_described, value[:4]))})"
-    if (number := _class_number(value)) is not None:
-        return str(number)
-    return f"{value.dtype}{list(value.shape)}" if isinstance(value, (Tensor, np.ndarray)) else type(value).__name__
+    if isinstance(value, (Tensor, np.ndarray)) and value.ndim:
+        return f"{value.dtype}{list(value.shape)}"
+    return str(value) if isinstance(value, (int, float, Tensor)) else type(value).__name__

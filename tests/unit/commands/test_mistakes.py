@@ -52,7 +52,7 @@ class Narrow(Fixed):
 """,
     "syntax_of.py": "def model(:\n",
 }
-ITEM = "return (image tensor, integer class number from 0 on)"
+ITEM = "return (image tensor, integer class number from 0 on, below "
 MISTAKES = [
     # Commands.
     ("trian", "unknown command 'trian'; did you mean 'train'?"),
