@@ -30,7 +30,7 @@ _VAL_CROP = 224 / 256  # fraction of the shorter side that evaluation shows; usu
 _DAMAGED = (ValueError, TypeError, SyntaxError, EOFError, LookupError, ArithmeticError, struct.error)
 UNREADABLE = (OSError, *_DAMAGED)  # the file is damaged, has too many pixels or is no image in a supported format
 _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # torchvision's IMG_EXTENSIONS
-_ORIENTATION, _BITS_PER_SAMPLE = 0x0112, 258  # tags of Exif and TIFF
+_ORIENTATION = 0x0112  # a tag of Exif
 
 
 class ImageFolder(MapDataset):
@@ -191,45 +191,33 @@ def decode(data: bytes, max_pixels: int = DataConfig.max_image_pixels) -> Tensor
 
     Raises UNREADABLE if the file cannot be decoded or, before allocating them, has more than `max_pixels` pixels.
     """
-    # Pillow warns above its own limit, and refuses images above twice that limit.
-    usual, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, max_pixels / 2  # type: ignore[assignment]
+    Image.MAX_IMAGE_PIXELS = max_pixels / 2  # type: ignore[assignment]  # Pillow refuses images above twice this limit
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a warning names no file, and each image with odd Exif data gives some
             with Image.open(BytesIO(data), formats=_FORMATS) as image:
                 pixels = None
                 if image.format == "JPEG" and image.mode == "RGB" and image.getexif().get(_ORIENTATION, 1) == 1:
-                    pixels = _decode_jpeg(data, max_pixels)  # in two thirds of Pillow's time
+                    pixels = _decode_jpeg(data, (image.height, image.width))  # in two thirds of Pillow's time
                 return torch.from_numpy(_decode_by_pillow(image) if pixels is None else pixels).permute(2, 0, 1)
     except UnidentifiedImageError:
         raise ValueError(f"it is damaged, or none of {', '.join(_FORMATS)}") from None
     except Image.DecompressionBombError:
         raise ValueError(f"it has more pixels than --max-image-pixels {max_pixels} allows") from None
-    finally:
-        Image.MAX_IMAGE_PIXELS = usual
 
 
-def _decode_jpeg(data: bytes, max_pixels: int) -> np.ndarray | None:
-    """Return pixels [height, width, 3], or None if simplejpeg refuses the file."""
-    try:
-        height, width, *_ = simplejpeg.decode_jpeg_header(data)
-        if int(height) * int(width) <= max_pixels:
+def _decode_jpeg(data: bytes, size: tuple[int, int]) -> np.ndarray | None:
+    """Return pixels [height, width, 3], or None if simplejpeg refuses the file or finds another `size` than Pillow."""
+    with suppress(ValueError):
+        if simplejpeg.decode_jpeg_header(data)[:2] == size:
             return np.asarray(simplejpeg.decode_jpeg(data))
-    except ValueError:
-        return None
-    raise Image.DecompressionBombError  # libjpeg and Pillow do not agree about the header
+    return None
 
 
 def _decode_by_pillow(image: Image.Image) -> np.ndarray:
     ImageOps.exif_transpose(image, in_place=True)
-    if image.mode[0] in "IF":  # Pillow would cut the values off at 255
-        image = Image.fromarray((np.asarray(image) >> (_bits(image) - 8)).astype(np.uint8))
+    if image.mode == "I;16" and image.format == "PNG":  # Pillow would cut the values off at 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    elif image.mode[0] in "IF":
+        raise ValueError(f"it is of mode {image.mode}: grey values have 8 bits, or 16 in a PNG file")
     return np.array(image if image.mode == "RGB" else image.convert("RGB"))
-
-
-def _bits(image: Image.Image) -> int:
-    if image.mode.startswith("I;16"):  # unsigned, 9 to 16 bits
-        return int(getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, (16,))[0])
-    if image.mode == "I" and image.format == "PPM":  # which Pillow scales to 16 bits
-        return 16
-    raise ValueError(f"it is of mode {image.mode}, whose values have no known range (grey values of 8 or 16 bits do)")
