@@ -25,6 +25,7 @@ from hvd_train.data.augment import training_transform
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet, MapDataset
 from hvd_train.errors import UsageError, first_few
 
+Transform = Callable[[Tensor], Tensor]
 _AT_ONCE = 1000  # files whose sizes one of 16 threads asks for: a network file system needs milliseconds for each
 _VAL_CROP = 224 / 256  # fraction of the shorter side that evaluation shows; usual since AlexNet
 _DAMAGED = (ValueError, TypeError, SyntaxError, EOFError, LookupError, ArithmeticError, struct.error)
@@ -33,23 +34,12 @@ _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # torchvision's IMG_EX
 _ORIENTATION = 0x0112  # a tag of Exif
 
 
-class ImageFolder(MapDataset):
-    """The images of one split; an item is (image [3, size, size] uint8, class number). No image is kept in memory."""
+class ImageFiles(MapDataset):
+    """The images of files; an item is (image, uint8 [3, height, width], class number). No image is kept in memory."""
 
-    def __init__(
-        self,
-        root: Path,
-        classes: list[str],
-        transform: Callable[[Tensor], Tensor],
-        max_pixels: int = DataConfig.max_image_pixels,
-    ) -> None:
-        """List the files below `root`/CLASS. Raises UsageError if a class has no images."""
-        numbers = {name: number for number, name in enumerate(classes)}
-        try:
-            samples = make_dataset(str(root), numbers, is_valid_file=lambda path: _is_image(path[len(str(root)) :]))
-        except FileNotFoundError as error:
-            raise UsageError(f"{root}: {error}") from None
-        names = np.array([os.fsencode(path[len(str(root)) + 1 :]) for path, _ in samples])
+    def __init__(self, root: Path, samples: Sequence[tuple[str, int]], transform: Transform, max_pixels: int) -> None:
+        """`samples` are the names of files below `root`, and their class numbers."""
+        names = np.array([os.fsencode(name) for name, _ in samples])
         # Tensors, not lists: loader processes share their memory.
         self.labels = torch.tensor([label for _, label in samples])
         self._names = torch.from_numpy(names.view(np.uint8).reshape(len(names), -1))
@@ -80,32 +70,13 @@ class ImageFolder(MapDataset):
     @override
     def __getitem__(self, index: int, /) -> tuple[Tensor, int]:
         """Return an item. Raises UsageError, which names the file."""
-        image = _read(self.path(index), self._max_pixels, "fix the file, or delete it and start a new run")
+        path = self.path(index)
+        try:
+            image = decode(plain_file.read_bytes(path), self._max_pixels)
+        except UNREADABLE as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UsageError(f"cannot read the image {path}: {reason}; fix the file, or remove it") from None
         return self._transform(image), int(self.labels[index])
-
-
-class Files(MapDataset):
-    """Image files without labels: an item is (transformed image, 0)."""
-
-    def __init__(self, paths: Sequence[Path], transform: Callable[[Tensor], Tensor], max_pixels: int) -> None:
-        self._paths, self._transform, self._max_pixels = paths, transform, max_pixels
-
-    @override
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    @override
-    def __getitem__(self, index: int, /) -> tuple[Tensor, int]:
-        return self._transform(_read(self._paths[index], self._max_pixels, "fix the file, or leave it out")), 0
-
-
-def _read(path: Path, max_pixels: int, advice: str) -> Tensor:
-    """Return the pixels of a file. Raises UsageError, which names the file."""
-    try:
-        return decode(plain_file.read_bytes(path), max_pixels)
-    except UNREADABLE as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UsageError(f"cannot read the image {path}: {reason}; {advice}") from None
 
 
 def images_in(paths: Sequence[Path]) -> list[Path]:
@@ -128,14 +99,11 @@ def open_folder(root: Path, config: DataConfig) -> DataSet:
     for split, names in zip(splits[1:], others, strict=True):
         if only := sorted(set(classes) ^ set(names)):
             raise UsageError(f"{root}: train/ and {split}/ must have the same classes; only in one: {first_few(only)}")
-    evaluated = evaluation_transform(config)
     view = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
     if config.augment == "none":
         view = _middle(round(size / _VAL_CROP), size)
-    trained = training_transform(config, view, IMAGENET_MEAN)
-    limit = config.max_image_pixels
-    train = ImageFolder(root / "train", classes, trained, limit)
-    val, *test = (ImageFolder(root / split, classes, evaluated, limit) for split in splits[1:])
+    train = _images(root / "train", classes, training_transform(config, view, IMAGENET_MEAN), config)
+    val, *test = (_images(root / split, classes, evaluation_transform(config), config) for split in splits[1:])
     return replace(of_classes(classes, config), train=train, val=val, test=test[0] if test else None)
 
 
@@ -143,8 +111,19 @@ def open_split(root: Path, config: DataConfig, split: str) -> DataSet:
     """Return the data set whose only images are of one split, or of the class folders in `root`. Raises UsageError."""
     part = root / split if any((root / name).is_dir() for name in ("train", "val", "test")) else root
     classes = _classes(part)
-    images = ImageFolder(part, classes, evaluation_transform(config), config.max_image_pixels)
+    images = _images(part, classes, evaluation_transform(config), config)
     return replace(of_classes(classes, config), train=images, val=images)
+
+
+def _images(root: Path, classes: Sequence[str], transform: Transform, config: DataConfig) -> ImageFiles:
+    """Return the images below `root`/CLASS. Raises UsageError if a class has none."""
+    start = len(str(root)) + 1
+    numbers = {name: number for number, name in enumerate(classes)}
+    try:
+        samples = make_dataset(str(root), numbers, is_valid_file=lambda path: _is_image(path[start:]))
+    except FileNotFoundError as error:
+        raise UsageError(f"{root}: {error}") from None
+    return ImageFiles(root, [(path[start:], label) for path, label in samples], transform, config.max_image_pixels)
 
 
 def of_classes(classes: Sequence[str], config: DataConfig) -> DataSet:

@@ -122,7 +122,7 @@ def of_files(config: DataConfig, files: Sequence[Path], classes: tuple[str, ...]
     """
     from torchvision.transforms import v2
 
-    from hvd_train.data.folder import Files, evaluation_transform, of_classes, to_shape
+    from hvd_train.data.folder import ImageFiles, evaluation_transform, of_classes, to_shape
 
     if config.data == FOLDER:
         data, transform = of_classes(classes, config), evaluation_transform(config)
@@ -139,7 +139,7 @@ def of_files(config: DataConfig, files: Sequence[Path], classes: tuple[str, ...]
             advice = "give its validation set the attribute `transform`, from a PIL image to the tensor"
             raise UsageError(f"--data {config.data}: it is not known how it makes an image of a file: {advice}")
         transform = to_shape(image.shape) if own is None else v2.Compose([v2.ToPILImage(), own])
-    source = Files(files, transform, config.max_image_pixels)
+    source = ImageFiles(Path(), [(str(file), 0) for file in files], transform, config.max_image_pixels)
     return replace(data, train=source, val=source, test=None, augment=None)
 
 
