@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from hvd_train import plugin
 from hvd_train.config import DataConfig
 from hvd_train.console import say
-from hvd_train.data import hugging_face
 from hvd_train.data.augment import affine_jitter, crop_and_flip
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet, MapDataset
+from hvd_train.data.files import open_saved
 from hvd_train.errors import UsageError, unknown_name
 from hvd_train.launch import launcher
 from hvd_train.plugin import HUGGING_FACE
@@ -60,7 +60,7 @@ def open_data(
         assert config.data_dir is not None  # checked by DataConfig
         return open_split(config.data_dir, config, split) if split else open_folder(config.data_dir, config)
     if own is None and config.data.startswith(HUGGING_FACE):
-        result: Any = hugging_face.open_saved(config.data.removeprefix(HUGGING_FACE), any_items=any_items)
+        result: Any = open_saved(config.data.removeprefix(HUGGING_FACE), any_items=any_items)
         data = _from_result(config.data, result, any_items=any_items)
     elif own is not None or plugin.is_reference(config.data):
         function = own or plugin.load("data", config.data)

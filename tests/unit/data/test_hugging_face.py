@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image as Pictures
 
-from hvd_train.data import hugging_face
+from hvd_train.data.files import open_saved
 from hvd_train.errors import UsageError
 from hvd_train.plugin import is_reference
 
@@ -40,7 +40,7 @@ def use(monkeypatch: pytest.MonkeyPatch, found: Any) -> None:
 
 def test_images_and_classes_are_found_by_the_kinds_of_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, parts(train=3, validation=2))
-    train, val = hugging_face.open_saved("saved", any_items=False)
+    train, val = open_saved("saved", any_items=False)
     assert (len(train), len(val), train.classes) == (3, 2, ("one", "two"))
     image, label = train[2]
     assert (image.dtype, image.shape, image.unique().tolist(), label) == (torch.uint8, (3, 6, 4), [2], 0)
@@ -49,7 +49,7 @@ def test_images_and_classes_are_found_by_the_kinds_of_columns(monkeypatch: pytes
 
 def test_other_tasks_get_mappings_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, parts(train=3))
-    train, val = hugging_face.open_saved("saved", any_items=True)
+    train, val = open_saved("saved", any_items=True)
     assert (train[0]["format"], val) == ("torch", None)
 
 
@@ -64,10 +64,10 @@ def test_other_tasks_get_mappings_of_tensors(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_cannot_be_used_is_one_line(monkeypatch: pytest.MonkeyPatch, found: Any, says: str) -> None:
     use(monkeypatch, found)
     with pytest.raises(UsageError, match=says):
-        hugging_face.open_saved("saved", any_items=False)
+        open_saved("saved", any_items=False)
 
 
 def test_a_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UsageError, match="datasets is not installed: pip install datasets"):
-        hugging_face.open_saved(str(Path()), any_items=False)
+        open_saved(str(Path()), any_items=False)
