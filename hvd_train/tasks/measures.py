@@ -112,25 +112,19 @@ def fields_of(measures: Measures, num_samples: int, *, trains: bool = True) -> t
 def _field(name: str, measure: Measure, num_samples: int) -> Field:
     if not isinstance(name, str) or not name.isidentifier() or name in FACTS or name.startswith("val_"):
         raise UsageError(f"there is a measure named {name!r}: take another name, of letters, digits and _")
-    if isinstance(measure, (Total, Each)) and name == LOSS:
-        kind = type(measure).__name__
-        raise UsageError(f"the task's loss is of type {kind}: return one number for each sample, or Mean(total, count)")
-    if isinstance(measure, Each):
-        if measure.values.shape[:1] == (num_samples,):
-            return Field(name, "each", tuple(measure.values.shape[1:]))
-        raise UsageError(f"the measure {name!r} has {_described(measure.values)} for each of {num_samples} samples")
-    if isinstance(measure, Total):
-        return Field(name, "total", tuple(measure.values.shape))
-    if isinstance(measure, Mean):
-        tensors = [value for value in (measure.total, measure.count) if isinstance(value, Tensor)]
-        if isinstance(measure.total, Tensor) and all(tensor.numel() == 1 for tensor in tensors):
-            return Field(name, "samples" if measure.count is None else "count")
-        raise UsageError(f"the measure {name!r} is a Mean of {_described(measure.total)}: its total must be one number")
-    if isinstance(measure, Tensor) and measure.shape == (num_samples,):
-        return Field(name, "samples")
+    match measure:
+        case Tensor() if measure.shape == (num_samples,):
+            return Field(name, "samples")
+        case Mean(Tensor() as total, count) if total.numel() == 1:
+            if not isinstance(count, Tensor) or count.numel() == 1:
+                return Field(name, "samples" if count is None else "count")
+        case Each(values) if name != LOSS and values.shape[:1] == (num_samples,):
+            return Field(name, "each", tuple(values.shape[1:]))
+        case Total(values) if name != LOSS:
+            return Field(name, "total", tuple(values.shape))
     raise UsageError(
         f"the measure {name!r} is {_described(measure)} for {num_samples} samples: it needs one number for "
-        "each sample (for a loss of torch: reduction='none'), or Mean(total, count)"
+        "each sample (for a loss of torch: reduction='none'), or Mean(total, count) with one number as total"
     )
 
 
