@@ -4,13 +4,11 @@ import errno
 import math
 import os
 import stat
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 MOST_BYTES = 2**30  # of a file that is read whole
-LONGEST_LINE = 2**24
 
 
 def in_place(path: str | Path, flags: int) -> int:
@@ -45,14 +43,6 @@ def read_bytes(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:
 def read_text(path: str | Path, most_bytes: int = MOST_BYTES) -> str:
     """Return the text of a file in UTF-8, as `read_bytes` does. Raises ValueError if it is no text."""
     return read_bytes(path, most_bytes).decode()
-
-
-def lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file with their line ends. Raises OSError if one is longer than 16 MB."""
-    while line := file.readline(LONGEST_LINE):
-        if len(line) == LONGEST_LINE:
-            raise OSError(errno.EFBIG, f"a line of it is longer than {LONGEST_LINE:,} bytes", str(file.name))
-        yield line
 
 
 def _to_read(most_bytes: float, path: str, flags: int) -> int:

@@ -190,7 +190,7 @@ class Journal:
             self.steps_lost = max(0, reached - resumed_step)  # at least: not every step has a line
             self._lines = folder.append(METRICS, report)
             self._trackers = Trackers(log_to, folder, resumed_step, settings or {}, report)
-            self._ledger = LedgerFile(folder, resumed_step, report) if ledger else None
+            self._ledger = LedgerFile(folder, epochs_done, report) if ledger else None
 
     def begin(
         self, epochs: int, samples_per_epoch: int, sample: str, best: str, max_seconds: float | None = None
@@ -225,7 +225,7 @@ class Journal:
         """Write the metrics of an epoch."""
         self._last_epoch = record.epoch
         if self._ledger is not None:
-            self._ledger.sync()
+            self._ledger.sync(record.epoch)
         self._write("epoch", _flat(vars(record)))
         scores = {f"val/{name}": value for name, value in (record.scores or {}).items()}
         self._plot({**scores, "seconds/epoch": record.seconds}, record.step)

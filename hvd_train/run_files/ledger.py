@@ -71,10 +71,9 @@ def parse(line: str | bytes, source: str) -> Entry:
 
 def read(path: Path) -> Iterator[Entry]:
     """Yield the entries of a ledger, without a torn last line. Raises UsageError for other damage, and OSError."""
-    with plain_file.opened(path) as file:
-        for number, line in enumerate(plain_file.lines(file), 1):
-            if line.endswith(b"\n"):
-                yield parse(line, f"{path}: line {number}")
+    for number, line in enumerate(plain_file.read_bytes(path).splitlines(keepends=True), 1):
+        if line.endswith(b"\n"):
+            yield parse(line, f"{path}: line {number}")
 
 
 @dataclass(frozen=True)
@@ -163,17 +162,20 @@ class LedgerFile:
     Entries that do not fit on the disk are kept, and written before the next ones.
     """
 
-    def __init__(self, folder: RunFolder, step: int, report: Callable[[str], None] = say) -> None:
-        """Open the ledger in `folder` and remove entries that reach beyond `step`.
+    def __init__(self, folder: RunFolder, epochs_done: int, report: Callable[[str], None] = say) -> None:
+        """Open the ledger in `folder` and remove entries of epochs that have not ended.
 
-        `took` gets their earlier steps again. Raises OSError, and UsageError if the file holds anything but entries.
+        `took` gets these again from the state. Raises OSError, and UsageError if the file holds anything but entries.
         """
         self._folder, self._path, self._report = folder, folder.path / LEDGER, report
-        self._file = folder.append(LEDGER, report)
         self._last_step = 0  # in the file
         self._unwritten = list[Entry]()
         if self._path.exists():
-            self._cut(step)
+            kept = [entry for entry in read(self._path) if entry.epoch < epochs_done]
+            with open(self._path, "r+b", opener=plain_file.in_place) as file:  # a full disk has no room for a new file
+                file.truncate(sum(len(entry.line()) for entry in kept))
+            self._last_step = kept[-1].steps[1] if kept else 0
+        self._file = folder.append(LEDGER, report)
 
     def took(self, entry: Entry) -> None:
         """Record a new or extended entry."""
@@ -188,16 +190,15 @@ class LedgerFile:
         """Write all entries, also the one that steps may still join."""
         while self._unwritten and self._folder.held():
             entry = self._unwritten[0]
-            if entry.steps[0] <= self._last_step:  # an earlier process wrote its first steps when it stopped
-                self._cut(entry.steps[0] - 1)
             if not self._file.write(entry.line().encode()):
                 return
             self._last_step = entry.steps[1]
             del self._unwritten[0]
 
-    def sync(self) -> None:
-        """Force all entries to disk."""
-        self.complete()
+    def sync(self, epochs_done: int) -> None:
+        """Force the entries of ended epochs, which no step joins any more, to disk."""
+        if self._unwritten and self._unwritten[-1].epoch < epochs_done:
+            self.complete()
         self._file.sync()
 
     def close(self) -> None:
@@ -206,16 +207,3 @@ class LedgerFile:
         self._file.close()
         if self._unwritten and self._folder.held():
             self._report(f"{self._path} ends before step {self._unwritten[0].steps[0]}: the disk is full")
-
-    def _cut(self, step: int) -> None:
-        """Remove entries beyond `step`, and a torn last line."""
-        with open(self._path, "r+b", opener=plain_file.in_place) as file:
-            end = self._last_step = 0
-            for number, line in enumerate(plain_file.lines(file), 1):
-                if not line.endswith(b"\n"):
-                    break
-                _, last = parse(line, f"{self._path}: line {number}").steps
-                if last > step:
-                    break
-                end, self._last_step = end + len(line), last
-            file.truncate(end)

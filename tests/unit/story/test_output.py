@@ -94,7 +94,8 @@ def test_a_job_takes_its_own_folder_over(state: TrainState, monkeypatch: pytest.
 def test_a_rank_that_is_no_longer_rank_0_releases_the_folder(state: TrainState) -> None:
     """The next rank 0 finds all earlier records; later ones of this rank are not written."""
     former = opened(small_config(ledger=True), state)
-    former.journal.took(Entry(0, (1, 7), 2, (0, 140), 1))
+    state.recent = [Entry(0, (1, 7), 2, (0, 140), 1)]
+    former.journal.catch_up(state.recent, None, None)
     assert former.store.commit(state)
     former.open(None, state, Place(1, 2))
     assert former.path is None
@@ -103,7 +104,9 @@ def test_a_rank_that_is_no_longer_rank_0_releases_the_folder(state: TrainState) 
     former.journal.took(Entry(0, (1, 8), 2, (0, 160), 1))
     former.store.save_weights(checkpoint.BEST, state)
     assert not former.commit_last(state)
-    opened(small_config(ledger=True), state).close()
+    following = opened(small_config(ledger=True), state)
+    following.journal.catch_up(state.recent, None, None)
+    following.close()
     former.close()
     assert not (RUN / checkpoint.BEST).exists()
     assert [entry.steps for entry in read(RUN / "ledger.jsonl")] == [(1, 7)]

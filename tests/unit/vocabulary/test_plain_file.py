@@ -49,16 +49,3 @@ def test_a_file_is_read_through_a_symlink() -> None:
         plain_file.read_text("link", most_bytes=4)
     Path("endless").symlink_to("/proc/self/pagemap")  # a regular file of size 0 with gigabytes
     assert plain_file.read_bytes("endless") == b""
-
-
-def test_an_endless_line_is_an_error() -> None:
-    """A hole is one line of a terabyte."""
-    Path("file").write_bytes(b"one\ntwo\n")
-    with plain_file.opened("file") as file:
-        assert list(plain_file.lines(file)) == [b"one\n", b"two\n"]
-    os.truncate("file", 2**40)
-    with plain_file.opened("file") as file:
-        lines = plain_file.lines(file)
-        assert [next(lines), next(lines)] == [b"one\n", b"two\n"]
-        with pytest.raises(OSError, match="a line of it is longer than 16,777,216 bytes"):
-            next(lines)
