@@ -20,9 +20,25 @@ from hvd_train.launch import start
 from hvd_train.launch.hosts import Host
 from hvd_train.launch.launcher import program, reasons
 from hvd_train.progress import order
-from hvd_train.report.curves import RECORD, TITLES, cells, charts
+from hvd_train.report.page import Chart
 from hvd_train.run_files import durable, history, run_folder
 from hvd_train.run_files.history import number
+from hvd_train.run_files.journal import labelled
+
+_RECORD = "scaling.json"
+_COLUMNS = (  # the key of a row, the title of its column, and the format of its numbers
+    ("workers", "workers", ",.0f"),
+    ("learning_rate", "learning rate", ".4g"),
+    ("global_batch_size", "global batch", ",.0f"),
+    ("steps_per_epoch", "steps per epoch", ",.0f"),
+    ("epoch_seconds", "epoch, s", ",.2f"),
+    ("epochs", "epochs", ".4g"),
+    ("samples_per_second", "samples/s", ",.0f"),
+    ("efficiency", "efficiency", ".1%"),
+    ("val_loss", "best val loss", ".4f"),
+    ("test_loss", "test loss", ".4f"),
+)
+_TITLES = (*(title for _, title, _ in _COLUMNS), "best")
 
 
 def plan(config: Config, counts: Sequence[int], mode: str, folder: Path) -> dict[int, Config]:
@@ -69,14 +85,14 @@ def run(
         add_efficiency(rows)
         show(f"{name}: {failed or '{:,.1f} images/s'.format(rows[-1]['samples_per_second'] or math.nan)}")
         measured = {**about, "rows": rows}
-        record.write(folder / RECORD, measured)
+        record.write(folder / _RECORD, measured)
         text = io.StringIO()
         writer = csv.DictWriter(text, dict.fromkeys(itertools.chain(*rows)), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         durable.write_text(folder / "scaling.csv", text.getvalue())
         durable.write_text(folder / "scaling.txt", table(rows) + "\n")
-        for chart_name, chart in charts(rows).items():
+        for chart_name, chart in _charts(rows).items():
             durable.write(folder / f"{chart_name}.png", chart.image("png"))
     show(f"\n{table(rows)}\n\nfiles: {folder}")
     return measured
@@ -144,4 +160,28 @@ def add_efficiency(rows: Sequence[Measurement]) -> None:
 def table(rows: Sequence[Measurement]) -> str:
     """Write the rows as a table, with a line for each size that failed."""
     failures = [f"{row['workers']} workers failed: {row['failed']}" for row in rows if row["failed"]]
-    return "\n".join([record.table([TITLES, *map(cells, rows)]), *failures])
+    return "\n".join([record.table([_TITLES, *map(_cells, rows)]), *failures])
+
+
+def _cells(row: Measurement) -> list[str]:
+    """Return the text of the cells of a row, one for each of _TITLES."""
+    values = [(row.get(key), form) for key, _, form in _COLUMNS]
+    name = row.get("figure", "")  # of the task; a training that failed has none
+    best = row.get(name)
+    texts = ["—" if value is None else format(value, form) for value, form in values]
+    return [*texts, "—" if best is None else labelled(name, best)]
+
+
+def _charts(rows: Sequence[Measurement]) -> dict[str, Chart]:
+    """Return charts over workers, by name."""
+    measured = [row for row in rows if row.get("samples_per_second")]
+    keys = "workers", "samples_per_second", "efficiency"
+    workers, rates, efficiency = ([row[key] for row in measured] for key in keys)
+    ideal = [rates[0] * n / workers[0] for n in workers]
+    speeds = [("measured", workers, rates), ("ideal", workers, ideal)]
+    return {
+        "throughput": Chart("Samples/s", "workers", speeds, log=len(workers) > 1, ticks=workers),
+        "efficiency": Chart(
+            "Efficiency", "workers", [("", workers, efficiency)], percent=True, zero=True, ticks=workers
+        ),
+    }

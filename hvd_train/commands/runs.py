@@ -99,7 +99,7 @@ class ReportOptions:
     """Write one HTML page, complete in itself, about one run or many: what they reached, and how they differ."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Run folders; default: the newest run. A folder of `bench scaling` brings its table and plots."""
+    """Run folders, and folders of `sweep` and `bench scaling`; default: the newest run."""
     output: Path = Path("report.html")
     """File of the page; an earlier report of this name is replaced, no other file is."""
 
@@ -117,11 +117,9 @@ def _newest() -> Path:
 
 def _runs_in(paths: Sequence[Path]) -> Sequence[Path]:
     """Return these run folders, and the runs of a sweep for its folder; without other folders, if there are runs."""
-    from hvd_train.report.curves import RECORD  # imports matplotlib
-
     found, others = list[Path](), list[Path]()
     for path in paths:
-        is_run = any((path / name).exists() for name in (run_folder.CONFIG, run_folder.METRICS, RECORD))
+        is_run = any((path / name).exists() for name in (run_folder.CONFIG, run_folder.METRICS))
         inside = [] if is_run else sorted(each.parent for each in path.glob(f"*/{run_folder.METRICS}"))
         (found if is_run or inside else others).extend(inside or [path])
     if found and others:

@@ -1,19 +1,14 @@
-"""Compose sections of the page: learning curves, throughput, phases of a step, events, and measured scaling."""
+"""Compose sections of the page: learning curves, throughput, phases of a step, and events."""
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 from markupsafe import Markup
 
-from hvd_train import plain_file
-from hvd_train.errors import UsageError
 from hvd_train.progress.clock import PHASES, duration
 from hvd_train.report import page
 from hvd_train.report.page import Chart, Line, pieces
 from hvd_train.run_files.history import History, Record, number, speeds, thinned
-from hvd_train.run_files.journal import label, labelled
+from hvd_train.run_files.journal import label
 
 Axis = tuple[str, str, float]  # the label of the x axis, the field of a record with its values, and their unit
 
@@ -123,74 +118,3 @@ def _events(run: History, axis: Axis) -> list[tuple[float, str]]:
         if label and place is not None and event is not first:
             marks.append((place / axis[2], label))
     return marks
-
-
-RECORD = "scaling.json"
-_COLUMNS = (  # the key of a row, the title of its column, and the format of its numbers
-    ("workers", "workers", ",.0f"),
-    ("learning_rate", "learning rate", ".4g"),
-    ("global_batch_size", "global batch", ",.0f"),
-    ("steps_per_epoch", "steps per epoch", ",.0f"),
-    ("epoch_seconds", "epoch, s", ",.2f"),
-    ("epochs", "epochs", ".4g"),
-    ("samples_per_second", "samples/s", ",.0f"),
-    ("efficiency", "efficiency", ".1%"),
-    ("val_loss", "best val loss", ".4f"),
-    ("test_loss", "test loss", ".4f"),
-)
-TITLES = (*(title for _, title, _ in _COLUMNS), "best")
-
-
-def cells(row: Record) -> list[str]:
-    """Return the text of the cells of a row, one for each of TITLES."""
-    name = str(row.get("figure", "top1"))  # of the task; earlier versions had only this one
-    values = [(number(row, key), form) for key, _, form in _COLUMNS]
-    best = number(row, name)
-    texts = ["—" if value is None else format(value, form) for value, form in values]
-    return [*texts, "—" if best is None else labelled(name, best)]
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """A measurement of weak or strong scaling, with a row for each number of workers."""
-
-    path: Path
-    mode: str
-    rows: tuple[Record, ...]
-
-
-def read_scaling(path: Path) -> Scaling:
-    """Return the measurement in a folder. Raises UsageError if its record cannot be read."""
-    try:
-        values = json.loads(plain_file.read_text(path / RECORD))
-        rows = [row for row in values["rows"] if isinstance(row, dict)]
-        rows.sort(key=lambda row: number(row, "workers") or 0)
-        return Scaling(path, str(values.get("mode", "")), tuple(rows))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise UsageError(f"{path / RECORD} is not a record of hvd-train bench scaling") from None
-
-
-def charts(rows: Sequence[Record]) -> dict[str, Chart]:
-    """Return charts over workers, by name, from the rows of scaling.json."""
-    keys = ("workers", "samples_per_second", "efficiency")
-    workers, rates, efficiency = ([number(row, key) for row in rows] for key in keys)
-    ticks = sorted({n for n in workers if n and n > 0})
-    base, rate = next(((n, rate) for n, rate in zip(workers, rates, strict=True) if n and rate), (1.0, 0.0))
-    ideal = [rate * n / base if n and rate else None for n in workers]
-    speeds = [("measured", workers, rates), ("ideal", workers, ideal)]
-    return {
-        "throughput": Chart("Samples/s", "workers", speeds, log=len(ticks) > 1, ticks=ticks),
-        "efficiency": Chart("Efficiency", "workers", [("", workers, efficiency)], percent=True, zero=True, ticks=ticks),
-    }
-
-
-def scaling(scalings: Sequence[Scaling]) -> Markup:
-    """Return a table and charts of each measurement."""
-    body = []
-    for measured in scalings:
-        body += [
-            pieces.heading(f"{measured.path.resolve().name}: {measured.mode} scaling"),
-            pieces.table(TITLES, [cells(row) for row in measured.rows], numbers=True),
-            pieces.figures(charts(measured.rows).values()),
-        ]
-    return Markup().join(body)

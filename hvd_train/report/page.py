@@ -97,7 +97,7 @@ class Chart:
         drawn = [(name, line.get_color(), *map(_rounded, line.get_data())) for (name, _, _), line in of_lines]
         lines = [dict(zip(("name", "colour", "x", "y"), line, strict=True)) for line in drawn]
         place = {"axis": self.x, "box": list(axes.get_position().extents), "limits": axes.get_xlim()}
-        return image, json.dumps({**place, "log": bool(self.ticks), "percent": self.percent, "lines": lines})
+        return image, json.dumps({**place, "percent": self.percent, "lines": lines})
 
     def _figure(self) -> Figure:
         longest = max((len(name) for name, _, _ in self.lines if self.legend), default=0)

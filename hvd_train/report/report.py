@@ -19,28 +19,21 @@ _MOST_IN_NAME, _LONGEST = 3, 30  # settings, and letters of a value: of a path t
 
 
 def compose(paths: Sequence[Path], now: datetime) -> str:
-    """Return the page about run folders and folders of measured scalings. Raises UsageError if one is neither."""
-    measurements = [path for path in paths if (path / curves.RECORD).is_file()]
-    scalings = [curves.read_scaling(path) for path in measurements]
-    runs = [read(path) for path in paths if path not in measurements]
+    """Return the page about run folders. Raises UsageError if one is none."""
+    runs = [read(path) for path in paths]
     settings = [{key: value for key, value in run.settings.items() if key != "output_dir"} for run in runs]
     names = _names(runs, settings)
-    sections = [("Scaling", curves.scaling(scalings))] if scalings else []
-    if runs:
-        sections = [
-            ("Summary", _summary(runs, names)),
-            ("Learning curves", curves.learning(runs, names)),
-            ("Throughput", curves.throughput(runs, names)),
-            ("Where the time goes", curves.phases(runs, names)),
-            *sections,
-            ("Configuration", _comparison(names, settings, Config().settings())),
-            ("What happened", curves.events(runs, names)),
-            ("Environment", _comparison(names, [_environment(run) for run in runs])),
-        ]
-    subjects = [runs[0].name] if len(runs) == 1 else [f"{len(runs)} runs"] if runs else []
-    subjects += [f"scaling of {measured.path.resolve().name}" for measured in scalings]
+    sections = [
+        ("Summary", _summary(runs, names)),
+        ("Learning curves", curves.learning(runs, names)),
+        ("Throughput", curves.throughput(runs, names)),
+        ("Where the time goes", curves.phases(runs, names)),
+        ("Configuration", _comparison(names, settings, Config().settings())),
+        ("What happened", curves.events(runs, names)),
+        ("Environment", _comparison(names, [_environment(run) for run in runs])),
+    ]
     return page.TEMPLATES.get_template("page.html").render(
-        title=f"Training report: {', '.join(subjects)}",
+        title=f"Training report: {runs[0].name if len(runs) == 1 else f'{len(runs)} runs'}",
         subtitle=f"made {now:%Y-%m-%d %H:%M} by hvd-train {__version__}",
         sections=sections,
         script=Markup(page.SCRIPT),  # noqa: S704  # ours

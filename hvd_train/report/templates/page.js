@@ -26,13 +26,12 @@ for (const table of document.querySelectorAll("table.sorts")) {
 }
 // Show the values of a chart next to the pointer: of the x value with a point that is nearest to it.
 for (const plot of document.querySelectorAll(".plot")) {
-  const {axis, box: [left, bottom, right, top], limits, log, percent, lines} = JSON.parse(plot.dataset.values);
+  const {axis, box: [left, bottom, right, top], limits, percent, lines} = JSON.parse(plot.dataset.values);
   const [guide, tip] = ["guide", "tip"].map(name => plot.appendChild(document.createElement("div")));
   [guide.className, tip.className] = ["guide", "tip"];
   guide.style.cssText = `top: ${100 * (1 - top)}%; height: ${100 * (top - bottom)}%`;
   tip.style.top = `${100 * (1 - bottom)}%`;
-  const share = x => ((log ? Math.log(x / limits[0]) : x - limits[0])
-    / (log ? Math.log(limits[1] / limits[0]) : limits[1] - limits[0]));
+  const share = x => (x - limits[0]) / (limits[1] - limits[0]);
   const written = y => percent ? `${(100 * y).toFixed(2)}%` : String(Number(y.toPrecision(5)));
   const points = lines.map(({x, y}) => x.map((at, i) => [at, y[i]]).filter(([at, value]) => at !== null && value !== null));
   plot.onpointermove = plot.onpointerdown = event => {

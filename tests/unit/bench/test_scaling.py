@@ -89,7 +89,7 @@ def test_a_signal_reaches_the_training() -> None:
 
 
 def test_a_row_has_the_figure_of_its_task() -> None:
-    """It is of the test set if there is one. A row of an earlier version has a top-1."""
+    """It is of the test set if there is one."""
     folder = write(Path("np-2"), [start(best="error", higher=False), step(1), epoch(1)], summary=True)
     summary = {"samples_per_second": 0.0, "steps": 24, "best_error": 0.3, "test_loss": None}
     for facts, value in ((summary, 0.3), ({**summary, "test_error": 0.25}, 0.25)):
@@ -98,4 +98,6 @@ def test_a_row_has_the_figure_of_its_task() -> None:
         assert (row["figure"], row["error"], row["samples_per_second"]) == ("error", value, 100)
         assert (row["steps_per_epoch"], row["epochs"]) == (16, 1.5)
         assert f"error {value:.4f}" in scaling.table([row])
-    assert "top-1 98.00%" in scaling.table([{"workers": 1, "top1": 0.98, "failed": None}])
+    titles, row_of_failed, reason = scaling.table([{"workers": 1, "failed": "no room"}]).splitlines()
+    assert (titles.split()[-1], row_of_failed.split()) == ("best", ["1", *"——————————"])
+    assert reason == "1 workers failed: no room"

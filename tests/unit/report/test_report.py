@@ -81,24 +81,6 @@ def test_changes_of_the_world_and_the_time_split_are_shown() -> None:
         assert words in part
 
 
-def test_a_measured_scaling_is_shown() -> None:
-    """The table is sorted by workers; the page needs no runs."""
-    row = {"learning_rate": 0.1, "global_batch_size": 64, "steps_per_epoch": 23, "epoch_seconds": 1.5, "val_loss": 0.04}
-    rows = [
-        {**row, "workers": 2, "samples_per_second": 1500.0, "efficiency": 0.75, "test_loss": None, "top1": 0.98},
-        {**row, "workers": 1, "samples_per_second": 1000.0, "efficiency": 1.0, "test_loss": 0.05, "top1": 0.99},
-    ]
-    path, run = Path("bench"), write(Path("run"), whole_run())
-    path.mkdir()
-    (path / "scaling.json").write_text(json.dumps({"mode": "strong", "rows": rows}))
-    for text in (composed(path), composed(run, path)):
-        part = section(text, "Scaling")
-        assert re.findall(r'<th scope="row">(\d)</th>', part) == ["1", "2"]
-        for words in ("bench: strong scaling", "> ideal<", '<td class="n">75.0%</td>', '<td class="n">—</td>'):
-            assert words in part
-    assert "Scaling" not in composed(run)
-
-
 class Elements(HTMLParser):
     """Tags, attributes and text of a page, as in a browser."""
 
