@@ -13,26 +13,28 @@ PARTIAL_SUFFIX = ".partial"
 
 
 @contextmanager
-def writing(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[BinaryIO]:
+def writing(path: Path, held: Callable[[], bool] = lambda: True) -> Iterator[BinaryIO]:
     """Open a partial file, then force it to disk and rename it.
 
-    `check` is called first, and before the rename. After an error it is called again: if it raises, another process
-    may be writing the partial file, which then stays. Raises OSError if the disk is full or `check` raises it.
+    Raises OSError if the disk is full, or if `held()` is False: another process may be writing the same files.
     """
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
-    check()
+    taken_over = OSError(errno.EPERM, "another process has taken over the folder", str(path))
+    if not held():
+        raise taken_over
     try:
         partial.unlink(missing_ok=True)  # left by a killed process, or a planted link, which must not be followed
         with open(partial, "xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        check()
+        if not held():
+            raise taken_over
         os.replace(partial, path)
     except BaseException:
-        with suppress(OSError):
-            check()
-            partial.unlink(missing_ok=True)
+        if held():
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 

@@ -1,6 +1,5 @@
 """Choose, claim and lock run folders: one process at a time writes into one."""
 
-import errno
 import fcntl
 import os
 import platform
@@ -9,8 +8,8 @@ import socket
 import stat
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import metadata
@@ -56,17 +55,9 @@ class RunFolder:
             return self._lock is None or os.stat(self.path / _LOCK).st_ino == os.fstat(self._lock.fileno()).st_ino
         return False
 
-    @contextmanager
-    def writing(self, name: str) -> Iterator[BinaryIO]:
+    def writing(self, name: str) -> AbstractContextManager[BinaryIO]:
         """Open a file as `durable.writing` does. Raises OSError, also if the claim is lost."""
-        path = self.path / name
-
-        def check() -> None:
-            if not self.held():
-                raise OSError(errno.EPERM, "another process has taken over the folder", str(path))
-
-        with durable.writing(path, check) as file:
-            yield file
+        return durable.writing(self.path / name, self.held)
 
     def write(self, name: str, text: str) -> None:
         """Write a whole file in UTF-8. Raises OSError, also if the claim is lost."""
