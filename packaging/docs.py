@@ -56,7 +56,7 @@ def commands() -> str:
     """Return the page of all commands: what their `--help` prints. Raises RuntimeError if one prints none."""
     os.environ["COLUMNS"] = "80"
     text = f"# Commands\n\n```text\n{cli.overview()}```\n"
-    for name in (name for name in COMMANDS if name not in ("config", "show-data", "sweep")):  # these are as train
+    for name in (name for name in COMMANDS if name not in ("config", "sweep")):  # these are as train
         shown = io.StringIO()
         with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
             if cli.run([name, "--help"]) != 0:

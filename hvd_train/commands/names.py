@@ -7,7 +7,6 @@ COMMANDS = {
     "predict": ("runs", "RUN|CHECKPOINT IMAGE|FOLDER ...", "the most probable classes of images"),
     "config": ("train", "[RECIPE] [FLAGS] [--trust]", "check and print the settings of `train`, for --config FILE"),
     "audit": ("runs", "RUN", "check that every sample counted exactly once (of a run with --ledger)"),
-    "show-data": ("train", "[RECIPE] [FLAGS] [--output FILE.png] [--trust]", "a picture of an augmented batch"),
     "sweep": ("sweep", "[RECIPE] [FLAGS] [--workers-per-run N]", "a training for each combination: --lr 0.1,0.05"),
     "bench": ("bench", "throughput|batch|scaling [RECIPE] [FLAGS]", "measure; `hvd-train bench` says more"),
     "prove": ("prove", "python FILE.py ...", "run a script alone, resumed, on 3 ranks, with a worker killed; compare"),

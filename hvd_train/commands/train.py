@@ -1,4 +1,4 @@
-"""`hvd-train train`, `config` and `show-data`: commands that take a recipe and the flags of a training."""
+"""`hvd-train train` and `config`: commands that take a recipe and the flags of a training."""
 
 import gc
 import os
@@ -86,20 +86,6 @@ def config(arguments: list[str]) -> int:
 
     check(settings)
     print(config_file.dump(settings), end="")
-    return 0
-
-
-def show_data(arguments: list[str]) -> int:
-    """Write the picture, print its path and return 0. Raises UsageError for wrong settings or output."""
-    options, arguments = take(arguments, output="show-data.png", trust=False)
-    settings = parse_train(arguments, "show-data", trust=options.trust)
-    from hvd_train.report.images import show  # imports torch
-    from hvd_train.run import check
-
-    check(settings)
-    path = Path(options.output)
-    show(settings, path)
-    console.show(f"picture: {path}")
     return 0
 
 

@@ -40,9 +40,8 @@ def test_code_of_a_run_is_imported_only_with_trust(evil: Path, capsys: pytest.Ca
 def test_each_setting_that_names_code_needs_trust(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
     run = write(Path("runs/evil"), whole_run(), **{setting: "runs.evil.payload:net", "nesterov": False})
     (run / "payload.py").write_text("import pathlib\npathlib.Path('owned').touch()\n")
-    for command in ("config", "show-data"):
-        assert cli.run([command, "--config", str(run / "config.yaml")]) == 2
-        assert f"names code ({setting}: runs.evil.payload:net)" in capsys.readouterr().err
+    assert cli.run(["config", "--config", str(run / "config.yaml")]) == 2
+    assert f"names code ({setting}: runs.evil.payload:net)" in capsys.readouterr().err
     assert not Path("owned").exists()
 
 

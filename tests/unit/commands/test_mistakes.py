@@ -79,8 +79,6 @@ MISTAKES = [
     ("doctor --hosts hosts.txt", "hosts.txt, line 1: 'h1 slots=x' is not of the form 'NAME slots=N'"),
     ("doctor -H h1:x", "'h1:x' is not of the form 'NAME slots=N'"),
     ("doctor --fast", "unknown argument '--fast'"),
-    ("show-data --output pictures.txt", "unknown file extension '.txt'; write it as in show-data.png"),
-    ("show-data --output no/pictures.png", "--output no/pictures.png: No such file or directory"),
     ("prove", "name the script: hvd-train prove python mine.py"),
     ("prove --np 0 python mine.py", "--np is 0; it must be at least 1"),
     ("prove absent_program", "there is no absent_program"),
