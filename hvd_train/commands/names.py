@@ -10,7 +10,7 @@ COMMANDS = {
     "sweep": ("sweep", "[RECIPE] [FLAGS] [--workers-per-run N]", "a training for each combination: --lr 0.1,0.05"),
     "bench": ("bench", "throughput|batch|scaling [RECIPE] [FLAGS]", "measure; `hvd-train bench` says more"),
     "prove": ("prove", "python FILE.py ...", "run a script alone, resumed, on 3 ranks, with a worker killed; compare"),
-    "export": ("runs", "RUN|CHECKPOINT", "weights and a program of the trained model (torch.export; ONNX with --onnx)"),
+    "export": ("runs", "RUN|CHECKPOINT", "weights and a program of the trained model (torch.export)"),
     "report": ("runs", "RUN [RUN ...]", "one page about runs: curves, throughput, differences; opens anywhere"),
     "valprep": ("valprep", "DIR", "sort ImageNet's validation images into class folders"),
     "watch": ("runs", "RUN", "the state of a running or finished training, in the terminal"),

@@ -78,8 +78,6 @@ class ExportOptions:
     """Run folder, checkpoint or model-best.pt of a run; default: the newest run."""
     output: Path | None = None
     """Folder for the files; default: RUN/export, or CHECKPOINT.export."""
-    onnx: bool = False
-    """Also write model.onnx (pip install onnx onnxscript onnxruntime)."""
     trust: bool = False
     """Import the code that the run names as its model or data; it runs with your permissions."""
 
@@ -200,7 +198,7 @@ def export(arguments: list[str]) -> int:
     usual = target / "export" if target.is_dir() else target.with_name(f"{target.name}.export")
     if options.output is None and usual.is_symlink():  # the author of the run may have planted it
         raise UsageError(f"{usual} is a link, which is not followed: name a folder with --output")
-    for path in export(target, options.output or usual, onnx=options.onnx, trust=options.trust):
+    for path in export(target, options.output or usual, trust=options.trust):
         show(path)
     return 0
 

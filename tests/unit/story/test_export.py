@@ -25,7 +25,7 @@ def trained_run() -> Path:
 @pytest.mark.slow
 def test_the_exported_program_runs_without_this_package(trained_run: Path) -> None:
     """It has the same score, for any number of images, with the normalization of model.json."""
-    written = export(trained_run, Path("out"), onnx=False)
+    written = export(trained_run, Path("out"))
     assert [path.name for path in written] == ["weights.pt", "model.pt2", "model.json"]
     program = (
         "import json, sys, torch\n"
@@ -46,10 +46,10 @@ def test_the_exported_program_runs_without_this_package(trained_run: Path) -> No
 
 def test_an_export_has_the_best_weights(trained_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that differs is refused."""
-    export(trained_run, Path("out"), onnx=False)
+    export(trained_run, Path("out"))
     assert equal(*(torch.load(path, weights_only=True) for path in ("out/weights.pt", "run/model-best.pt")))
     assert json.loads(Path("out/model.json").read_text())["input"] == ["batch", 1, 8, 8]
     other = SimpleNamespace(module=lambda: lambda images: torch.zeros(len(images), 10))
     monkeypatch.setattr(torch.export, "load", lambda path: other)
     with pytest.raises(UsageError, match="gives other logits than the model"):
-        export(trained_run, Path("out"), onnx=False)
+        export(trained_run, Path("out"))
