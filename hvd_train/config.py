@@ -268,7 +268,7 @@ class RunConfig:
     log_steps: int = free(10)
     """Steps from one line of metrics to the next."""
     progress: Literal["auto", "bar", "lines"] = free("auto")
-    """A live bar or plain lines; auto: a bar for one process at a terminal (launchers forward lines)."""
+    """bar: progress in one live line; lines: a line every ten seconds; auto: bar for one process at a terminal."""
     max_time: str | None = free(None)
     """End the run after this time of training (without start-ups, over all restarts), as in 2h30m, 90m or 45s: with
     final weights, test score and summary. A longer time continues the run."""

@@ -2,12 +2,11 @@
 
 import json
 import math
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-from typing_extensions import override
 
 from hvd_train.console import printable
 from hvd_train.elastic.members import Change
@@ -70,14 +69,15 @@ def label(name: str) -> str:
     return _SHARES.get(name, name.replace("_", " "))
 
 
-_LINE_SECONDS = 10.0  # the display prints a line this often within a long epoch
+_LINE_SECONDS, _LIVE_SECONDS = 10.0, 0.1  # the display shows progress this often within an epoch
+_CLEAR = "\r\x1b[K"  # the line that the cursor is in
 
 
-class _LineDisplay:
-    """Prints a line for each epoch, and one with the time every ten seconds within."""
+class _Display:
+    """Prints a line for each epoch, and lines of progress within; if it is live, one that is written over."""
 
-    def __init__(self, *, silent: bool = False) -> None:
-        self._silent = silent
+    def __init__(self, *, silent: bool, live: bool) -> None:
+        self._silent, self._live = silent, live
         self._epochs, self._samples, self._max_seconds = 0, 0, math.inf
         self._sample, self._shown = "sample", ["loss"]
         self._last_line = time.monotonic()
@@ -87,10 +87,17 @@ class _LineDisplay:
         self._sample, self._shown = sample, list(dict.fromkeys(["loss", best])) if best else []
 
     def progress(self, so_far: EpochRecord, cursor: int) -> None:
-        if time.monotonic() - self._last_line >= _LINE_SECONDS:
-            left, clock = self._time_left(so_far, so_far.epoch - 1, cursor), time.strftime("%H:%M:%S")
-            where = f"{_position(so_far, self._epochs)}  {cursor / self._samples:.0%}"
-            self.say(f"{clock}  {where}  {self._metrics(so_far)}  {left} left")
+        if time.monotonic() - self._last_line < (_LIVE_SECONDS if self._live else _LINE_SECONDS):
+            return
+        where = f"epoch {so_far.epoch}/{self._epochs}  step {so_far.step}  {cursor / self._samples:.0%}"
+        speed = f"{so_far.samples_per_second:,.0f} {self._sample}s/s"
+        left = self._time_left(so_far, so_far.epoch - 1, cursor)
+        line = f"{where}  {self._figures(so_far.measures)}  {speed}  {left} left"
+        if self._live:
+            self._last_line = time.monotonic()
+            print(f"{_CLEAR}{line[: shutil.get_terminal_size().columns - 1]}\r", end="", flush=True)
+        else:
+            self.say(f"{time.strftime('%H:%M:%S')}  {line}")
 
     def epoch(self, record: EpochRecord) -> None:
         line = f"epoch {record.epoch:>{len(str(self._epochs))}}/{self._epochs}  {self._figures(record.measures)}"
@@ -106,9 +113,6 @@ class _LineDisplay:
         seconds = ((self._epochs - epochs_done) * self._samples - cursor) / now.samples_per_second
         return duration(round(max(0.0, min(seconds, self._max_seconds - now.total_seconds))))
 
-    def _metrics(self, record: EpochRecord) -> str:
-        return f"{self._figures(record.measures)}  {record.samples_per_second:,.0f} {self._sample}s/s"
-
     def _figures(self, values: Mapping[str, float], prefix: str = "") -> str:
         shown = self._shown or list(values)[:3]
         return "  ".join(prefix + labelled(name, values[name], 7) for name in shown if name in values)
@@ -116,48 +120,7 @@ class _LineDisplay:
     def say(self, message: str) -> None:
         self._last_line = time.monotonic()
         if not self._silent:
-            print(printable(message, keep="\n\t"), flush=True)
-
-    def close(self) -> None:
-        """Restore the console."""
-
-
-class _TerminalDisplay(_LineDisplay):
-    """Shows a live bar below the lines of epochs and messages."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        super().__init__()
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
-        metrics = (TextColumn("{task.fields[metrics]}"), TimeRemainingColumn())
-        # Under a launcher stdout is a pipe to the terminal, which rich would take for a file.
-        self._bar = Progress(*columns, *metrics, transient=True, console=Console(force_terminal=True))
-        self._task = self._bar.add_task("", total=None, metrics="", visible=False)
-
-    @override
-    def begin(self, epochs: int, samples_per_epoch: int, sample: str, best: str, max_seconds: float | None) -> None:
-        super().begin(epochs, samples_per_epoch, sample, best, max_seconds)
-        self._bar.start()
-        self._bar.update(self._task, total=epochs * samples_per_epoch, visible=True)
-
-    @override
-    def progress(self, so_far: EpochRecord, cursor: int) -> None:
-        done, position = (so_far.epoch - 1) * self._samples + cursor, _position(so_far, self._epochs)
-        self._bar.update(self._task, completed=done, description=position, metrics=self._metrics(so_far))
-
-    @override
-    def say(self, message: str) -> None:
-        self._bar.console.print(printable(message, keep="\n\t"), markup=False, highlight=False, soft_wrap=True)
-
-    @override
-    def close(self) -> None:
-        self._bar.stop()
-
-
-def _position(so_far: EpochRecord, epochs: int) -> str:
-    return f"epoch {so_far.epoch}/{epochs}  step {so_far.step}"
+            print((_CLEAR if self._live else "") + printable(message, keep="\n\t"), flush=True)
 
 
 class Journal:
@@ -176,10 +139,10 @@ class Journal:
     ) -> None:
         """Open the files of `folder`, without entries after `resumed_step` and `epochs_done`.
 
-        `live` shows a bar instead of lines, `ledger` keeps a ledger. `log_to` are names of trackers, which get the
+        `live` shows progress in one line, `ledger` keeps a ledger. `log_to` are names of trackers, which get the
         `settings` of the run. Raises OSError if the files cannot be read.
         """
-        self._display = _TerminalDisplay() if live else _LineDisplay(silent=folder is None)
+        self._display = _Display(silent=folder is None, live=live)
         self._lines: AppendedFile | None = None
         self._trackers: Trackers | None = None
         self._ledger: LedgerFile | None = None
@@ -259,7 +222,6 @@ class Journal:
         for file in (self._trackers, self._lines, self._ledger):
             if file is not None:
                 file.close()
-        self._display.close()
 
     def _write(self, kind: str, values: Mapping[str, Any]) -> None:
         if self._lines is None:
