@@ -23,7 +23,7 @@ from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.state import Snapshot, TrainState, result_in, to_host
 
 BEST, FINAL = "model-best.pt", "model-final.pt"
-MAGIC = b"hvd_train checkpoint\n"
+MAGIC, _FORMER = b"hvd_train checkpoint 2\n", b"hvd_train checkpoint\n"
 _PAYLOAD_AT = 1 << 16  # bytes; a multiple of every page size, for mmap
 Report = Callable[[str], None]  # prints a line for the user
 
@@ -200,10 +200,15 @@ class _Digested:
 
 
 def read(path: Path) -> Snapshot:
-    """Return the snapshot in a file. Raises BadCheckpoint, which names a file that is damaged or no checkpoint."""
+    """Return the snapshot in a file. Raises BadCheckpoint, which names a file that is damaged or no checkpoint.
+
+    A checkpoint of a former version is another UsageError, so that no run leaves it out.
+    """
     try:
         with plain_file.opened(path) as file:
-            if file.readline(64) != MAGIC:
+            if (first := file.readline(64)) == _FORMER:
+                raise UsageError(f"{path} is of an earlier version of hvd_train: resume with that version")
+            if first != MAGIC:
                 raise BadCheckpoint(f"{path} is not a checkpoint of hvd_train")
             header = json.loads(file.readline(_PAYLOAD_AT))
             # The file is mapped, so that loading needs no second copy in memory.

@@ -27,7 +27,7 @@ from hvd_train.run_files import remote, run_folder
 from hvd_train.run_files.journal import Journal
 from hvd_train.run_files.remote import Copies
 from hvd_train.run_files.run_folder import Busy, RunFolder
-from hvd_train.state import Progress, Snapshot, TrainState, check_same_shapes, of_today
+from hvd_train.state import Progress, Snapshot, TrainState, check_same_shapes
 from hvd_train.world.world import Place
 
 _PATIENCE_SECONDS = 45.0  # workers whose driver has died may take as long to notice it, commit and leave the folder
@@ -199,7 +199,7 @@ def _adapted(
 
     Raises UsageError for another model and for settings that cannot change, and as `first_layout()` does.
     """
-    file, snapshot = config.run.resume, of_today(snapshot)
+    file = config.run.resume
     old = config_file.from_dict(snapshot["config"], source=file)
     _check_settings(config, old, Progress(**snapshot["progress"]))
     check_same_shapes(state.model.state_dict(), snapshot["model"])

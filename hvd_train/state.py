@@ -198,7 +198,6 @@ class TrainState:
         With `behind` this rank continues its own program, so it keeps its point and what its code has set.
         """
         check_same_shapes(self.model.state_dict(), snapshot["model"])
-        snapshot = of_today(snapshot)
         settings = self.settings() if behind else snapshot["point"]["settings"]
         if snapshot["optimizers"].keys() != self.optimizers.keys():
             raise UsageError(f"the checkpoint is of other optimizers: {', '.join(snapshot['optimizers'])}")
@@ -246,28 +245,8 @@ def result_in(snapshot: Snapshot) -> dict[str, Tensor]:
     return weights
 
 
-def of_today(snapshot: Snapshot) -> Snapshot:
-    """Return a snapshot of an earlier version as this one has it. Versions until November 2026 differ."""
-    totals, at, names = snapshot["totals"], snapshot["progress"], ("loss", "top1", "top5")
-    recent = [{name: entry[name] for name in entry if name != "data_changed"} for entry in snapshot["recent"]]
-    changed = {"seconds": 0.0, **snapshot, "recent": recent}
-    if "optimizer" in snapshot:
-        changed["optimizers"] = {"": snapshot["optimizer"]}
-    if "top1" in totals:  # measures were fields
-        changed |= {"last_step": None, "last_epoch": None}  # only a rank that replaces rank 0 writes them
-        divisors = dict.fromkeys(names, float(totals["count"]))
-        changed["totals"] = {"count": totals["count"], "sums": {n: totals[n] for n in names}, "divisors": divisors}
-        for each in ("best", "last"):
-            if (old := snapshot[each]) is not None:
-                changed[each] = {"epoch": old["epoch"], "figures": {name: old[name] for name in names}}
-    if "point" not in snapshot:
-        point = {"part": STEPS if at["cursor"] else HEAD, **{name: at[name] for name in ("epoch", "step", "cursor")}}
-        changed |= {"point": {**point, "settings": []}, "answers": []}
-    return changed
-
-
-def _answer(scores: Mapping[str, Any], totals: Mapping[str, Any] | None = None, **values: Any) -> Answer:
-    return Answer(Scores(**scores), Totals(**totals or {}), **values)
+def _answer(scores: Mapping[str, Any], totals: Mapping[str, Any], **values: Any) -> Answer:
+    return Answer(Scores(**scores), Totals(**totals), **values)
 
 
 def digest_of_snapshot(snapshot: Snapshot) -> str:

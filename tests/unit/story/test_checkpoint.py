@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hvd_train import checkpoint
 from hvd_train.checkpoint import MAGIC, BadCheckpoint, DiskStore, committed, newest_good, path_of, read
 from hvd_train.config import Config
+from hvd_train.errors import UsageError
 from hvd_train.network import optim
 from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files import run_folder
@@ -142,6 +143,13 @@ def test_the_newest_whole_checkpoint_is_used() -> None:
     assert steps_on_disk() == [3, 2, 1]
     path_of(RUN, 1).write_bytes(b"")
     assert newest_good(RUN, lambda message: None) is None
+
+
+def test_a_checkpoint_of_a_former_version_is_not_skipped() -> None:
+    commit(1)
+    path_of(RUN, 1).write_bytes(path_of(RUN, 1).read_bytes().replace(MAGIC, b"hvd_train checkpoint\n"))
+    with pytest.raises(UsageError, match=r"0001\.ckpt is of an earlier version of hvd_train"):
+        newest_good(RUN, lambda message: None)
 
 
 def test_the_newest_checkpoints_are_kept() -> None:

@@ -13,8 +13,7 @@ from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.network import optim
 from hvd_train.network.buffers import digest_of
 from hvd_train.progress.order import BatchLayout
-from hvd_train.run_files.ledger import Entry
-from hvd_train.state import HEAD, STEPS, TAIL, Answer, Evaluation, TrainState, confirm_equal
+from hvd_train.state import HEAD, TAIL, Answer, Evaluation, TrainState, confirm_equal
 from hvd_train.tasks.task import Scores
 from tests.support import runs
 from tests.support.worlds import ThreadWorld, own_generator, run_ranks
@@ -132,19 +131,6 @@ def test_a_rank_that_is_behind_keeps_what_its_code_has_set() -> None:
     assert [*behind.answers] == [*newcomer.answers] == [(0, TAIL, 0, 0)]
 
 
-def test_a_snapshot_with_measures_as_fields_is_read() -> None:
-    """Snapshots had them until November 2026."""
-    state, other = complete(), complete()
-    scores = {"epoch": 1, "loss": 0.5, "top1": 0.75, "top5": 1.0}
-    old = {"totals": {"loss": 1.0, "top1": 2.0, "top5": 3.0, "count": 20}, "best": scores, "last": scores}
-    snapshot = {**state.snapshot(), **old, "last_step": {"loss": 1.0}}
-    del snapshot["point"]
-    other.load(snapshot)
-    assert other.totals.means() == {"loss": 0.05, "top1": 0.1, "top5": 0.15}
-    assert other.best == other.last == Evaluation(1, {"loss": 0.5, "top1": 0.75, "top5": 1.0})
-    assert (other.point.part, other.point.step, other.point.cursor) == (STEPS, 1, 20)
-
-
 def test_ranks_that_deviate_are_named() -> None:
     def body(world: ThreadWorld) -> None:
         state = state_after(1)
@@ -187,12 +173,3 @@ def test_a_snapshot_fits_another_memory_format() -> None:
         stepped(first)
         second.load(first.snapshot())
         torch.testing.assert_close(stepped(second), stepped(first), atol=1e-6, rtol=1e-5)
-
-
-def test_ledger_entries_of_an_earlier_version_are_loaded() -> None:
-    state, other = complete(), complete()
-    state.recent = [Entry(0, (1, 1), 1, (0, 20), 7)]
-    snapshot = state.snapshot()
-    snapshot["recent"][0]["data_changed"] = None
-    other.load(snapshot)
-    assert other.recent == state.recent
