@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,9 @@ from hvd_train.data.loader import Loader
 from hvd_train.data.trees import map_tensors
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.progress.order import Indices
-from hvd_train.registered import Registered
 from hvd_train.result import Result, Stopped
 from hvd_train.run_files.journal import labelled
-from hvd_train.state import HEAD, START, STEPS, TAIL, Answer, Evaluation, Label, Point, TrainState
+from hvd_train.state import HEAD, START, STEPS, TAIL, Answer, Evaluation, Label, Point, TrainState, set_values
 from hvd_train.tasks.measures import LOSS, Measure, Measures, Measuring
 from hvd_train.tasks.task import Goal, Scores, Task
 from hvd_train.training import Training
@@ -35,7 +35,7 @@ class Loops:
     result: Result  # how the training ended, after the block
 
     def __init__(self, training: Training) -> None:
-        self.training, self._own = training, Registered()
+        self.training, self._own = training, SimpleNamespace()
         self._at = Point()  # the last point of this rank's program
         self._count = 0  # updates and evaluations since then
         self._resumed: Point | None = None  # of the others or a checkpoint, until the program comes there
@@ -47,7 +47,7 @@ class Loops:
         """Begin an update or evaluation of all ranks. Raises as `Training.confirm` does."""
         self.training.waits = label
         self.training.look_for_writes()
-        self.training.confirm(label, self._own.copy)
+        self.training.confirm(label, self._own)
 
     def _record(self, label: Label, answer: Answer) -> None:
         """Note what an update or evaluation has given."""
@@ -87,7 +87,7 @@ class Loops:
                 self._come_to(state.progress.epoch, HEAD)
             else:
                 self._at, self._count = Point(self._resumed.epoch, HEAD), 0
-                self._own.load(self._resumed.own_at_epoch)
+                set_values(self._own, self._resumed.own_at_epoch)
             if state.point.part == HEAD and training.why():
                 return
             number = self._at.epoch
@@ -110,7 +110,7 @@ class Loops:
             resumed = None
         elif resumed is not None:
             self._at, self._count = resumed, 0
-            self._own.load(resumed.own)
+            set_values(self._own, resumed.own)
         training.begin_epoch()
         while resumed is not None or not self._is_over:  # the last step before an end is answered from the record
             if resumed is None and state.progress.epoch == epoch and state.progress.cursor < num_samples:
@@ -177,7 +177,7 @@ class Loops:
     def _come_to(self, epoch: int, part: int) -> None:
         """Come to a point: the state is whole for any rank. Do what the ranks have agreed on."""
         training, state = self._joined()
-        state.come_to(epoch, part, self._own.copy())
+        state.come_to(epoch, part, self._own)
         self._at, self._count, training.waits = state.point, 0, state.point.label(-1)
         training.resize()
         training.note_writes()

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,9 +29,8 @@ from hvd_train.loops import Loops, Step
 from hvd_train.network import buffers
 from hvd_train.parts import as_constant, loader_processes, of_a_loop
 from hvd_train.progress.metrics import FACTS
-from hvd_train.registered import Registered
 from hvd_train.run import OWN, check, opened
-from hvd_train.state import HEAD, START
+from hvd_train.state import HEAD, START, values_of
 from hvd_train.tasks.measures import Function, Measuring
 from hvd_train.tasks.task import Goal, Scores, Task
 from hvd_train.world.world import World
@@ -138,7 +137,7 @@ class Session(Loops):
         """The run folder; None on ranks that do not write."""
         return self.training.output.path
 
-    def register(self, **state: Any) -> Registered:
+    def register(self, **state: Any) -> SimpleNamespace:
         """Let state of yours survive: what has a state_dict (schedulers, modules) and plain values; return it by name.
 
         A plain value is changed by setting an attribute of what this returns. Raises UsageError for anything else, and
@@ -146,7 +145,8 @@ class Session(Loops):
         """
         if self._at.part != START:
             raise UsageError("register state before the loop over epochs")
-        self._own.add(state)
+        vars(self._own).update(state)
+        values_of(self._own)  # raises UsageError
         return self._own
 
     def evaluate(self, data: Any, measure: Function, *, name: str = "val") -> Scores:

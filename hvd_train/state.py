@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -108,6 +109,7 @@ class Progress:
         return Progress(self.epoch, self.cursor + num_samples, self.step + 1, self.skipped + skipped, in_row)
 
 
+_PLAIN = (bool, int, float, str, type(None), Tensor)  # what checkpoints may have besides containers
 _TENSORS = "model", "average", "buffers", "optimizers"
 _FACTS = "progress", "layout", "totals", "scaler"
 _VALUES: dict[str, type[Any]] = {"layout": BatchLayout, "progress": Progress, "totals": Totals}
@@ -153,11 +155,11 @@ class TrainState:
         if math.isfinite(totals.sums[LOSS]):
             self.totals += totals
 
-    def come_to(self, epoch: int, part: int, own: Mapping[str, Any]) -> None:
-        """Come to a point of the program, with these registered values."""
-        step, cursor = self.progress.step, self.progress.cursor
-        at_epoch = own if part == HEAD else self.point.own_at_epoch
-        self.point = Point(epoch, part, step, cursor, self.best, self.last, self.settings(), own, at_epoch)
+    def come_to(self, epoch: int, part: int, own: SimpleNamespace) -> None:
+        """Come to a point of the program, with this registered state."""
+        step, cursor, values = self.progress.step, self.progress.cursor, values_of(own)
+        at_epoch = values if part == HEAD else self.point.own_at_epoch
+        self.point = Point(epoch, part, step, cursor, self.best, self.last, self.settings(), values, at_epoch)
         self.answers = kept(self.answers, self.point)
 
     def settings(self) -> list[dict[str, Any]]:
@@ -276,3 +278,32 @@ def check_same_shapes(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) 
     if wrong := sorted(name for name in {**shapes, **other} if shapes.get(name) != other.get(name)):
         shown = first_few([f"{name} {other.get(name, 'absent')} for {shapes.get(name, 'absent')}" for name in wrong], 3)
         raise UsageError(f"the checkpoint is of another model: {shown}; start it with the same --model and --data")
+
+
+def values_of(own: SimpleNamespace) -> dict[str, Any]:
+    """Return a copy of the registered state by name. Raises UsageError for what cannot be written."""
+    things = vars(own)
+    for name, thing in things.items():
+        if not (_has_state(thing) or _is_plain(thing)):
+            raise UsageError(f"register({name}=...): {type(thing).__name__} has no state_dict and is no plain value")
+    return {name: copy.deepcopy(thing.state_dict() if _has_state(thing) else thing) for name, thing in things.items()}
+
+
+def set_values(own: SimpleNamespace, values: Mapping[str, Any]) -> None:
+    """Give the registered state what `values_of` returned."""
+    for name, value in values.items():
+        thing: Any = getattr(own, name, None)
+        if _has_state(thing):
+            thing.load_state_dict(copy.deepcopy(value))
+        else:
+            setattr(own, name, copy.deepcopy(value))
+
+
+def _has_state(thing: Any) -> bool:
+    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, (str, int)) and _is_plain(each) for key, each in value.items())
+    return all(map(_is_plain, value)) if isinstance(value, (list, tuple)) else isinstance(value, _PLAIN)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
 
 from torch import nn
 
@@ -33,7 +33,7 @@ from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, describe, ending, reason_to_end, summary, time_is_up
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.run_folder import RunFolder
-from hvd_train.state import Answer, Label, Point, TrainState, confirm_equal
+from hvd_train.state import Answer, Label, Point, TrainState, confirm_equal, values_of
 from hvd_train.tasks.measures import Measuring
 from hvd_train.tasks.task import Scores, Task
 from hvd_train.updater import Updater, Votes, of_use
@@ -196,7 +196,7 @@ class Training:
             for note in parts.notes:
                 journal.event("note", note)
 
-    def confirm(self, label: Label, own_values: Callable[[], Mapping[str, Any]]) -> None:
+    def confirm(self, label: Label, own: SimpleNamespace) -> None:
         """Before a collective: let ranks compare themselves, if they had to catch up or if `compares`.
 
         A rank that was behind has run its own code on the weights of another. Code that changes weights has changed
@@ -205,8 +205,8 @@ class Training:
         """
         if self._root is None and not self.compares:
             return
-        own = {**own_values(), " settings": self.state.settings()}
-        mine = label, self.state.digest(), digest_of(repr(own), tensors_in(own))
+        of_code = {**values_of(own), " settings": self.state.settings()}
+        mine = label, self.state.digest(), digest_of(repr(of_code), tensors_in(of_code))
         labels, digests, of_own = zip(*self.world.gather(mine), strict=True)
         if len(set(labels)) > 1:
             raise UsageError(f"the programs of the ranks are at different places ({labels}): register what decides")

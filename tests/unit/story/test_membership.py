@@ -1,6 +1,7 @@
 """A process at a rendezvous: its report, repeated faults, and the state, which arrives whole or not at all."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 from torch import Tensor
@@ -26,7 +27,7 @@ def test_all_ranks_load_the_state_of_one(root: int) -> None:
         rank = world.place.rank
         state = state_after(4 if rank == root else rank % 2, seed=rank)
         state.best = Evaluation(rank, {"loss": 0.5})
-        state.come_to(0, STEPS, {})
+        state.come_to(0, STEPS, SimpleNamespace())
         synchronize(state, world, root)
         taken = state.digest(), state.best.epoch
         step(state, 9)

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,10 +20,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.loops import MicroBatch
-from hvd_train.registered import Registered
 from hvd_train.run_files.ledger import audit
 from hvd_train.session import Session
-from hvd_train.state import to_host
+from hvd_train.state import set_values, to_host, values_of
 from hvd_train.tasks.measures import Measure
 from hvd_train.world.world import LocalWorld, World
 from tests.support import runs
@@ -69,7 +69,7 @@ def played(world: World, program: Program, make: Callable[[], Any] = network, **
     config = small_config(learning_rate=0.1, warmup_epochs=0.0, **changes)
     with Session(model, optimizer, digits(NUM_SAMPLES, "train"), config=config, world=world) as session:
         program(session, model, optimizer, digits(NUM_VAL, "val"))
-    return to_host(session.training.parts.model.state_dict()), session._own.copy()
+    return to_host(session.training.parts.model.state_dict()), values_of(session._own)
 
 
 def of(model: nn.Module) -> torch.optim.Optimizer:
@@ -450,16 +450,12 @@ def test_what_cannot_be_trained_is_one_line(
 
 
 def test_registered_values_are_plain_or_have_a_state() -> None:
-    own = Registered()
-    own.add({"level": 1, "names": ["a", {"b": None}], "layer": nn.Linear(1, 1)})
+    own = SimpleNamespace(level=1, names=["a", {"b": None}], layer=nn.Linear(1, 1))
     own.level += 1
-    copied = own.copy()
+    copied = values_of(own)
     own.level, own.layer.bias.data = 5, torch.ones(1)
-    own.load(copied)
+    set_values(own, copied)
     assert (own.level, own.names, own.layer.bias.item() == 1) == (2, ["a", {"b": None}], False)
-    for name in ("layer", "other"):
-        with pytest.raises(UsageError, match=f"'{name}' is not a registered plain value"):
-            setattr(own, name, 1)
+    own.file = Path()
     with pytest.raises(UsageError, match=r"register\(file=...\): PosixPath has no state_dict and is no plain value"):
-        own.add({"file": Path()})
-    assert not hasattr(own, "other")
+        values_of(own)

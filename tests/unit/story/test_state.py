@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ def complete() -> TrainState:
     optimizer.step()
     state.count_step(runs.totals(), skipped=False)
     state.best = state.last = Evaluation(1, {"loss": 0.5, "top1": 0.75})
-    state.come_to(0, TAIL, {"level": 3})
+    state.come_to(0, TAIL, SimpleNamespace(level=3))
     state.answers[0, TAIL, 0, 0] = Answer(Scores({"loss": 0.5}, 60, {"pairs": torch.ones(2, 2)}))
     return state
 
@@ -119,7 +120,7 @@ def test_a_rank_that_is_behind_keeps_what_its_code_has_set() -> None:
     behind.best = Evaluation(2, {"loss": 0.25})
     behind.answers.clear()
     ahead.best = None
-    ahead.come_to(1, HEAD, {"level": 4})
+    ahead.come_to(1, HEAD, SimpleNamespace(level=4))
     behind.load(ahead.snapshot(), behind=True)
     newcomer.load(ahead.snapshot())
     assert (behind.digest(), behind.best, behind.point.own) == (
