@@ -8,7 +8,6 @@ import shlex
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,8 @@ from hvd_train.parts import Parts
 from hvd_train.run_files.journal import figure, labelled
 from hvd_train.state import TrainState
 from hvd_train.tasks.measures import LOSS
-from hvd_train.tasks.task import Task, targets_of
+from hvd_train.tasks.task import Task
 from hvd_train.world.world import Place
-
-_ranks = partial(counted, noun="rank")
 
 
 @dataclass(frozen=True)
@@ -61,26 +58,6 @@ class Stopped(SystemExit):
     """Raised by the loops of a session on all ranks, with the exit code, if the training was asked to stop."""
 
 
-def reason_to_end(config: Config, task: Task, state: TrainState) -> str | None:
-    """Return why the training ends, or None. It follows from the state, so no restart trains beyond it."""
-    schedule, best, last, epoch = config.schedule, state.best, state.last, state.progress.epoch
-    if epoch >= schedule.epochs:
-        return "done"
-    if time_is_up(config, state):
-        return f"--max-time {config.run.max_time} reached"
-    for goal, value in targets_of(task, schedule).items():
-        if last and not goal.better(value, last.figures[goal.name]):
-            return f"target {goal.name} {value:g} reached"
-    if best and schedule.patience and epoch - best.epoch >= schedule.patience:
-        return f"nothing better since epoch {best.epoch}"
-    return None
-
-
-def time_is_up(config: Config, state: TrainState) -> bool:
-    """Return whether the run has trained for `--max-time`."""
-    return config.run.max_seconds is not None and state.seconds >= config.run.max_seconds
-
-
 def describe(config: Config, parts: Parts, state: TrainState, place: Place) -> str:
     """Return one line about the model, the data, the devices and the batch layout."""
     layout, parameters = state.layout, sum(p.numel() for p in state.model.parameters())
@@ -88,7 +65,7 @@ def describe(config: Config, parts: Parts, state: TrainState, place: Place) -> s
     sizes = micro_batch_sizes(layout, layout.global_batch)
     line = (
         f"{config.model.model} ({parameters / 1e6:.2f} M parameters) on {config.data.data} "
-        f"({parts.train_loader.num_samples:,} {sample}s), {_ranks(place.size)} on {parts.device.type}, "
+        f"({parts.train_loader.num_samples:,} {sample}s), {counted(place.size, 'rank')} on {parts.device.type}, "
         f"{layout.global_batch} {sample}s a step in {number} micro-batch{'es' * (number > 1)} of "
         f"{'up to ' * (len(sizes) > 1)}{max(sizes)}"
     )
@@ -124,8 +101,8 @@ def ending(result: Result, task: Task) -> str:
         score += f"test {labelled(tested, result.test[tested])}, "
     lost = "" if result.saved else "\nNOT all files could be written (see above)"
     return (
-        f"{result.why}: {score}{result.samples_per_second:,.0f} {task.sample}s/s on {_ranks(result.world_size)}, "
-        f"{result.seconds:.0f} s\n"
+        f"{result.why}: {score}{result.samples_per_second:,.0f} {task.sample}s/s "
+        f"on {counted(result.world_size, 'rank')}, {result.seconds:.0f} s\n"
         f"files: {result.run_dir}\n"
         f"next:  hvd-train report {shlex.quote(str(result.run_dir))}{lost}"
     )

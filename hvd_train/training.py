@@ -30,12 +30,12 @@ from hvd_train.profiling import Profile
 from hvd_train.progress.clock import Stopwatch, Timer
 from hvd_train.progress.order import Batch, EpochOrder, assignments, choose_layout, resized_layout
 from hvd_train.progress.stop import StopSignal
-from hvd_train.result import Result, describe, ending, reason_to_end, summary, time_is_up
+from hvd_train.result import Result, describe, ending, summary
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.state import Answer, Label, Point, TrainState, confirm_equal, values_of
 from hvd_train.tasks.measures import Measuring
-from hvd_train.tasks.task import Scores, Task
+from hvd_train.tasks.task import Scores, Task, targets_of
 from hvd_train.updater import Updater, Votes, of_use
 from hvd_train.validate import evaluate
 from hvd_train.world.world import World, result_of_rank_0, together
@@ -294,11 +294,23 @@ class Training:
     @property
     def time_is_up(self) -> bool:
         """Whether the run has trained for as long as it may, in which all ranks agree."""
-        return time_is_up(self.config, self.state)
+        limit = self.config.run.max_seconds
+        return limit is not None and self.state.seconds >= limit
 
     def why(self) -> str | None:
-        """Return why the training ends now, or None."""
-        return reason_to_end(self.config, self.parts.task, self.state)
+        """Return why the training ends now, or None. It follows from the state, so no restart trains beyond it."""
+        schedule, state = self.config.schedule, self.state
+        best, last, epoch = state.best, state.last, state.progress.epoch
+        if epoch >= schedule.epochs:
+            return "done"
+        if self.time_is_up:
+            return f"--max-time {self.config.run.max_time} reached"
+        for goal, value in targets_of(self.parts.task, schedule).items():
+            if last and not goal.better(value, last.figures[goal.name]):
+                return f"target {goal.name} {value:g} reached"
+        if best and schedule.patience and epoch - best.epoch >= schedule.patience:
+            return f"nothing better since epoch {best.epoch}"
+        return None
 
     def finish(self, *, finished: bool, why: str = "") -> Result:
         """Write the final files and return the result once they are on disk.
