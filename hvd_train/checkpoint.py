@@ -3,7 +3,6 @@
 import hashlib
 import json
 import mmap
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -53,7 +52,7 @@ class Store:
 
 
 class DiskStore(Store):
-    """Writes checkpoints in a thread of its own. If the disk is full, training continues, and a line reports it."""
+    """Writes in a thread of its own. If the disk is full, training continues, and a line reports it."""
 
     def __init__(
         self,
@@ -72,13 +71,12 @@ class DiskStore(Store):
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._last: Future[bool] | None = None
         self._unwritten: dict[str, dict[str, Tensor]] = {}
-        self._weights_lock = threading.Lock()  # best weights are written by the thread that trains
 
     @override
     def commit(self, state: TrainState) -> bool:
         if self._last is not None and not self._last.done():
             return False
-        self._last = self._writer.submit(self._commit, {**state.snapshot(), "config": self._config.as_dict()})
+        self.commit_last(state)
         return True
 
     @override
@@ -86,48 +84,40 @@ class DiskStore(Store):
         snapshot = {**state.snapshot(), "config": self._config.as_dict()}
 
         def write_all() -> bool:
-            saved = self._commit(snapshot, last=True)
-            with self._weights_lock:
-                if final_weights:
-                    self._unwritten[FINAL] = result_in(snapshot)
-                return self._write_weights() and saved
+            saved = self._commit(snapshot)
+            return self._write_weights({FINAL: result_in(snapshot)} if final_weights else {}) and saved
 
         self._last = self._writer.submit(write_all)
         return self._last
 
     @override
     def save_weights(self, name: str, state: TrainState) -> None:
-        with self._weights_lock:
-            self._unwritten[name] = to_host(state.result.state_dict())
-            self._write_weights()
+        self._writer.submit(self._write_weights, {name: to_host(state.result.state_dict())}).result()
 
     @override
     def close(self) -> None:
         self._writer.shutdown(wait=True)
 
-    def _commit(self, snapshot: Snapshot, *, last: bool = False) -> bool:
+    def _commit(self, snapshot: Snapshot) -> bool:
         path = path_of(self.folder, snapshot["progress"]["step"])
         try:
             path.parent.mkdir(exist_ok=True)
             with self._run_folder.writing(f"checkpoints/{path.name}") as file:
                 write_into(file, snapshot)
         except OSError as error:
-            continues = "" if last else "training continues, and "
-            self._report(f"cannot write {path}: {error.strerror}; {continues}earlier checkpoints stay")
+            self._report(f"cannot write {path}: {error.strerror}; earlier checkpoints stay")
             return False
         # Newer files were damaged when this run was resumed; they must not push out good ones.
         older = [old for old in committed(self.folder) if old.name <= path.name]
         for old in older[self._config.run.keep_checkpoints :]:
             with suppress(OSError):
                 old.unlink(missing_ok=True)
-        if not last and self._unwritten:
-            with self._weights_lock:
-                self._write_weights()
         self._committed()
         return True
 
-    def _write_weights(self) -> bool:
-        """Write the pending weights; return whether all are on disk."""
+    def _write_weights(self, new: Mapping[str, dict[str, Tensor]]) -> bool:
+        """Write new weights and the pending ones; return whether all are on disk."""
+        self._unwritten.update(new)
         for name, weights in list(self._unwritten.items()):
             try:
                 with self._run_folder.writing(name) as file:

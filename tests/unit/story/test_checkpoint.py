@@ -212,7 +212,7 @@ def test_a_full_disk_costs_no_checkpoint_that_is_there() -> None:
     disk.close()
     assert steps_on_disk() == [5]
     first, second, _, final = lines
-    assert first.startswith("cannot write run/checkpoints/step-0000000002.ckpt: No space left on device; training cont")
+    assert first.startswith("cannot write run/checkpoints/step-0000000002.ckpt: No space left on device; earlier ch")
     assert final == "cannot write run/model-final.pt: No space left on device"
     assert "step-0000000003.ckpt: No space left" in second
 
