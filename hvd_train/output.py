@@ -21,7 +21,6 @@ from hvd_train.data import identity
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.network import optim
-from hvd_train.plugin import is_reference
 from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files import remote, run_folder
 from hvd_train.run_files.journal import Journal
@@ -32,7 +31,7 @@ from hvd_train.world.world import Place
 
 _PATIENCE_SECONDS = 45.0  # workers whose driver has died may take as long to notice it, commit and leave the folder
 # They decide which samples are left in the epoch, how images are normalised, and which parameters are trained.
-_FIXED = ("seed", "data", "weights", "freeze", "unfreeze")
+_FIXED = ("seed", "weights", "freeze", "unfreeze")
 _OF_GROUPS = ("optimizer", "optimizer_args", "learning_rate", "momentum", "nesterov", "weight_decay", "decay_of")
 _OF_CUT = ("batch_size", "global_batch_size", "accumulation_steps", "on_resize")
 
@@ -199,13 +198,19 @@ def _adapted(
 
     Raises UsageError for another model and for settings that cannot change, and as `first_layout()` does.
     """
-    file = config.run.resume
+    file, progress = config.run.resume, Progress(**snapshot["progress"])
     old = config_file.from_dict(snapshot["config"], source=file)
-    _check_settings(config, old, Progress(**snapshot["progress"]))
+    differences = config.differences(old)
+    if fixed := [line for line in differences if line.partition(":")[0] in _FIXED]:
+        again = "start a new run from weights: --weights FILE in place of --resume"
+        raise UsageError(f"--resume {file}: its run cannot continue with other settings ({'; '.join(fixed)}); {again}")
+    begun, epochs = progress.epoch + bool(progress.cursor), config.schedule.epochs
+    if begun > epochs:
+        raise UsageError(f"--epochs {epochs}: {file} is of epoch {begun}: type --epochs {begun} or more")
     check_same_shapes(state.model.state_dict(), snapshot["model"])
     mine, theirs = config.settings(), old.settings()
     notes, changed = list[str](), dict[str, Any](best=None)  # the best weights are not in the file
-    if differences := config.differences(old):
+    if differences:
         notes.append(f"other settings than in {file} hold from here on: {'; '.join(differences)}")
     if any(mine[name] != theirs[name] for name in _OF_CUT):
         changed["layout"] = dataclasses.asdict(first_layout())
@@ -225,21 +230,3 @@ def _adapted(
         changed["buffers"] = snapshot["buffers"][:1] * 2  # the model's, for the average as well
         notes.append(f"the moving average starts from the weights in {file}")
     return {**snapshot, **changed}, notes
-
-
-def _check_settings(config: Config, old: Config, progress: Progress) -> None:
-    """Raise UsageError for settings that cannot change within a training."""
-    file, mine, theirs = config.run.resume, config.settings(), old.settings()
-    fixed = {name: theirs[name] for name in _FIXED if mine[name] != theirs[name]}
-    if all(map(is_reference, (mine["data"], theirs["data"]))):
-        fixed.pop("data", None)  # a function may have moved to another file
-    if fixed:
-        values = {name: value if isinstance(value, tuple) else (value,) for name, value in fixed.items()}
-        flags = [" ".join([f"--{name.replace('_', '-')}", *map(str, value)]) for name, value in values.items()]
-        raise UsageError(
-            f"--resume {file}: its run cannot continue with other samples or other trained parameters: type "
-            f"{' '.join(flags)}, or start a new run from weights: --weights FILE in place of --resume"
-        )
-    begun = progress.epoch + bool(progress.cursor)
-    if begun > (epochs := config.schedule.epochs):
-        raise UsageError(f"--epochs {epochs}: {file} is of epoch {begun}: type --epochs {begun} or more")

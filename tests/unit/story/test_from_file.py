@@ -102,7 +102,7 @@ def test_settings_of_the_checkpoint_keep_its_batch_layout() -> None:
 @pytest.mark.parametrize(
     ("settings", "answer"),
     [
-        ({"seed": 1}, "--seed 0"),
+        ({"seed": 1}, "cannot continue with other settings \\(seed: 1, not 0\\)"),
         ({"epochs": 1}, "--epochs 2 or more"),
         ({"global_batch_size": 500}, "--global-batch-size 190"),
     ],
