@@ -1,6 +1,7 @@
 """What is counted, shown and written of a step and of an epoch."""
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -34,7 +35,7 @@ def count_step(training: Training, result: Answer) -> None:
     journal.progress(so_far, progress.cursor)
     change = training.membership.change
     if change is not None and progress.step == change.step + 1:
-        journal.world(change, progress.step, training.membership.seconds(change))
+        journal.world(change, progress.step, time.perf_counter() - training.membership.left_at)
     if result.skipped and not math.isfinite(result.totals.sums[LOSS]):
         journal.event("skipped", f"step {progress.step} is skipped: its loss is not finite", step=progress.step)
     if progress.step % training.config.run.log_steps == 0:

@@ -32,13 +32,11 @@ class Membership:
         self.change: Change | None = None  # the one that led to this world
         self._member = Member(socket.gethostname(), os.getpid())
         self.members: tuple[Member, ...] = ()  # of the last world; empty before the first
-        self._reason = ""
-        self._left_at = self._reported_at = 0.0
+        self._reason, self.left_at = "", 0.0  # why and when this rank left the last world
         self._broken_step, self._faults_in_row = -1, 0
 
     def report(self, state: TrainState, waits: Label) -> RankReport:
         """Return the report of this rank for the other ranks."""
-        self._reported_at = time.perf_counter()  # each rank adds its own time since then (`seconds`)
         return RankReport(
             self._member,
             survives=self.survives,
@@ -47,7 +45,6 @@ class Membership:
             digest=state.digest() if self.survives else "",
             previous_members=self.members,
             reason=self._reason,
-            waited_s=self._reported_at - self._left_at if self.members else 0.0,
             run_dir=self.run_dir,
         )
 
@@ -59,13 +56,9 @@ class Membership:
         if self.change is not None and self.change.left:
             self._faults_in_row = 0  # a rank that left explains the fault
 
-    def seconds(self, change: Change) -> float:
-        """Return the seconds since the fault that led to this world, or since the request to change."""
-        return change.waited_s + time.perf_counter() - self._reported_at
-
     def leave(self, why: str) -> None:
         """Note that this rank leaves its world now, with the reason for the user."""
-        self._left_at, self._reason = time.perf_counter(), why
+        self._reason, self.left_at = why, time.perf_counter()
 
     def count_fault(self, error: RankLost, step: int) -> None:
         """Count a fault after `step` steps.

@@ -30,7 +30,6 @@ class RankReport:
     digest: str = ""  # of the state; empty if the rank has none
     previous_members: tuple[Member, ...] = ()  # of the rank's last world; a newcomer has none
     reason: str = ""  # why the rank left its last world, for the user
-    waited_s: float = 0.0  # since it left
     run_dir: Path | None = None  # if the rank knows it
     waits: tuple[int, ...] = ()  # where its program is: the label of a collective (`state.Label`), for comparison
 
@@ -42,7 +41,6 @@ class Change:
     before: tuple[Member, ...]
     after: tuple[Member, ...]
     reason: str
-    waited_s: float  # from the fault, or the request to change, until the ranks had gathered their reports
     step: int  # steps done at the start of the new world
     steps_lost: int
 
@@ -87,5 +85,5 @@ def change_between(reports: Sequence[RankReport], step: int) -> Change | None:
     if not trained:
         return None
     leader = max(trained, key=lambda report: report.waits)
-    after, waited_s = tuple(report.member for report in reports), max(report.waited_s for report in trained)
-    return Change(leader.previous_members, after, leader.reason, waited_s, step, steps_lost=leader.step - step)
+    after = tuple(report.member for report in reports)
+    return Change(leader.previous_members, after, leader.reason, step, steps_lost=leader.step - step)

@@ -9,7 +9,7 @@ A, B, C = (Member(host, 1) for host in "abc")
 
 def survivor(member: Member, step: int, epoch: int = 0, digest: str = "x") -> RankReport:
     why = "a rank was lost"
-    report = RankReport(member, True, step, digest, previous_members=(A, B), reason=why, waited_s=0.5)
+    report = RankReport(member, True, step, digest, previous_members=(A, B), reason=why)
     return replace(report, waits=(epoch, step))
 
 

@@ -85,7 +85,7 @@ def test_tensorboard_shows_the_numbers_under_their_names() -> None:
 
 def test_a_change_of_world_says_who_when_and_why(capsys: pytest.CaptureFixture[str]) -> None:
     members = [Member("h1", 1), Member("h2", 2), Member("h3", 3)]
-    change = Change(tuple(members[:2]), (members[0], members[2]), "a rank was lost", 1.0, step=7, steps_lost=3)
+    change = Change(tuple(members[:2]), (members[0], members[2]), "a rank was lost", step=7, steps_lost=3)
     with journal() as opened:
         opened.world(change, 8, 1.25)
     (line,) = lines()
