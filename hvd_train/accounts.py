@@ -77,7 +77,7 @@ def give_up_if_diverged(training: Training, result: Answer) -> None:
     progress = state.progress
     if progress.skipped_in_row < training.config.precision.max_skipped_steps:
         return
-    saved = result_of_rank_0(training.world, training.output.store.commit_last(state))
+    saved = result_of_rank_0(training.world, training.output.commit_last(state))
     finite = math.isfinite(result.totals.sums[LOSS])
     cause = "the loss is finite, but not its gradient" if finite else "the loss is not finite"
     kept = "committed" if saved else "NOT committed (see above)"

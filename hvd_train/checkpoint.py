@@ -11,7 +11,6 @@ from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from hvd_train import plain_file
 from hvd_train.config import Config
@@ -32,27 +31,7 @@ class BadCheckpoint(UsageError):
 
 
 class Store:
-    """Takes the commits and the weights of a training. This one, for ranks that do not write, keeps nothing."""
-
-    def commit(self, state: TrainState) -> bool:
-        """Write a checkpoint in the background; return False if the last one is unfinished."""
-        return True
-
-    def commit_last(self, state: TrainState, *, final_weights: bool = False) -> Future[bool]:
-        """Write a checkpoint and `final_weights` after earlier writes; the result is whether all is on disk."""
-        done: Future[bool] = Future()
-        done.set_result(True)
-        return done
-
-    def save_weights(self, name: str, state: TrainState) -> None:
-        """Write the weights of `state.result`, now or, if the disk is full, with a commit."""
-
-    def close(self) -> None:
-        """Wait for what is being written."""
-
-
-class DiskStore(Store):
-    """Writes in a thread of its own. If the disk is full, training continues, and a line reports it."""
+    """Writes files of a training in its own thread. If the disk is full, training continues, and a line reports it."""
 
     def __init__(
         self,
@@ -72,15 +51,15 @@ class DiskStore(Store):
         self._last: Future[bool] | None = None
         self._unwritten: dict[str, dict[str, Tensor]] = {}
 
-    @override
     def commit(self, state: TrainState) -> bool:
+        """Write a checkpoint in the background; return False if the last one is unfinished."""
         if self._last is not None and not self._last.done():
             return False
         self.commit_last(state)
         return True
 
-    @override
     def commit_last(self, state: TrainState, *, final_weights: bool = False) -> Future[bool]:
+        """Write a checkpoint and `final_weights` after earlier writes; the result is whether all is on disk."""
         snapshot = {**state.snapshot(), "config": self._config.as_dict()}
 
         def write_all() -> bool:
@@ -90,12 +69,12 @@ class DiskStore(Store):
         self._last = self._writer.submit(write_all)
         return self._last
 
-    @override
     def save_weights(self, name: str, state: TrainState) -> None:
+        """Write the weights of `state.result`, now or, if the disk is full, with a commit."""
         self._writer.submit(self._write_weights, {name: to_host(state.result.state_dict())}).result()
 
-    @override
     def close(self) -> None:
+        """Wait for what is being written."""
         self._writer.shutdown(wait=True)
 
     def _commit(self, snapshot: Snapshot) -> bool:

@@ -150,7 +150,8 @@ class Loops:
         better = state.best is None or goal.better(figures[goal.name], state.best.figures[goal.name])
         if better:
             state.best = Evaluation(self._at.epoch + 1, figures)
-            training.output.store.save_weights(checkpoint.BEST, state)
+            if (store := training.output.store) is not None:
+                store.save_weights(checkpoint.BEST, state)
         return better
 
     # What all ranks do together
@@ -191,7 +192,8 @@ class Loops:
             if agreed.stop:
                 self.result = training.finish(finished=False)
                 raise Stopped(self.result.exit_code)
-            if agreed.commit and training.output.store.commit(state):
+            store = training.output.store
+            if agreed.commit and (store is None or store.commit(state)):
                 training.commit_timer.reset()
             if not agreed.change:
                 training.split.mark("other")

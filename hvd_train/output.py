@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from hvd_train import checkpoint, config_file
-from hvd_train.checkpoint import DiskStore, Store
+from hvd_train.checkpoint import Store
 from hvd_train.config import Config
 from hvd_train.console import say
 from hvd_train.data import identity
@@ -44,7 +45,7 @@ class Output:
         self._folder: RunFolder | None = None
         self._claimed: RunFolder | None = None  # the last claim, which `open` may not have followed
         self.journal = Journal()
-        self.store: Store = Store()
+        self.store: Store | None = None  # of rank 0
         self._copies: Copies | None = None  # to another file system, if the config says so
 
     @property
@@ -131,8 +132,9 @@ class Output:
             report = partial(journal.event, "checkpoint")
             self._copies = Copies(run.copy_to, claim, say) if run.copy_to else None  # also after the journal
             committed = self._copies.start if self._copies else lambda: None
-            self.store = DiskStore(claim, self._config, report, committed)
+            self.store = Store(claim, self._config, report, committed)
             self.journal = journal
+        assert self.store is not None
         if claim.from_file:
             self.store.commit(state)  # if all ranks die now, the job does not need the file again
             text = f"resuming from {run.resume}"
@@ -140,9 +142,13 @@ class Output:
         if state.best and (state.best.epoch, 0) == (progress.epoch, progress.cursor):
             self.store.save_weights(checkpoint.BEST, state)  # the rank that wrote these may be gone
 
-    def commit_last(self, state: TrainState) -> bool:
-        """Commit, unless another process took the folder; return whether it is on disk."""
-        return self._folder is not None and self._folder.held() and self.store.commit_last(state).result()
+    def commit_last(self, state: TrainState, *, final_weights: bool = False) -> Future[bool]:
+        """Commit as the store does; the result is False on a rank that does not write."""
+        if self.store is not None:
+            return self.store.commit_last(state, final_weights=final_weights)
+        nothing: Future[bool] = Future()
+        nothing.set_result(False)
+        return nothing
 
     def write(self, name: str, values: Any) -> bool:
         """Write a file of the run folder, if there is one, as JSON; return False if that failed."""
@@ -156,14 +162,15 @@ class Output:
 
     def close(self) -> None:
         """Finish what is being written and give up the folder."""
-        self.store.close()
+        if self.store is not None:
+            self.store.close()
         self.journal.close()
         if self._copies is not None:
             self._copies.close()
             self._copies = None
         if self._folder is not None:
             self._folder.release()
-        self._folder, self.journal, self.store = None, Journal(), Store()
+        self._folder, self.journal, self.store = None, Journal(), None
 
 
 def _claim(config: Config, start: Callable[[], None], *, abandoned: bool) -> RunFolder:

@@ -323,7 +323,7 @@ class Training:
             confirm_equal(state, world)
         received, peaks = zip(*world.gather((self.stop.received, peak_memory_gib(self.parts.device))), strict=True)
         signals = [number for number in received if number is not None]
-        saved = result_of_rank_0(world, output.store.commit_last(state, final_weights=finished))
+        saved = result_of_rank_0(world, output.commit_last(state, final_weights=finished))
         test = self._test() if finished else None
         best, last, progress = state.best, state.last, state.progress
         result = Result(
@@ -386,7 +386,7 @@ class Training:
         if not self.is_whole:
             say("the loop has changed weights since the last step, so a commit now could not be resumed exactly")
             return False
-        return self.output.commit_last(self._state)
+        return self.output.commit_last(self._state).result()
 
     def _committed(self, error: RankLost) -> RankLost:
         """Commit the last finished step, and return the error with the outcome."""

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hvd_train import checkpoint
-from hvd_train.checkpoint import DiskStore
+from hvd_train.checkpoint import Store
 from hvd_train.config import OptimizerConfig
 from hvd_train.errors import UsageError
 from hvd_train.network import optim
@@ -60,7 +60,7 @@ def final(folder: str) -> Weights:
 
 def test_the_moving_average_is_what_its_formula_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """It starts at the first weights, then is 0.9 of itself and 0.1 of the new weights and statistics."""
-    monkeypatch.setattr(DiskStore, "commit", lambda store, state: store.commit_last(state).result())
+    monkeypatch.setattr(Store, "commit", lambda store, state: store.commit_last(state).result())
     config = small_config(**SETTINGS, commit_steps=1, keep_checkpoints=100, output_dir=Path("run"))
     result, last = trained(LocalWorld(), config, runs.batch_norm)
     snapshots = [checkpoint.read(path)["model"] for path in reversed(checkpoint.committed(Path("run")))]

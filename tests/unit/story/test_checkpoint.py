@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_train import checkpoint
-from hvd_train.checkpoint import MAGIC, BadCheckpoint, DiskStore, committed, newest_good, path_of, read
+from hvd_train.checkpoint import MAGIC, BadCheckpoint, Store, committed, newest_good, path_of, read
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.network import optim
@@ -42,9 +42,9 @@ def state_at(step: int) -> TrainState:
     )
 
 
-def store(lines: list[str] | None = None, keep: int = 3) -> DiskStore:
+def store(lines: list[str] | None = None, keep: int = 3) -> Store:
     RUN.mkdir(exist_ok=True)
-    return DiskStore(RunFolder(RUN), CONFIG.replace(keep_checkpoints=keep), ([] if lines is None else lines).append)
+    return Store(RunFolder(RUN), CONFIG.replace(keep_checkpoints=keep), ([] if lines is None else lines).append)
 
 
 def commit(*steps: int, keep: int = 3) -> list[str]:
@@ -57,7 +57,7 @@ def commit(*steps: int, keep: int = 3) -> list[str]:
     return lines
 
 
-def commit_next(disk: DiskStore, step: int) -> None:
+def commit_next(disk: Store, step: int) -> None:
     wait_for("the commit before", lambda: disk.commit(state_at(step)))
 
 
@@ -220,7 +220,7 @@ def test_a_full_disk_costs_no_checkpoint_that_is_there() -> None:
 def test_a_process_that_was_stopped_does_not_replace_a_newer_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """When it continues, another process has taken the folder over and written the same step."""
     fsync = os.fsync
-    disk = DiskStore(run_folder.claim(small_config(output_dir=RUN), datetime.now()), CONFIG, [].append)
+    disk = Store(run_folder.claim(small_config(output_dir=RUN), datetime.now()), CONFIG, [].append)
 
     def stopped_meanwhile(descriptor: int) -> None:
         monkeypatch.setattr(os, "fsync", fsync)

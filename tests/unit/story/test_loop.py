@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from hvd_train import checkpoint, training
-from hvd_train.checkpoint import DiskStore
+from hvd_train.checkpoint import Store
 from hvd_train.errors import Diverged, UsageError
 from hvd_train.progress.clock import Stopwatch, Timer
 from hvd_train.state import TrainState
@@ -52,7 +52,7 @@ class Poisoned(nn.Module):
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_step_that_is_not_finite_changes_nothing(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights, statistics, optimizer and moving average stay; the step is counted and reported."""
-    monkeypatch.setattr(DiskStore, "commit", lambda store, state: store.commit_last(state).result())
+    monkeypatch.setattr(Store, "commit", lambda store, state: store.commit_last(state).result())
     config = small_config(epochs=1, ema_decay=0.9, optimizer=optimizer, commit_steps=1, keep_checkpoints=100)
     result, _ = trained(LocalWorld(), config.replace(batch_size=20), lambda _: Poisoned(lambda step: step in (4, 6)))
     assert result.finished
@@ -87,11 +87,11 @@ def committed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the committed steps; the disk is too busy for a commit of step 8."""
     steps = list[int]()
 
-    def commit(store: DiskStore, state: TrainState) -> bool:
+    def commit(store: Store, state: TrainState) -> bool:
         steps.append(state.progress.step)
         return state.progress.step != 8
 
-    monkeypatch.setattr(DiskStore, "commit", commit)
+    monkeypatch.setattr(Store, "commit", commit)
     return steps
 
 

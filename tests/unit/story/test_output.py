@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 
-from hvd_train import checkpoint
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
@@ -69,7 +68,7 @@ def test_an_elastic_job_waits_for_the_end_of_another_process(
     with pytest.raises(UsageError, match="another process is training in run"):
         claim(small_config(), state)
     assert clock.sleeps == 5
-    assert living.commit_last(state)
+    assert living.commit_last(state).result()
     clock.meanwhile = living.close
     found = claim(small_config(), state)
     assert (found.earlier, clock.sleeps) == (True, 6)
@@ -81,10 +80,10 @@ def test_a_job_takes_its_own_folder_over(state: TrainState, monkeypatch: pytest.
     """Also without --output-dir, after the wait for its former workers; another job starts a new run."""
     config = small_config(output_dir=None, recipe="few")
     former = opened(config, state)
-    assert former.commit_last(state)
+    assert former.commit_last(state).result()
     found = claim(config, state)
     assert found.path == former.path
-    assert not former.commit_last(state)
+    assert not former.commit_last(state).result()
     monkeypatch.setenv(launcher.OWNER, "another job")
     other = claim(config, state)
     assert (other.path != former.path, other.earlier) == (True, False)
@@ -102,11 +101,9 @@ def test_a_rank_that_is_no_longer_rank_0_releases_the_folder(state: TrainState) 
     assert steps_on_disk() == [7]
     assert [entry.steps for entry in read(RUN / "ledger.jsonl")] == [(1, 7)]
     former.journal.took(Entry(0, (1, 8), 2, (0, 160), 1))
-    former.store.save_weights(checkpoint.BEST, state)
-    assert not former.commit_last(state)
+    assert not former.commit_last(state).result()
     following = opened(small_config(ledger=True), state)
     following.journal.catch_up(state.recent, None, None)
     following.close()
     former.close()
-    assert not (RUN / checkpoint.BEST).exists()
     assert [entry.steps for entry in read(RUN / "ledger.jsonl")] == [(1, 7)]
