@@ -1,6 +1,6 @@
-"""Report on a host: the doctor runs `python -m hvd_train.doctor.agent NAME...` on each.
+"""Report on a host: the doctor runs `python -m hvd_train.doctor.agent` on each.
 
-It prints the facts about its host, with its lookups of these names, and listens on a free port, as Gloo and NCCL do.
+It prints the facts about its host, and listens on a free port, as Gloo and NCCL do.
 For each line of input, a JSON list of [host, port], it prints why it cannot connect to each.
 """
 
@@ -12,14 +12,12 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from hvd_train import _version
 
@@ -27,8 +25,8 @@ ANSWER = "hvd-train doctor: "
 _CONNECT_S, _SMI_S = 5.0, 20.0
 
 
-def facts(names: Iterable[str]) -> dict[str, Any]:
-    """Return versions, addresses, GPUs and limits of this host."""
+def facts() -> dict[str, Any]:
+    """Return versions, GPUs and limits of this host."""
     shm = "/dev/shm"  # noqa: S108  # Linux has it here
     return {
         "python": platform.python_version(),
@@ -37,28 +35,29 @@ def facts(names: Iterable[str]) -> dict[str, Any]:
         "folder": str(Path(_version.__file__).parent),
         "torch": next((found.version for found in metadata.distributions(name="torch")), None),
         "horovod": _horovod(),
-        "addresses": [one.address for entries in psutil.net_if_addrs().values() for one in entries],
-        "names": {name: _looked_up(name) for name in names},
         "gpus": _gpus(),
         "shared_memory": shutil.disk_usage(shm)[::2] if os.path.isdir(shm) else None,  # total and free bytes
     }
 
 
 def reach(address: Sequence[Any]) -> str | None:
-    """Connect to (host, port), and return why that failed, or None."""
+    """Connect to (host, port), and return the address of the host and why that failed, or None."""
+    name, port = address
+    found = "no address"
     try:
-        socket.create_connection((address[0], address[1]), timeout=_CONNECT_S).close()
+        found = socket.gethostbyname(name)
+        socket.create_connection((found, port), timeout=_CONNECT_S).close()
     except OSError as error:
-        return error.strerror or str(error)
+        return f"{found}: {error.strerror or error}"
     return None
 
 
-def main(names: Sequence[str]) -> None:
+def main() -> None:
     """Print the facts, then answer each line of the input."""
     if sys.path[0] == os.getcwd():  # from -m; the folder may hold an unpacked Horovod
         del sys.path[0]
     with socket.create_server(("", 0), backlog=4096) as server, ThreadPoolExecutor(32) as threads:
-        _print({**facts(names), "port": server.getsockname()[1]})  # the kernel accepts the connections
+        _print({**facts(), "port": server.getsockname()[1]})  # the kernel accepts the connections
         for line in sys.stdin:
             _print({"failures": list(threads.map(reach, json.loads(line)))})
 
@@ -79,13 +78,6 @@ def _horovod() -> dict[str, Any] | None:
     return {"folder": str(folder.parent), "version": versions[0] if versions else "of unknown version", "build": build}
 
 
-def _looked_up(name: str) -> list[str]:
-    try:
-        return sorted({str(found[4][0]) for found in socket.getaddrinfo(name, None, socket.AF_INET)})
-    except (OSError, UnicodeError):
-        return []
-
-
 def _gpus() -> dict[str, Any]:
     if (program := shutil.which("nvidia-smi")) is None:
         return {"listed": []}
@@ -97,4 +89,4 @@ def _gpus() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

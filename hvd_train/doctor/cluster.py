@@ -1,6 +1,5 @@
 """`hvd-train doctor --hosts FILE`: examine a cluster over ssh, with an `agent` on each host."""
 
-import itertools
 import json
 import os
 import sys
@@ -15,7 +14,6 @@ from hvd_train.doctor import agent
 from hvd_train.doctor.machine import Facts, Finding, check_shared_memory, run_trial
 from hvd_train.errors import first_few
 from hvd_train.launch import ssh
-from hvd_train.launch.client import is_loopback
 from hvd_train.launch.hosts import Host
 from hvd_train.launch.start import horovodrun
 
@@ -25,15 +23,14 @@ _SIZES = ("1024", "16384", "262144", "1048576", "8388608", "67108864")
 
 def examine(hosts: Sequence[Host], *, quick: bool) -> list[Finding]:
     """Return all findings about a cluster. Raises UsageError without horovodrun."""
-    names = [host.name for host in hosts]
     with ExitStack() as stack, ThreadPoolExecutor(len(hosts)) as threads:
-        agents = [stack.enter_context(start(name, names)) for name in names]
+        agents = [stack.enter_context(start(host.name)) for host in hosts]
         answers = list(threads.map(answer, agents))
-        findings = [check_reached(name, facts.get("error")) for name, facts in zip(names, answers, strict=True)]
+        findings = [check_reached(host.name, it.get("error")) for host, it in zip(hosts, answers, strict=True)]
         answered = [it for it in zip(hosts, agents, answers, strict=True) if "error" not in it[2]]
         good = [{**facts, "name": host.name, "slots": host.slots} for host, _, facts in answered]
         if good:
-            findings += [*check_same(good), check_names(good), check_gpus(good)]
+            findings += [*check_same(good), check_gpus(good)]
             checked = [(one["name"], check_shared_memory(one)) for one in good]
             findings += [replace(it, name=f"{name}: {it.name}") for name, it in checked if it.verdict != "ok"]
         if len(good) > 1:
@@ -47,10 +44,10 @@ def examine(hosts: Sequence[Host], *, quick: bool) -> list[Finding]:
     return findings
 
 
-def start(name: str, names: Sequence[str]) -> "Popen[bytes]":
-    """Start the agent of a host, over ssh unless the host is this one; it looks up `names`."""
+def start(name: str) -> "Popen[bytes]":
+    """Start the agent of a host, over ssh unless the host is this one."""
     path = os.environ.get("PYTHONPATH")  # horovodrun passes it to its ranks
-    agent_there = [*(["env", f"PYTHONPATH={path}"] if path else []), sys.executable, "-m", agent.__name__, *names]
+    agent_there = [*(["env", f"PYTHONPATH={path}"] if path else []), sys.executable, "-m", agent.__name__]
     command = ssh.command(name, agent_there, "-o", "ServerAliveInterval=2")
     # It ends when its input does. Without buffers, an input that nobody reads cannot raise an error when it is closed.
     return Popen(["timeout", _AGENT_S, *command], bufsize=0, stdin=PIPE, stdout=PIPE, stderr=STDOUT)
@@ -106,19 +103,6 @@ def _version(fact: Any) -> str:
     return str(fact or "none")
 
 
-def check_names(hosts: Sequence[Facts]) -> Finding:
-    """Check that the name of each host leads to it from each host."""
-    wrong = []
-    for target, one in itertools.product(hosts, hosts):
-        name, found = target["name"], one["names"][target["name"]]
-        # On the host itself, Debian's installer maps its name to 127.0.1.1.
-        if not any(one is target if is_loopback(it) else it in target["addresses"] for it in found):
-            wrong.append(f"{name} is {', '.join(found) or 'unknown'} on {one['name']}, no address of {name}")
-    if wrong:
-        return Finding("names", "broken", "; ".join(wrong), "fix /etc/hosts (or DNS) on those hosts")
-    return Finding("names", "ok", "the name of each host leads to it on all hosts")
-
-
 def check_gpus(hosts: Sequence[Facts]) -> Finding:
     """Check that each host has a GPU for each slot, or that none has a GPU."""
     counts = [(one["name"], len(one["gpus"]["listed"]), one["slots"]) for one in hosts]
@@ -137,6 +121,6 @@ def check_connections(names: Sequence[str], answers: Sequence[Facts]) -> Finding
         reasons = answer.get("failures") or [answer["error"]] * len(names)
         failed += [f"{source} cannot connect to {to} ({why})" for to, why in zip(names, reasons, strict=True) if why]
     if failed:
-        todo = "open all TCP ports between the hosts: ranks listen on ports that the system chooses"
+        todo = "if that is not its address, fix /etc/hosts (or DNS); else open all TCP ports between the hosts"
         return Finding("connections", "broken", first_few(failed), todo)
     return Finding("connections", "ok", f"each of {len(names)} hosts reaches each")

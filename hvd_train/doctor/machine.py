@@ -185,7 +185,7 @@ def examine(*, quick: bool) -> list[Finding]:
     probe, mpirun = answer(run((sys.executable, "-c", PROBE), environ)), shutil.which("mpirun", path=path)
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"} <= environ.keys()
     machine = {"probe": probe, "mpirun": mpirun, "refuses_root": os.geteuid() == 0 and not allowed}
-    facts = {**agent.facts(()), **machine, "visible_gpus": visible}
+    facts = {**agent.facts(), **machine, "visible_gpus": visible}
     findings = [check(facts) for check in MACHINE_CHECKS]
     horovodrun = None if quick else shutil.which("horovodrun", path=path)
     controllers = [name for name in ("gloo", "mpi") if probe.get(name) and (name == "gloo" or mpirun)]

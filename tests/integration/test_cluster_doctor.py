@@ -67,7 +67,7 @@ FAULTS: dict[str, tuple[Callable[[Hosts, Path], None], list[tuple[str, str, str,
     ),
     "a wrong address": (
         lambda hosts, _: hosts.resolve("h2", "h3", "10.91.0.1"),
-        [("names", "broken", "h3 is 10.91.0.1 on h2, no address of h3", "fix /etc/hosts")],
+        [("connections", "broken", "h2 cannot connect to h3 (10.91.0.1: Connection refused)", "fix /etc/hosts")],
     ),
 }
 

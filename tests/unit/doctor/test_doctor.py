@@ -37,16 +37,16 @@ def test_a_cluster_of_one_host_is_examined() -> None:
     assert not ssh.is_here("h1.invalid")
     findings = cluster.examine([Host("localhost", 1)], quick=True)
     found = {finding.name: finding.verdict for finding in findings}
-    assert found["localhost"] == found["python"] == found["names"] == "ok"
+    assert found["localhost"] == found["python"] == "ok"
     assert "connections" not in found
 
 
 def test_an_agent_ends_with_its_block() -> None:
     """It tries connections; a killed agent is an error."""
     before = set(psutil.Process().children(recursive=True))  # other tests may share processes
-    with cluster.start("localhost", []) as one:
+    with cluster.start("localhost") as one:
         port = cluster.answer(one)["port"]
-        expected = {"failures": [None, "Connection refused"]}
+        expected = {"failures": [None, "127.0.0.1: Connection refused"]}
         assert cluster.reach(one, [("127.0.0.1", port), ("127.0.0.1", 1)]) == expected
         (process,) = psutil.Process(one.pid).children()
         process.kill()
