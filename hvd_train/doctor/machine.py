@@ -18,7 +18,7 @@ from hvd_train.doctor import agent
 from hvd_train.launch.launcher import reasons
 
 Verdict = Literal["ok", "warning", "broken"]
-Facts = Mapping[str, Any]  # from `agent`; of this machine also "probe" (from `PROBE`), "mpirun" and others
+Facts = Mapping[str, Any]  # from `agent`; of this machine also "probe" (from `PROBE`) and "visible_gpus"
 
 GB = 2**30
 # Without these, a lost worker costs half a minute, NCCL can deliver half a sum, and 127.0.1.1 keeps hosts out.
@@ -136,27 +136,14 @@ def _check_horovod(facts: Facts) -> Finding:
         return Finding(name, "warning", f"{what}, without the patches {', '.join(sorted(missing))}", REBUILD)
     if build.get("torch") != probe.get("version", build.get("torch")):
         return Finding(name, "warning", f"{what}: {other}", REBUILD)
-    has = [library for library in ("Gloo", "MPI", "NCCL") if probe.get(library.lower())]
+    libraries = {"gloo": "Gloo", "mpi": build.get("mpi") or "MPI", "nccl": "NCCL"}
+    has = [library for key, library in libraries.items() if probe.get(key)]
     what += f", built {str(build.get('built'))[:10]} with {build.get('compiler')}; has {', '.join(has) or 'nothing'}"
     if "gloo" in probe and "Gloo" not in has:
         return Finding(name, "warning", f"{what}: no elastic jobs, no horovodrun --gloo", REBUILD)
     if probe.get("gpus") and "NCCL" not in has:
         return Finding(name, "warning", f"{what}: gradients of GPUs travel through the CPU", REBUILD)
     return Finding(name, "ok", what)
-
-
-def _check_mpi(facts: Facts) -> Finding:
-    """Check that there is an mpirun, and name the MPI in Horovod."""
-    if not facts["probe"].get("mpi"):
-        return Finding("MPI", "ok", "none in Horovod: Gloo does not need it")
-    built_with = f"Horovod was built with {(facts['horovod']['build'] or {}).get('mpi') or 'an unknown MPI'}"
-    if facts["mpirun"] is None:
-        todo = "put its mpirun on the PATH, or use horovodrun --gloo"
-        return Finding("MPI", "warning", f"{built_with}, but there is no mpirun", todo)
-    if facts["refuses_root"] and "Open MPI" in built_with:
-        todo = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1, or use horovodrun"
-        return Finding("MPI", "warning", f"{facts['mpirun']} refuses to run as root; {built_with}", todo)
-    return Finding("MPI", "ok", f"{facts['mpirun']}; {built_with}")
 
 
 def check_shared_memory(facts: Facts) -> Finding:
@@ -174,21 +161,21 @@ def _size(count: int) -> str:
     return f"{count / 1024**power:.3g} {'KMG'[power - 1]}B"
 
 
-MACHINE_CHECKS = (_check_python, _check_torch, _check_gpus, _check_horovod, _check_mpi, check_shared_memory)
+MACHINE_CHECKS = (_check_python, _check_torch, _check_gpus, _check_horovod, check_shared_memory)
 
 
 def examine(*, quick: bool) -> list[Finding]:
     """Return all findings about this machine; `quick` leaves out the allreduces."""
     # The programs of this Python environment come first: it need not be activated.
     path = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
-    environ, visible = {**os.environ, "PATH": path}, os.environ.get("CUDA_VISIBLE_DEVICES")
-    probe, mpirun = answer(run((sys.executable, "-c", PROBE), environ)), shutil.which("mpirun", path=path)
-    allowed = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"} <= environ.keys()
-    machine = {"probe": probe, "mpirun": mpirun, "refuses_root": os.geteuid() == 0 and not allowed}
-    facts = {**agent.facts(), **machine, "visible_gpus": visible}
+    environ = {**os.environ, "PATH": path}
+    probe = answer(run((sys.executable, "-c", PROBE), environ))
+    facts = {**agent.facts(), "probe": probe, "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
     findings = [check(facts) for check in MACHINE_CHECKS]
     horovodrun = None if quick else shutil.which("horovodrun", path=path)
-    controllers = [name for name in ("gloo", "mpi") if probe.get(name) and (name == "gloo" or mpirun)]
+    controllers = [
+        name for name in ("gloo", "mpi") if probe.get(name) and (name == "gloo" or shutil.which("mpirun", path=path))
+    ]
     if horovodrun is None or not controllers:
         return findings
     launches = {f"horovodrun --{name}": (horovodrun, "-np", "2", f"--{name}") for name in controllers}
@@ -238,7 +225,7 @@ def check_trial(name: str, launch: Sequence[str], ranks: int, outcome: Outcome) 
         return Finding(name, "broken", found["error"], f"{todo}; HOROVOD_GLOO_IFACE names the network card")
     if found["size"] != ranks:
         what = f"the ranks did not find each other: world size {found['size']}, not {ranks}"
-        return Finding(name, "broken", what, f"mpirun must be of the MPI in Horovod, see the line MPI; or {REBUILD}")
+        return Finding(name, "broken", what, f"mpirun must be of the MPI in the line horovod; or {REBUILD}")
     if found["sums"] != [ranks * (ranks + 1) / 2]:
         what = f"the sum of 1 to {ranks} is {', '.join(map(str, found['sums']))}"
         return Finding(name, "broken", what, f"do not train with this build; rebuild it: {REBUILD_AGAIN}")

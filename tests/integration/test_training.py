@@ -233,12 +233,11 @@ def test_a_sweep_in_one_mpi_job(workers: int, tmp_path: Path) -> None:
 def test_the_doctor_adds_over_two_ranks_by_every_launcher() -> None:
     """No environment is activated."""
     path = [folder for folder in os.environ["PATH"].split(os.pathsep) if folder != str(Path(HVD_TRAIN).parent)]
-    as_root = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
-    environment = {**os.environ, **as_root, "PATH": os.pathsep.join(path)}
+    environment = {**os.environ, "PATH": os.pathsep.join(path)}
     command = [HVD_TRAIN, "doctor", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=280, env=environment)
     findings = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
-    for name in ("python", "torch", "horovod", "MPI", "horovodrun --gloo"):
+    for name in ("python", "torch", "horovod", "horovodrun --gloo"):
         assert findings[name]["verdict"] == "ok", findings[name]
     if "MPI" in findings["horovod"]["what"]:
         assert "the sum is right" in findings["horovodrun --mpi"]["what"], findings
