@@ -169,7 +169,7 @@ def examine(*, quick: bool) -> list[Finding]:
     # The programs of this Python environment come first: it need not be activated.
     path = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
     environ = {**os.environ, "PATH": path}
-    probe = answer(run((sys.executable, "-c", PROBE), environ))
+    probe = run((sys.executable, "-c", PROBE), environ)
     facts = {**agent.facts(), "probe": probe, "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
     findings = [check(facts) for check in MACHINE_CHECKS]
     horovodrun = None if quick else shutil.which("horovodrun", path=path)
@@ -185,40 +185,26 @@ def examine(*, quick: bool) -> list[Finding]:
     return findings
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a program ended, with its output. `code` is negative after a signal."""
-
-    code: int
-    output: str
-    seconds: float = 0.0
-
-
-def run(command: Sequence[str], environ: Mapping[str, str]) -> Outcome:
-    """Run a program that ends itself after `_LIMIT_S`, or end it soon after that."""
+def run(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
+    """Run a program that ends itself after `_LIMIT_S`; return its last answer, its seconds, and an "error"."""
     started, line = time.monotonic(), ["timeout", "--foreground", "--kill-after=5", f"{_LIMIT_S + 20}", *command]
     done = subprocess.run(line, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    return Outcome(done.returncode, done.stdout.decode(errors="replace"), time.monotonic() - started)
-
-
-def answer(outcome: Outcome) -> dict[str, Any]:
-    """Return the last answer of a program, with {"error": reason} if it failed."""
-    answers = re.findall(rf"{agent.ANSWER}(\{{.*\}})", outcome.output)
-    facts: dict[str, Any] = json.loads(answers[-1]) if answers else {}
-    if answers and outcome.code == 0:
+    seconds, output = time.monotonic() - started, done.stdout.decode(errors="replace")
+    answers = re.findall(rf"{agent.ANSWER}(\{{.*\}})", output)
+    facts: dict[str, Any] = {**(json.loads(answers[-1]) if answers else {}), "seconds": seconds}
+    if answers and done.returncode == 0:
         return facts
-    lines = [line for line in outcome.output.splitlines() if line.strip() and agent.ANSWER not in line]
-    error = [*reasons(outcome.output), *lines, f"exit code {outcome.code}, without output"][0][:300]
-    if outcome.seconds >= _LIMIT_S:
-        error = f"no end in {outcome.seconds:.0f} s"
-    elif outcome.code < 0:
-        error = f"killed by {signal.Signals(-outcome.code).name}"
+    lines = [line for line in output.splitlines() if line.strip() and agent.ANSWER not in line]
+    error = [*reasons(output), *lines, f"exit code {done.returncode}, without output"][0][:300]
+    if seconds >= _LIMIT_S:
+        error = f"no end in {seconds:.0f} s"
+    elif done.returncode < 0:
+        error = f"killed by {signal.Signals(-done.returncode).name}"
     return {**facts, "error": error}
 
 
-def check_trial(name: str, launch: Sequence[str], ranks: int, outcome: Outcome) -> Finding:
+def check_trial(name: str, launch: Sequence[str], ranks: int, found: Facts) -> Finding:
     """Check that all ranks took part in an allreduce and that their sum is right."""
-    found = answer(outcome)
     if "error" in found:
         command = " ".join([Path(launch[0]).name, *launch[1:], sys.executable])
         todo = f"to see all it prints, type: NCCL_DEBUG=INFO {command} -c 'import horovod.torch as hvd; hvd.init()'"
@@ -231,11 +217,11 @@ def check_trial(name: str, launch: Sequence[str], ranks: int, outcome: Outcome) 
         return Finding(name, "broken", what, f"do not train with this build; rebuild it: {REBUILD_AGAIN}")
     carried = 2 * (ranks - 1) / ranks  # by each link of a ring: bus bandwidth (nccl-tests, PERFORMANCE.md)
     timed = [f"{_size(count)} {carried * count / seconds / 1e6:,.1f} MB/s" for count, seconds in found["times"]]
-    speed = f"bus bandwidth: {', '.join(timed)}" if timed else f"{outcome.seconds:.1f} s"
+    speed = f"bus bandwidth: {', '.join(timed)}" if timed else f"{found['seconds']:.1f} s"
     return Finding(name, "ok", f"{ranks} ranks, the sum is right, {speed}")
 
 
 def run_trial(name: str, launch: Sequence[str], ranks: int, environ: Mapping[str, str], *arguments: str) -> Finding:
     """Run an allreduce over real ranks, which `launch` starts, and check its result; for `arguments` see ALLREDUCE."""
-    outcome = run([*launch, sys.executable, "-c", ALLREDUCE, *(arguments or ("cpu",))], environ)
-    return check_trial(name, launch, ranks, outcome)
+    found = run([*launch, sys.executable, "-c", ALLREDUCE, *(arguments or ("cpu",))], environ)
+    return check_trial(name, launch, ranks, found)

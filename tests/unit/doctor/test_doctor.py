@@ -1,35 +1,36 @@
 """Programs and agents of the doctor, and their answers."""
 
 import os
-import signal
 import socket
 import sys
 
 import psutil
 import pytest
 
-from hvd_train.doctor import cluster, machine
-from hvd_train.doctor.machine import Outcome, answer
+from hvd_train.doctor import agent, cluster, machine
 from hvd_train.launch import ssh
 from hvd_train.launch.hosts import Host
 
 
-def run(*command: str) -> Outcome:
-    return machine.run(command, os.environ)
+def error(*command: str) -> str:
+    found: str = machine.run(command, os.environ)["error"]
+    return found
 
 
-def test_each_end_of_a_program_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome = run(sys.executable, "-c", "import sys; print('out', flush=True); print('err', file=sys.stderr); exit(3)")
-    assert (outcome.code, outcome.output.split()) == (3, ["out", "err"])
-    assert answer(outcome) == {"error": "out"}
-    assert answer(Outcome(-signal.SIGILL, "")) == {"error": "killed by SIGILL"}
-    assert answer(Outcome(1, "")) == {"error": "exit code 1, without output"}
+def test_each_end_of_a_program_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last answer counts: it says what was being imported if that crashed."""
+    assert error(sys.executable, "-c", "import sys; print('\\nout', flush=True); exit('err')") == "out"
+    assert error("sh", "-c", "kill -ILL $$") == "killed by SIGILL"
+    assert error("false") == "exit code 1, without output"
     program = machine.PROBE.replace("import torch\n", "import no_such_package\n", 1)
-    error = "ModuleNotFoundError: No module named 'no_such_package'"
-    assert answer(run(sys.executable, "-c", program)) == {"importing": "torch", "error": error}
+    found = machine.run([sys.executable, "-c", program], os.environ)
+    assert found["importing"] == "torch"
+    assert found["error"] == "ModuleNotFoundError: No module named 'no_such_package'"
+    answers = f"echo noise; echo '[1,0]<stdout>:{agent.ANSWER}{{\"size\": 2}}'; echo noise"
+    found = machine.run(["sh", "-c", answers], os.environ)
+    assert (found["size"], "error" in found) == (2, False)
     monkeypatch.setattr(machine, "_LIMIT_S", -19.9)
-    outcome = run(sys.executable, "-c", "import signal; signal.pause()")
-    assert (outcome.code, answer(outcome)["error"]) == (124, "no end in 0 s")
+    assert error("sleep", "60") == "no end in 0 s"
 
 
 def test_a_cluster_of_one_host_is_examined() -> None:

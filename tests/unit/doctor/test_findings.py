@@ -1,13 +1,11 @@
 """Findings about a machine, its Horovod and a cluster, from given facts."""
 
-import json
 from typing import Any
 
 import pytest
 
 from hvd_train.doctor import cluster
-from hvd_train.doctor.agent import ANSWER
-from hvd_train.doctor.machine import MACHINE_CHECKS, Finding, Outcome, check_trial
+from hvd_train.doctor.machine import MACHINE_CHECKS, Finding, check_trial
 
 GB = 2**30
 PROBE = {"version": "2.15.0+cu132", "cuda": "13.2", "torchvision": "0.29.2", "gpus": [], "gpu_warning": ""}
@@ -112,14 +110,10 @@ def test_findings_about_a_cluster(finding: Finding, verdict: str, says: str) -> 
     agrees(finding, verdict, says)
 
 
-def answered(**facts: Any) -> Outcome:
-    return Outcome(0, f"noise\n[1,0]<stdout>:{ANSWER}{json.dumps({'times': [], **facts})}\nnoise\n", 5.0)
-
-
 TWO = "horovodrun --gloo", ("/env/horovodrun", "-np", "2", "--gloo"), 2
 FOUR = "allreduce", (), 4
-RIGHT = answered(size=2, sums=[3.0])
-SPEED = answered(size=4, sums=[10.0], times=[[2**10, 0.001], [2**26, 0.1]])
+RIGHT: dict[str, Any] = {"size": 2, "sums": [3.0], "times": [], "seconds": 5.0}
+SPEED = {"size": 4, "sums": [10.0], "times": [[2**10, 0.001], [2**26, 0.1]]}
 
 
 @pytest.mark.parametrize(
@@ -127,9 +121,9 @@ SPEED = answered(size=4, sums=[10.0], times=[[2**10, 0.001], [2**26, 0.1]])
     [
         (check_trial(*TWO, RIGHT), "ok", "2 ranks, the sum is right, 5.0 s"),
         (check_trial(*FOUR, SPEED), "ok", "bus bandwidth: 1 KB 1.5 MB/s, 64 MB 1,006.6 MB/s"),
-        (check_trial(*TWO, answered(size=1, sums=[1.0])), "broken", "world size 1, not 2"),
-        (check_trial(*TWO, answered(size=2, sums=[1.5, 3.0])), "broken", "the sum of 1 to 2 is 1.5, 3.0"),
-        (check_trial(*TWO, Outcome(1, f"{RIGHT.output}\nRuntimeError: shutdown\n")), "broken", "horovodrun -np 2"),
+        (check_trial(*TWO, {**RIGHT, "size": 1}), "broken", "world size 1, not 2"),
+        (check_trial(*TWO, {**RIGHT, "sums": [1.5, 3.0]}), "broken", "the sum of 1 to 2 is 1.5, 3.0"),
+        (check_trial(*TWO, {**RIGHT, "error": "shutdown"}), "broken", "horovodrun -np 2"),
     ],
 )
 def test_an_allreduce_counts_only_with_all_ranks_and_the_right_sum(finding: Finding, verdict: str, says: str) -> None:
