@@ -1,8 +1,6 @@
 """Profile chosen steps on all ranks (`--profile STEPS`): write a trace of each rank, and a summary."""
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,71 +26,60 @@ class Profile:
     ) -> None:
         """`steps` may be empty; `clocks` leave out the time that this takes before and after them."""
         self._steps, self._world, self._device, self._output, self._clocks = steps, world, device, output, clocks
-        self._is_active = False
-        self._recording = ExitStack()
-        self._next_step: Callable[[], object] = lambda: None
-        self._trace, self._summary = b"", ""
+        self._name = f"steps {steps.start} to {steps.stop - 1}"
+        self._profiler: torch.profiler.profile | None = None
 
     def step_done(self, step: int) -> None:
         """Begin if the next step is the first to be recorded, and end after the last one. Raises RankLost."""
-        if self._is_active and step + 1 < self._steps.stop:
-            self._next_step()
-            return
-        if self._is_active:
-            self._recording.close()
-            traces = self._world.gather(self._trace)
-            self._end(self._written(self._output.path / FOLDER, traces) if self._output.path else "")
-        elif self._steps and step + 1 == self._steps.start:
+        if self._profiler is None:
+            if not self._steps or step + 1 != self._steps.start:
+                return
             self._begin()
-        else:
+        elif step + 1 < self._steps.stop:
+            self._profiler.step()
             return
+        else:
+            self._end(self._profiler)
         for clock in self._clocks:
             clock.restart()
 
     def drop(self, reason: str) -> None:
         """End a profile that lacks steps. Nothing is written."""
-        if self._is_active:
-            self._recording.close()
-            self._end(f"no profile of {_named(self._steps)}: {reason}")
-
-    def _end(self, message: str) -> None:
-        self._is_active = False
-        self._output.journal.event("profile", message)
+        if self._profiler is not None:
+            self._profiler.stop()
+            self._profiler = None
+            self._output.journal.event("profile", f"no profile of {self._name}: {reason}")
 
     def _begin(self) -> None:
-        self._is_active = True
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it prints lines about missing GPUs
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._device.type == "cuda" else [])]
-        profiler = torch.profiler.profile(
-            activities=kinds, schedule=lambda _: ProfilerAction.RECORD, on_trace_ready=self._export, acc_events=True
+        self._profiler = torch.profiler.profile(
+            activities=kinds, schedule=lambda _: ProfilerAction.RECORD, acc_events=True
         )
-        profiler.step_num = self._steps.start
-        self._recording.enter_context(profiler)
-        self._next_step = profiler.step
+        self._profiler.step_num = self._steps.start
+        self._profiler.start()
 
-    def _export(self, profiler: torch.profiler.profile) -> None:
+    def _end(self, profiler: torch.profiler.profile) -> None:
+        """Collect the traces on rank 0, and write them. Raises RankLost."""
+        profiler.stop()
+        self._profiler, trace = None, b""
         if self._world.place.rank < _MOST_RANKS:
             with TemporaryDirectory(prefix="hvd-train-profile-") as folder:
                 file = Path(folder, "torch.json.gz")
                 profiler.export_chrome_trace(str(file))
-                self._trace = file.read_bytes()
-            key = f"self_{'device' if self._device.type == 'cuda' else 'cpu'}_time_total"
-            costs = profiler.key_averages()
-            self._summary = costs.table(sort_by=key, row_limit=_LARGEST, max_name_column_width=_NAME_WIDTH)
-
-    def _written(self, folder: Path, traces: Sequence[bytes]) -> str:
-        """Write the files, and return the message for the user."""
-        steps = _named(self._steps)
-        path = folder / steps.replace(" ", "-")
+                trace = file.read_bytes()
+        traces = self._world.gather(trace)
+        if self._output.path is None:
+            return
+        path = self._output.path / FOLDER / self._name.replace(" ", "-")
         try:
-            folder.mkdir(exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
             for rank, trace in enumerate(traces[:_MOST_RANKS]):
                 durable.write(Path(f"{path}-rank-{rank}.json.gz"), trace)
+            of = f"{min(len(traces), _MOST_RANKS)} of {counted(len(traces), 'rank')}"
+            message = f"profile of {self._name}, on {of}: {path}-* (https://ui.perfetto.dev opens them)"
         except OSError as error:
-            return f"no profile of {steps}: cannot write {path}-*: {error.strerror}"
-        of = f"{min(len(traces), _MOST_RANKS)} of {counted(len(traces), 'rank')}"
-        return f"profile of {steps}, on {of}: {path}-* (https://ui.perfetto.dev opens them)\n{self._summary}"
-
-
-def _named(steps: range) -> str:
-    return f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+            message = f"no profile of {self._name}: cannot write {path}-*: {error.strerror}"
+        key = f"self_{'device' if self._device.type == 'cuda' else 'cpu'}_time_total"
+        costs = profiler.key_averages().table(sort_by=key, row_limit=_LARGEST, max_name_column_width=_NAME_WIDTH)
+        self._output.journal.event("profile", f"{message}\n{costs}")
