@@ -2,14 +2,11 @@
 
 import importlib
 import importlib.util
-import itertools
 import os
 import socket
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from hvd_train import plain_file
@@ -17,7 +14,6 @@ from hvd_train.errors import UsageError
 from hvd_train.run_files.run_folder import RunFolder
 
 TABLE = "metrics.csv"
-_numbers = itertools.count()  # TensorBoard reads the files of one second in the order of their names
 
 
 def check(names: Sequence[str]) -> None:
@@ -77,7 +73,7 @@ class Board:
         from tensorboard.compat.proto import event_pb2, summary_pb2  # slow to import, and only one rank needs it
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{next(_numbers):04}"
+        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"  # they are read in order
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         self._file = folder.append(f"tensorboard/{name}", report)
         self._records = RecordWriter(self._file)  # one write for each, with lengths and checksums around it
@@ -123,10 +119,10 @@ class Table:
 class _Wandb:
     def __init__(self, folder: RunFolder, settings: Mapping[str, Any]) -> None:
         wandb: Any = importlib.import_module("wandb")
-        identity = _identity(folder, "wandb", lambda: uuid.uuid4().hex)
-        name = folder.path.name
-        self._run = wandb.init(dir=str(folder.path), name=name, id=identity, resume="allow", config=dict(settings))
+        name, known = folder.path.name, _known(folder, "wandb")
+        self._run = wandb.init(dir=str(folder.path), name=name, id=known, resume="allow", config=dict(settings))
         self._run.define_metric("*", step_metric="step")  # its own step must not go back, as a run that resumes does
+        folder.write("wandb-run", self._run.id)
 
     def add(self, values: Mapping[str, float], step: int) -> None:
         self._run.log({**values, "step": step})
@@ -137,32 +133,24 @@ class _Wandb:
 
 class _Mlflow:
     def __init__(self, folder: RunFolder, settings: Mapping[str, Any]) -> None:
-        self._client = importlib.import_module("mlflow").MlflowClient()
-        self._run = _identity(folder, "mlflow", lambda: self._started(folder.path, settings))
-
-    def _started(self, path: Path, settings: Mapping[str, Any]) -> str:
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default")
-        found = self._client.get_experiment_by_name(name)
-        experiment = self._client.create_experiment(name) if found is None else found.experiment_id
-        run: str = self._client.create_run(experiment, run_name=path.name).info.run_id
-        for name, value in settings.items():
-            self._client.log_param(run, name, value)
-        return run
+        self._library: Any = importlib.import_module("mlflow")
+        known = _known(folder, "mlflow")
+        run = self._library.start_run(run_id=known, run_name=folder.path.name)
+        if known is None:
+            folder.write("mlflow-run", run.info.run_id)
+            self._library.log_params(settings)
 
     def add(self, values: Mapping[str, float], step: int) -> None:
-        for name, value in values.items():
-            self._client.log_metric(self._run, name, value, step=step)
+        self._library.log_metrics(values, step=step)
 
     def close(self) -> None:
-        self._client.set_terminated(self._run)
+        self._library.end_run()
 
 
-def _identity(folder: RunFolder, name: str, make: Callable[[], str]) -> str:
-    """Return the name of the run at a tracker, which is in a file of the run folder."""
+def _known(folder: RunFolder, name: str) -> str | None:
+    """Return the name of the run at a tracker, or None before it has one."""
     path = folder.path / f"{name}-run"
-    if not path.exists():
-        folder.write(path.name, make())
-    return plain_file.read_text(path)
+    return plain_file.read_text(path) if path.exists() else None
 
 
 _FILES: dict[str, type[Board] | type[Table]] = {"tensorboard": Board, "csv": Table}

@@ -32,8 +32,9 @@ class Wandb:
     def __init__(self, most: int = 1000) -> None:
         self.runs, self.most, self.settings = dict[str, list[dict[str, Any]]](), most, dict[str, Any]()
 
-    def init(self, *, id: str, config: dict[str, Any], **_: Any) -> Any:  # noqa: A002  # its name
-        self.settings, lines = config, self.runs.setdefault(id, [])
+    def init(self, *, id: str | None, config: dict[str, Any], **_: Any) -> Any:  # noqa: A002  # its name
+        name = id or f"run {len(self.runs)}"
+        self.settings, lines = config, self.runs.setdefault(name, [])
 
         def log(values: dict[str, Any]) -> None:
             if len(lines) == self.most:
@@ -44,7 +45,7 @@ class Wandb:
             if len(lines) == self.most:
                 raise ConnectionError("no route")
 
-        return SimpleNamespace(log=log, define_metric=lambda *_, **__: None, finish=finish)
+        return SimpleNamespace(id=name, log=log, define_metric=lambda *_, **__: None, finish=finish)
 
 
 @pytest.fixture
