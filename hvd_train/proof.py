@@ -17,7 +17,6 @@ from hvd_train.console import say
 from hvd_train.elastic.roster import FIRST_NUMBER
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
-from hvd_train.network.buffers import tensors_in
 from hvd_train.run_files import ledger, run_folder
 
 Act = Callable[[subprocess.Popen[bytes]], None]
@@ -46,10 +45,8 @@ class Run:
                         act, disturb = disturb, None
                         act(process)
                     time.sleep(0.05)
-            except BaseException:  # Ctrl-C, too
-                process.terminate()
-                process.wait()
-                raise
+            finally:
+                process.terminate()  # after Ctrl-C; else it has ended
             if process.returncode == 0:
                 if disturb is not None:
                     say(f"{self.folder.name}: the script ended before it could be disturbed: let it take more steps")
@@ -62,10 +59,11 @@ class Run:
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        """The records of its steps so far."""
+        """The records of its steps so far, without what may differ."""
         path = self.folder / run_folder.METRICS
         whole = plain_file.read_text(path).rpartition("\n")[0] if path.exists() else ""
-        return [record for record in map(json.loads, whole.splitlines()) if record["kind"] == "step"]
+        records = [record for record in map(json.loads, whole.splitlines()) if record["kind"] == "step"]
+        return [{name: record[name] for name in record if name not in _MAY_DIFFER} for record in records]
 
 
 def kill_a_worker(driver: subprocess.Popen[bytes]) -> None:
@@ -79,38 +77,35 @@ def differences(alone: Run, other: Run, tolerance: float) -> list[str]:
     """Return what differs between two runs: samples, the first step, registered values, the first tensor."""
     found = [f"NOT exact: {fault}" for fault in ledger.audit(other.folder).faults[:1]]
     for one, two in zip(alone.steps, other.steps, strict=False):
-        names = [name for name in one if name not in _MAY_DIFFER and _differ(one[name], two.get(name), tolerance)]
-        if names:
-            values = f"{two.get(names[0])} for {one[names[0]]}"
-            found.append(f"step {one['step']} is the first that differs, in {names[0]}: {values}")
+        if what := _first_difference(one, two, tolerance):
+            found.append(f"step {one['step']} is the first that differs, in {what}")
             break
     mine, its = (checkpoint.newest_good(run.folder, say) for run in (alone, other))
     if mine is None or its is None:
         raise UsageError(f"{(other if mine else alone).folder} has no checkpoint")
-    own, own_of_other = (snapshot["point"]["own"] for snapshot in (mine, its))
-    found += [f"registered {name!r} differs" for name in own if _differ(own[name], own_of_other.get(name), tolerance)]
-    tensors = dict(tensors_in({name: its[name] for name in _TENSORS}))
-    for name, tensor in tensors_in({name: mine[name] for name in _TENSORS}):
-        if _differ(tensor, its_tensor := tensors.get(name), tolerance):
-            by = ""
-            if its_tensor is not None and its_tensor.shape == tensor.shape:
-                by = f", by {float((tensor.double() - its_tensor.double()).abs().max()):.2g}"
-            found.append(f"the first tensor that differs is {name.strip('/')}{by}")
+    if what := _first_difference(mine["point"]["own"], its["point"]["own"], tolerance):
+        found.append(f"the first registered value that differs is {what}")
+    for name in _TENSORS:
+        if what := _first_difference({name: mine[name]}, {name: its[name]}, tolerance):
+            found.append(f"the first tensor that differs is {what}")
             break
     return found
 
 
-def _differ(one: Any, two: Any, tolerance: float) -> bool:
-    """Return whether two values differ: numbers and tensors by more than the tolerance."""
-    if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor):
+def _first_difference(one: Any, two: Any, tolerance: float, name: str = "") -> str:
+    """Return the name of the first value that differs, and by how much; numbers may differ by the tolerance."""
+    if isinstance(one, float) and isinstance(two, float):
+        one, two = torch.tensor(one, dtype=torch.float64), torch.tensor(two, dtype=torch.float64)
+    if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor) and one.shape == two.shape:
         one, two = one.double(), two.double()
         finite = one[one.isfinite()]  # a mask may have infinities
         largest = max(1.0, float(finite.abs().max())) if len(finite) else 1.0
-        return one.shape != two.shape or not torch.allclose(two, one, 0.0, tolerance * largest, equal_nan=True)
-    if isinstance(one, Mapping) and isinstance(two, Mapping):
-        return one.keys() != two.keys() or any(_differ(one[name], two[name], tolerance) for name in one)
+        same = torch.allclose(two, one, 0.0, tolerance * largest, equal_nan=True)
+        return "" if same else f"{name[1:]}, by {float((one - two).abs().max()):.2g}"
     if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
-        return len(one) != len(two) or any(_differ(x, y, tolerance) for x, y in zip(one, two, strict=True))
-    if isinstance(one, float) and isinstance(two, float):
-        return abs(one - two) > tolerance * max(1.0, abs(one))
-    return bool(one != two)
+        one, two = dict(enumerate(one)), dict(enumerate(two))
+    if isinstance(one, Mapping) and isinstance(two, Mapping):
+        parts = (_first_difference(one.get(key), two.get(key), tolerance, f"{name}/{key}") for key in {**one, **two})
+        return next(filter(None, parts), "")
+    same = not isinstance(one, torch.Tensor) and not isinstance(two, torch.Tensor) and one == two
+    return "" if same else name[1:]

@@ -18,7 +18,7 @@ def test_the_first_step_and_tensor_that_differ_are_named() -> None:
     assert differences(alone, run("again"), 0.0) == []
     other = run("other", schedule="step", decay_epochs=(1,), decay_factor=0.5, epochs=2)
     step, tensor = differences(run("whole", schedule="step", decay_epochs=(), epochs=2), other, 1e-5)
-    assert step.startswith("step 11 is the first that differs, in learning_rate: ")
+    assert step.startswith("step 11 is the first that differs, in learning_rate, by ")
     assert tensor.startswith("the first tensor that differs is model/0.weight, by ")
 
 
