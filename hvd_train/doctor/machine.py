@@ -29,7 +29,7 @@ _LIMIT_S = 90.0  # a program ends itself after this, even if the doctor was kill
 
 # The current folder, first on the path, may hold an unpacked Horovod. `answer` writes once: launchers mix output.
 _PRELUDE = f"""
-import json, os, signal, sys, time, warnings
+import json, os, signal, sys, warnings
 sys.path = [folder for folder in sys.path if folder]
 signal.alarm({_LIMIT_S:.0f})
 def answer(**facts):
@@ -56,24 +56,17 @@ import horovod.torch as hvd
 answer(**facts, gloo=bool(hvd.gloo_built()), mpi=bool(hvd.mpi_built()), nccl=bool(hvd.nccl_built()))
 """
 
-# Arguments: the device, then the numbers of bytes to time. The sum is over a megabyte, so that the transport is used.
+# Argument: the device. The sum is over a megabyte, so that the transport is used.
 ALLREDUCE = f"""{_PRELUDE}
 import torch
 import horovod.torch as hvd
 hvd.init()
-device, times = sys.argv[1], []
+device = sys.argv[1]
 if device == "cuda":
     torch.cuda.set_device(hvd.local_rank())
 total = hvd.allreduce(torch.full((262144,), hvd.rank() + 1.0, device=device), op=hvd.Sum, name="doctor")
-for count in map(int, sys.argv[2:]):
-    values, best = torch.ones(count // 4, device=device), float("inf")
-    for _ in range(5):
-        started = time.perf_counter()
-        hvd.allreduce_(values, op=hvd.Average, name=f"doctor.{{count}}")
-        best = min(best, time.perf_counter() - started)
-    times.append([count, best])
 if hvd.rank() == 0:
-    answer(size=hvd.size(), sums=total.unique().tolist()[:4], times=times)
+    answer(size=hvd.size(), sums=total.unique().tolist()[:4])
 hvd.shutdown()
 """
 
@@ -149,16 +142,11 @@ def _check_horovod(facts: Facts) -> Finding:
 def check_shared_memory(facts: Facts) -> Finding:
     """Check that /dev/shm has room for loaders and NCCL."""
     name, sizes = "shared memory", facts["shared_memory"]
-    what = f"{_size(sizes[0])} in /dev/shm, {_size(sizes[1])} free" if sizes else "there is no /dev/shm"
+    what = f"{sizes[0] / GB:.3g} GB in /dev/shm, {sizes[1] / GB:.3g} GB free" if sizes else "there is no /dev/shm"
     if sizes and sizes[0] >= GB and sizes[1] >= GB // 4:
         return Finding(name, "ok", what)
     todo = "in docker: `docker run --shm-size 8g` or `--ipc=host`; elsewhere: mount -o remount,size=8G /dev/shm"
     return Finding(name, "warning", what, f"{todo}; ls -lS /dev/shm shows what fills it")
-
-
-def _size(count: int) -> str:
-    power = 3 if count >= GB else 2 if count >= 2**20 else 1
-    return f"{count / 1024**power:.3g} {'KMG'[power - 1]}B"
 
 
 MACHINE_CHECKS = (_check_python, _check_torch, _check_gpus, _check_horovod, check_shared_memory)
@@ -215,13 +203,9 @@ def check_trial(name: str, launch: Sequence[str], ranks: int, found: Facts) -> F
     if found["sums"] != [ranks * (ranks + 1) / 2]:
         what = f"the sum of 1 to {ranks} is {', '.join(map(str, found['sums']))}"
         return Finding(name, "broken", what, f"do not train with this build; rebuild it: {REBUILD_AGAIN}")
-    carried = 2 * (ranks - 1) / ranks  # by each link of a ring: bus bandwidth (nccl-tests, PERFORMANCE.md)
-    timed = [f"{_size(count)} {carried * count / seconds / 1e6:,.1f} MB/s" for count, seconds in found["times"]]
-    speed = f"bus bandwidth: {', '.join(timed)}" if timed else f"{found['seconds']:.1f} s"
-    return Finding(name, "ok", f"{ranks} ranks, the sum is right, {speed}")
+    return Finding(name, "ok", f"{ranks} ranks, the sum is right, {found['seconds']:.1f} s")
 
 
-def run_trial(name: str, launch: Sequence[str], ranks: int, environ: Mapping[str, str], *arguments: str) -> Finding:
-    """Run an allreduce over real ranks, which `launch` starts, and check its result; for `arguments` see ALLREDUCE."""
-    found = run([*launch, sys.executable, "-c", ALLREDUCE, *(arguments or ("cpu",))], environ)
-    return check_trial(name, launch, ranks, found)
+def run_trial(name: str, launch: Sequence[str], ranks: int, environ: Mapping[str, str], device: str = "cpu") -> Finding:
+    """Run an allreduce over real ranks, which `launch` starts, and check its result."""
+    return check_trial(name, launch, ranks, run([*launch, sys.executable, "-c", ALLREDUCE, device], environ))

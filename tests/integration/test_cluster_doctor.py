@@ -33,7 +33,7 @@ def on(hosts: Hosts, name: str, *command: str) -> None:
 
 
 def test_a_good_cluster(hosts: Hosts, tmp_path: Path) -> None:
-    """Host names may resolve to 127.0.1.1; the allreduce reports its sum and speed."""
+    """Host names may resolve to 127.0.1.1."""
     for name in ("h1", "h2"):
         hosts.resolve(name, name, "127.0.1.1")  # as Debian's installer does
     (tmp_path / "hostfile").write_text("h1 slots=1\nh2 slots=1\nh3 slots=1\n")
@@ -41,8 +41,7 @@ def test_a_good_cluster(hosts: Hosts, tmp_path: Path) -> None:
     assert code == 0, str([one for one in found.values() if one["verdict"] != "ok"])
     assert {finding["verdict"] for finding in found.values()} <= {"ok", "warning"}
     assert found["connections"]["what"] == "each of 3 hosts reaches each"
-    assert found["allreduce"]["what"].startswith("3 ranks, the sum is right, bus bandwidth: 1 KB ")
-    assert ", 64 MB " in found["allreduce"]["what"]
+    assert found["allreduce"]["what"].startswith("3 ranks, the sum is right, ")
 
 
 def off_and_other_versions(hosts: Hosts, folder: Path) -> None:

@@ -74,7 +74,7 @@ def agrees(finding: Finding, verdict: str, says: str) -> None:
             "build_horovod.py --force",
         ),
         (probed(gpus=[A100], nccl=False), "horovod", "warning", "gradients of GPUs travel"),
-        (machine(shared_memory=[2**26, 2**26]), "shared memory", "warning", "64 MB in /dev/shm, 64 MB free"),
+        (machine(shared_memory=[2**26, 2**26]), "shared memory", "warning", "0.0625 GB in /dev/shm, 0.0625 GB free"),
     ],
 )
 def test_findings_about_a_machine(examined: dict[str, Any], name: str, verdict: str, says: str) -> None:
@@ -111,16 +111,13 @@ def test_findings_about_a_cluster(finding: Finding, verdict: str, says: str) -> 
 
 
 TWO = "horovodrun --gloo", ("/env/horovodrun", "-np", "2", "--gloo"), 2
-FOUR = "allreduce", (), 4
-RIGHT: dict[str, Any] = {"size": 2, "sums": [3.0], "times": [], "seconds": 5.0}
-SPEED = {"size": 4, "sums": [10.0], "times": [[2**10, 0.001], [2**26, 0.1]]}
+RIGHT: dict[str, Any] = {"size": 2, "sums": [3.0], "seconds": 5.0}
 
 
 @pytest.mark.parametrize(
     ("finding", "verdict", "says"),
     [
         (check_trial(*TWO, RIGHT), "ok", "2 ranks, the sum is right, 5.0 s"),
-        (check_trial(*FOUR, SPEED), "ok", "bus bandwidth: 1 KB 1.5 MB/s, 64 MB 1,006.6 MB/s"),
         (check_trial(*TWO, {**RIGHT, "size": 1}), "broken", "world size 1, not 2"),
         (check_trial(*TWO, {**RIGHT, "sums": [1.5, 3.0]}), "broken", "the sum of 1 to 2 is 1.5, 3.0"),
         (check_trial(*TWO, {**RIGHT, "error": "shutdown"}), "broken", "horovodrun -np 2"),
