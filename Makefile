@@ -15,7 +15,7 @@ STAMPS := .venv/.stamps
 HOROVOD_FILES = $(shell find packaging/patches $(wildcard packaging/*horovod*) -type f -not -path '*/__pycache__/*')
 
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-slow test-image campaign bench bench-quick gpu-check check docs lock audit clean build-matrix FORCE
+.PHONY: help env train test test-slow test-image campaign bench bench-quick gpu-check check docs lock audit clean FORCE
 
 help:
 	@echo "make train         set up .venv, then train on all GPUs, or on 2 ranks without one"
@@ -32,7 +32,6 @@ help:
 	@echo "make lock          renew versions and digests of all packages; ARGS=--upgrade takes the newest"
 	@echo "make audit         known vulnerabilities of the pinned packages, and a bill of materials of .venv (needs the network)"
 	@echo "make env           set up .venv and nothing else; PYTHON=python3.12 chooses its Python"
-	@echo "make build-matrix  build and run Horovod for every supported torch, Python and MPI (an hour or more)"
 	@echo "make clean         remove .venv and all that was built (not runs/)"
 
 # One set-up runs at a time in a clone.
@@ -100,9 +99,6 @@ audit: env
 	@build/audit/bin/python -m pip install --quiet --require-hashes -r requirements/locks/audit.txt && \
 	build/audit/bin/cyclonedx-py environment $(BIN)/python --output-reproducible --output-file build/sbom.cdx.json && \
 	build/audit/bin/pip-audit --strict --disable-pip --require-hashes $(ARGS) $$(printf -- '-r %s ' requirements/locks/{run,build,mpi,nvcc,dev}.txt)
-
-build-matrix: env
-	@$(WITH_PATH) $(BIN)/python packaging/build_matrix.py $(ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
