@@ -90,8 +90,15 @@ docs:
 	PYTHONPATH=. build/docs/bin/python packaging/docs.py && build/docs/bin/mkdocs build --strict
 	@echo "build/site/index.html"
 
+# Versions first; then a lock for each list, with the digest of every file of a version. What run.txt has is not repeated.
+lock: UV = ../$(BIN)/uv pip compile --quiet --no-annotate --no-header --universal --python-version=3.10
 lock: env
-	@$(BIN)/python packaging/lock.py $(ARGS)
+	@cd requirements && $(UV) $(ARGS) -o constraints.txt {run,build,nvcc,mpi,dev}.txt && \
+	for name in run build nvcc mpi dev; do \
+	  $(UV) --generate-hashes -c constraints.txt $$others -o locks/$$name.txt $$name.txt || exit 1; \
+	  others=$${others:-$$(sed -n 's/^\([A-Za-z0-9_.-]*\)==.*/--no-emit-package \1/p' locks/run.txt)}; \
+	done && \
+	for name in audit docs; do $(UV) $(ARGS) --generate-hashes -o locks/$$name.txt $$name.txt || exit 1; done
 
 # The tools have an environment of their own, in build/audit.
 audit: env
