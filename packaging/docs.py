@@ -4,17 +4,15 @@
 They lie as in the clone, so links hold. docs/flags.md, commands.md and api.md are made from the code, without torch.
 """
 
-import ast
 import contextlib
 import io
-import itertools
 import os
 import re
 import shutil
 from pathlib import Path
 
 import hvd_train
-from hvd_train import cli, config
+from hvd_train import cli
 from hvd_train.commands.names import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,44 +22,27 @@ ALSO = ("loops.Epoch", "loops.Step", "loops.Update", "loops.MicroBatch")
 STYLE = ".md-grid { max-width: 76rem } td:first-child code { white-space: nowrap }\n"
 
 
-def fields() -> dict[str, dict[str, tuple[str, str]]]:
-    """Return the type in words and the help of each field, by the classes of the config."""
-    found: dict[str, dict[str, tuple[str, str]]] = {}
-    for group in ast.parse(Path(config.__file__).read_text(encoding="utf-8")).body:
-        body = group.body if isinstance(group, ast.ClassDef) else []
-        for at, text in itertools.pairwise(body):
-            if isinstance(at, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(group, ast.ClassDef):
-                kind = re.sub(r"Literal|tuple|[\[\]']", "", ast.unparse(at.annotation)).replace(" | None", " or none")
-                meaning = " ".join(ast.literal_eval(text.value).split())
-                found.setdefault(group.name, {})[ast.unparse(at.target)] = kind, meaning
-    return found
+def printed_help(command: str) -> str:
+    """Return what a command prints for `--help`. Raises RuntimeError if it prints none."""
+    os.environ["COLUMNS"] = "80"
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+        if cli.run([command, "--help"]) != 0:
+            raise RuntimeError(f"hvd-train {command} --help failed")
+    return re.sub(" +\n", "\n", shown.getvalue()).rstrip()
 
 
 def flags() -> str:
     """Return the page of all settings."""
     text = "# Flags of a training\n\nA [recipe](../README.md#recipes) sets many of them: `hvd-train config NAME`.\n"
-    values, known = config.Config().settings(), fields()
-    groups: dict[str, type[object]] = {"general": config.Config, **config.GROUPS}
-    for name, group in groups.items():
-        text += f"\n## {name.capitalize()}\n\n{group.__doc__}\n\n| flag | default | meaning |\n|---|---|---|\n"
-        for field, (kind, meaning) in known[group.__name__].items():
-            value = values[field]
-            default = " ".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()
-            flag = field.replace("_", "-")
-            text += f"| `--{flag}`<br>{f'`--no-{flag}`' if kind == 'bool' else kind} | {default} | {meaning} |\n"
-    return text
+    return f"{text}\n```text\n{printed_help('train')}\n```\n"
 
 
 def commands() -> str:
-    """Return the page of all commands: what their `--help` prints. Raises RuntimeError if one prints none."""
-    os.environ["COLUMNS"] = "80"
+    """Return the page of all commands: what their `--help` prints."""
     text = f"# Commands\n\n```text\n{cli.overview()}```\n"
     for name in (name for name in COMMANDS if name not in ("config", "sweep")):  # these are as train
-        shown = io.StringIO()
-        with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
-            if cli.run([name, "--help"]) != 0:
-                raise RuntimeError(f"hvd-train {name} --help failed")
-        body, more, _ = re.sub(" +\n", "\n", shown.getvalue()).partition("\n data options\n")
+        body, more, _ = printed_help(name).partition("\n data options\n")
         text += f"\n## {name}\n\n```text\n{body.rstrip()}\n```\n" + ("\n[All flags](flags.md)\n" if more else "")
     return text
 
