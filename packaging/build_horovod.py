@@ -24,7 +24,7 @@ from pathlib import Path
 # Import from the folder of this file even if Python does not search it (-P, -I, PYTHONSAFEPATH).
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from horovod_build.cache import WheelCache, say
+from horovod_build.cache import cached_wheel, say
 from horovod_build.machine import BuildError, installed_version
 from horovod_build.patches import Patch, load_patches
 from horovod_build.plan import Plan, make_plan
@@ -118,7 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
         for line in describe(plan):
             say(line)
         if options.dry_run:
-            state = "in the cache" if WheelCache().wheel(plan.key) else "not built yet"
+            state = "in the cache" if cached_wheel(plan.key) else "not built yet"
             say(f"wheel:    {state}")
             return 0
         wheel = obtain_wheel(plan, options.force, options.jobs)

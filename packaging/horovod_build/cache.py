@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,43 +72,30 @@ def file_digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-class WheelCache:
-    """Keep finished wheels by key. A wheel appears whole or not at all; a damaged one counts as absent."""
+def wheels_folder() -> Path:
+    """Return the folder of finished wheels, one folder for each key. Raises BuildError as `cache_folder` does."""
+    folder = cache_folder() / "wheels"
+    folder.mkdir(exist_ok=True)
+    return folder
 
-    def __init__(self, folder: Path | None = None) -> None:
-        """Take the folder of wheels, made if it is missing. Raises BuildError as `cache_folder` does."""
-        self.folder = folder or cache_folder() / "wheels"
-        self.folder.mkdir(exist_ok=True)
 
-    def wheel(self, key: str) -> Path | None:
-        """Return the wheel of a key, or None if it is absent or damaged."""
-        entry = self.folder / key
-        try:
-            record = json.loads((entry / "wheel.json").read_text(encoding="utf-8"))
-            wheel = entry / Path(str(record["file"])).name
-            return wheel if file_digest(wheel) == record["sha256"] else None
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+def cached_wheel(key: str) -> Path | None:
+    """Return the wheel of a key, or None if it is absent or damaged."""
+    entry = wheels_folder() / key
+    try:
+        record = json.loads((entry / "wheel.json").read_text(encoding="utf-8"))
+        wheel = entry / Path(str(record["file"])).name
+        return wheel if file_digest(wheel) == record["sha256"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
-    def publish(self, key: str, wheel: Path, inputs: dict[str, Any]) -> Path:
-        """Put a wheel into the cache in place of an earlier one, and return its path."""
-        entry, part = self.folder / key, self.folder / f"{key}.part"
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir()
-        shutil.copyfile(wheel, part / wheel.name)
-        record = {"file": wheel.name, "sha256": file_digest(part / wheel.name), "inputs": inputs}
-        (part / "wheel.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        shutil.rmtree(entry, ignore_errors=True)
-        part.rename(entry)
-        return entry / wheel.name
 
-    @contextlib.contextmanager
-    def lock(self, key: str) -> Iterator[None]:
-        """Let one build of a key run at a time; the lock ends with the process."""
-        with (self.folder / f"{key}.lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                say("another process is building the same wheel: waiting for it")
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+def publish(key: str, wheel: Path, inputs: dict[str, Any]) -> Path:
+    """Put a wheel into the cache in place of an earlier one, and return its path."""
+    entry = wheels_folder() / key
+    entry.mkdir(exist_ok=True)
+    part = Path(shutil.copyfile(wheel, entry / f"{os.getpid()}.part"))  # others may build the same
+    record = {"file": wheel.name, "sha256": file_digest(part), "inputs": inputs}
+    part.replace(entry / wheel.name)
+    (entry / "wheel.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return entry / wheel.name

@@ -21,7 +21,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from horovod_build.cache import WheelCache, build_folder, cache_folder, file_digest, say
+from horovod_build.cache import build_folder, cache_folder, cached_wheel, file_digest, publish, say
 from horovod_build.machine import BuildError, Mpi, cpu_flags, find_cmake, output_of
 from horovod_build.patches import apply_patch
 from horovod_build.plan import CMAKE_FILES, REQUIREMENT, Plan
@@ -42,18 +42,14 @@ def obtain_wheel(plan: Plan, force: bool, jobs: int | None) -> Path:
 
     Raises BuildError if the build fails.
     """
-    cache = WheelCache()
-    with cache.lock(plan.key):
-        wheel = None if force else cache.wheel(plan.key)
-        if wheel is not None:
-            say(f"wheel {plan.key} is in the cache")
-            return wheel
-        if not force and (cache.folder / plan.key).exists():
-            say(f"the cached wheel {plan.key} is damaged: building it again")
-        return build(plan, jobs or default_jobs(), cache)
+    wheel = None if force else cached_wheel(plan.key)
+    if wheel is not None:
+        say(f"wheel {plan.key} is in the cache")
+        return wheel
+    return build(plan, jobs or default_jobs())
 
 
-def build(plan: Plan, jobs: int, cache: WheelCache) -> Path:
+def build(plan: Plan, jobs: int) -> Path:
     """Fetch, patch and compile the release; return the wheel in the cache. Raises BuildError."""
     log = cache_folder() / "logs" / f"{plan.key}.log"
     with workshop(log) as shop:
@@ -78,7 +74,7 @@ def build(plan: Plan, jobs: int, cache: WheelCache) -> Path:
         wheels = list((shop.folder / "wheel").glob("horovod-*.whl"))
         if not wheels:
             raise BuildError("compiling made no wheel", f"  full log: {log}")
-        return cache.publish(plan.key, wheels[0], plan.inputs())
+        return publish(plan.key, wheels[0], plan.inputs())
 
 
 def fetch_release(plan: Plan, shop: Workshop, env: dict[str, str]) -> Path:
