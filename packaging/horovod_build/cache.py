@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -49,22 +48,15 @@ def cache_folder() -> Path:
 
 
 def build_folder() -> Path:
-    """Return a folder for temporary files without a blank in its path, where make and CMake split.
-
-    Raises BuildError if there is none.
-    """
-    too_small = []
-    for folder in (Path(tempfile.gettempdir()), Path("/var/tmp"), cache_folder()):  # noqa: S108
-        with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            free_mb = shutil.disk_usage(folder).free // 2**20
-            if free_mb >= NEEDED_DISK_MB and " " not in str(folder) and os.access(folder, os.W_OK):
-                return folder
-            too_small.append(f"{folder}: {free_mb} MB")
-    raise BuildError(
-        f"too little room for temporary files: {NEEDED_DISK_MB} MB are needed ({', '.join(too_small)}); "
-        "free some, or set TMPDIR to a folder that has it"
-    )
+    """Return the folder for temporary files. Raises BuildError if it is small, or has a blank, where make splits."""
+    folder = Path(tempfile.gettempdir())
+    free_mb = shutil.disk_usage(folder).free // 2**20
+    if free_mb < NEEDED_DISK_MB or " " in str(folder):
+        raise BuildError(
+            f"{folder} cannot hold temporary files: {NEEDED_DISK_MB} MB are needed and {free_mb} MB free, and its path "
+            "must have no blank; set TMPDIR to another folder, such as /var/tmp"
+        )
+    return folder
 
 
 def file_digest(path: Path) -> str:
