@@ -32,7 +32,7 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ make python3-dev \
     && rm -rf /var/lib/apt/lists/*
 RUN pip install --require-hashes -r requirements/locks/build.txt -r requirements/locks/nvcc.txt
-COPY packaging/build_horovod.py packaging/horovod.txt packaging/horovod-project.cmake packaging/horovod-toolchain.cmake packaging/
+COPY packaging/build_horovod.py packaging/horovod-project.cmake packaging/horovod-toolchain.cmake packaging/
 COPY packaging/horovod_build packaging/horovod_build
 COPY packaging/patches packaging/patches
 COPY packaging/horovod_sources packaging/horovod_sources

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from horovod_build.cache import cached_wheel, say
 from horovod_build.machine import BuildError, installed_version
 from horovod_build.patches import Patch, load_patches
-from horovod_build.plan import Plan, make_plan
+from horovod_build.plan import RELEASE, Plan, make_plan
 from horovod_build.wheel import obtain_wheel, step
 
 
@@ -73,7 +73,7 @@ def describe(plan: Plan) -> list[str]:
     else:
         gpu = "none: CPU only" + (f" (torch has CUDA {plan.torch.cuda})" if plan.torch.cuda else "")
     return [
-        f"release:  {plan.horovod} with {', '.join(patch.name for patch in plan.patches)}",
+        f"release:  {RELEASE} with {', '.join(patch.name for patch in plan.patches)}",
         f"python:   {platform.python_version()} in {sys.prefix}",
         f"torch:    {plan.torch.version}",
         f"compiler: {plan.compiler}",

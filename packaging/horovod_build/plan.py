@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -33,9 +32,9 @@ from horovod_build.machine import (
 )
 from horovod_build.patches import Patch, load_patches
 
+RELEASE, SHA256 = "0.28.1", "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 RECIPE = 1  # part of the cache key: raise it when this package builds differently from the same inputs
 FOLDER = Path(__file__).resolve().parents[1]
-REQUIREMENT = FOLDER / "horovod.txt"
 CMAKE_FILES = (FOLDER / "horovod-toolchain.cmake", FOLDER / "horovod-project.cmake")
 
 
@@ -43,8 +42,6 @@ CMAKE_FILES = (FOLDER / "horovod-toolchain.cmake", FOLDER / "horovod-project.cma
 class Plan:
     """Everything that a build depends on."""
 
-    horovod: str
-    sha256: str
     patches: tuple[Patch, ...]
     torch: Torch
     compiler: Compiler
@@ -55,7 +52,7 @@ class Plan:
         """Return everything that changes the wheel, by name."""
         return {
             "recipe": RECIPE,
-            "horovod": f"{self.horovod} {self.sha256}",
+            "horovod": f"{RELEASE} {SHA256}",
             "patches": digest("".join(f"{p.file}\n{p.why}\n{p.text}" for p in self.patches)),
             "sources": digest("".join(f"{s.path}\n{s.text}" for p in self.patches for s in p.adds)),
             "cmake": digest("".join(path.read_text(encoding="utf-8") for path in CMAKE_FILES)),
@@ -81,17 +78,7 @@ class Plan:
     @property
     def version(self) -> str:
         """The version of the release with the key as its local label, by which pip tells builds apart."""
-        return f"{self.horovod}+hvdtrain.k{self.key[:12]}"
-
-
-def read_requirement() -> tuple[str, str]:
-    """Return version and SHA-256 of the release. Raises BuildError if the file does not hold them."""
-    match = re.search(
-        r"^horovod==(\S+) --hash=sha256:([0-9a-f]{64})$", REQUIREMENT.read_text(encoding="utf-8"), re.MULTILINE
-    )
-    if not match:
-        raise BuildError(f"{REQUIREMENT.name} does not hold a line 'horovod==VERSION --hash=sha256:DIGEST'")
-    return match.group(1), match.group(2)
+        return f"{RELEASE}+hvdtrain.k{self.key[:12]}"
 
 
 def digest(text: str) -> str:
@@ -125,10 +112,8 @@ def make_plan(without_patches: bool = False, without_mpi: bool = False, without_
     cuda = attempt(lambda: find_cuda(torch)) if torch and torch.cuda and not without_cuda else None
     attempt(build_folder)
     patches = attempt(load_patches) or []
-    requirement = attempt(read_requirement)
-    if problems or requirement is None:
+    if problems:
         raise BuildError(*problems)
-    version, sha256 = requirement
     chosen = tuple(patch for patch in patches if patch.needed_to_build or not without_patches)
     mpi = None if without_mpi else find_mpi()
-    return Plan(version, sha256, chosen, torch, compiler, mpi, cuda)
+    return Plan(chosen, torch, compiler, mpi, cuda)

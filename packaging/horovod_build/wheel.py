@@ -24,7 +24,7 @@ from typing import Any
 from horovod_build.cache import build_folder, cache_folder, cached_wheel, file_digest, publish, say
 from horovod_build.machine import BuildError, Mpi, cpu_flags, find_cmake, output_of
 from horovod_build.patches import apply_patch
-from horovod_build.plan import CMAKE_FILES, REQUIREMENT, Plan
+from horovod_build.plan import CMAKE_FILES, RELEASE, SHA256, Plan
 
 PROGRESS_EVERY_S = 15.0
 
@@ -55,8 +55,8 @@ def build(plan: Plan, jobs: int) -> Path:
     with workshop(log) as shop:
         log.write_text(json.dumps(plan.inputs(), indent=1) + "\n", encoding="utf-8")
         env = build_environment(plan, shop, jobs)
-        with step(f"fetched horovod {plan.horovod}"):
-            archive = fetch_release(plan, shop, env)
+        with step(f"fetched horovod {RELEASE}"):
+            archive = fetch_release(shop, env)
         num_added = sum(len(patch.adds) for patch in plan.patches)
         with step(f"unpacked, applied {len(plan.patches)} patches and added {num_added} files"):
             with tarfile.open(archive) as tar:
@@ -77,15 +77,16 @@ def build(plan: Plan, jobs: int) -> Path:
         return publish(plan.key, wheels[0], plan.inputs())
 
 
-def fetch_release(plan: Plan, shop: Workshop, env: dict[str, str]) -> Path:
+def fetch_release(shop: Workshop, env: dict[str, str]) -> Path:
     """Return the source archive of the release, kept here or from pip, which checks it. Raises BuildError."""
-    kept = cache_folder() / "sources" / f"horovod-{plan.horovod}.tar.gz"
-    if kept.exists() and file_digest(kept) == plan.sha256:
+    kept = cache_folder() / "sources" / f"horovod-{RELEASE}.tar.gz"
+    if kept.exists() and file_digest(kept) == SHA256:
         return kept
-    requirement, folder = shop.copy_of(REQUIREMENT), shop.folder / "download"
+    requirement, folder = shop.folder / "horovod.txt", shop.folder / "download"
+    requirement.write_text(f"horovod=={RELEASE} --hash=sha256:{SHA256}\n", encoding="utf-8")
     source = ["--no-deps", "--no-build-isolation", "--no-binary", "horovod", "--require-hashes"]
     shop.run(
-        f"fetching horovod {plan.horovod} (is the package index reachable?)",
+        f"fetching horovod {RELEASE} (is the package index reachable?)",
         shop.pip("download", *source, "-r", requirement, "-d", folder),
         {name: value for name, value in env.items() if name != "HOROVOD_LOCAL_VERSION"},  # pip compares it
     )
@@ -116,7 +117,7 @@ def show_progress() -> Callable[[str], None]:
 def build_record(plan: Plan) -> dict[str, Any]:
     """Return the contents of horovod/hvd_train_build.json, which describes the wheel."""
     return {
-        "horovod": plan.horovod,
+        "horovod": RELEASE,
         "key": plan.key,
         "torch": plan.torch.version,
         "torch_cuda": plan.torch.cuda,

@@ -47,11 +47,9 @@ def test_key_changes_with_every_input(tmp_path: Path, monkeypatch: pytest.Monkey
     patches = (Patch("B1", "B1-x.patch", "compiles", "diff"), Patch("C1", "C1-y.patch", "fixes", "diff", added))
     mpi = Mpi("Open MPI", "4.1.8", Path("/env/bin/mpicxx"), Path("/env"))
     torch, compiler = Torch("2.15.0+cu132", "13.2", tmp_path), Compiler("g++", "g++", "12.2.0")
-    plan = Plan("0.28.1", "0" * 64, patches, torch, compiler, mpi, cuda)
+    plan = Plan(patches, torch, compiler, mpi, cuda)
     own_mpi = replace(mpi, prefix=None)
     changes = [
-        {"horovod": "0.29.0"},
-        {"sha256": "1" * 64},
         {"patches": (patches[0], replace(patches[1], text="another diff"))},
         {"patches": (patches[0], replace(patches[1], adds=(Source("horovod/new.cc", "int y;\n"),)))},
         {"torch": replace(torch, version="2.15.1")},
