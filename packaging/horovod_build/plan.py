@@ -20,10 +20,8 @@ from horovod_build.machine import (
     Cuda,
     Mpi,
     Torch,
-    check_build_tools,
-    check_make,
-    check_pip,
     check_python_headers,
+    check_tools,
     cpu_flags,
     find_compiler,
     find_cuda,
@@ -102,10 +100,8 @@ def make_plan(without_patches: bool = False, without_mpi: bool = False, without_
 
     if sys.platform != "linux":
         raise BuildError("this builder works on Linux only")
-    attempt(check_pip)
     compiler = attempt(find_compiler)
-    attempt(check_make)
-    attempt(check_build_tools)
+    attempt(check_tools)
     if compiler:
         attempt(lambda: check_python_headers(compiler))
     torch = attempt(find_torch)

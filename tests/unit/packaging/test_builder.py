@@ -34,9 +34,10 @@ def test_missing_programs_are_one_line_each(tmp_path: Path) -> None:
 def test_missing_build_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "installed_version", lambda name: None if name == "wheel" else "1")
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    write_program(tmp_path, "make", "true")
     monkeypatch.setenv("PATH", str(write_program(tmp_path, "cmake", "echo cmake version 4.0.1").parent))
     with pytest.raises(BuildError, match=r"-m pip install wheel 'cmake>=3\.21,<4'$"):
-        machine.check_build_tools()
+        machine.check_tools()
     write_program(tmp_path, "cmake", "echo cmake version 3.31.6")
     assert machine.find_cmake() == tmp_path / "cmake"
 
