@@ -10,9 +10,11 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from hvd_train.errors import UsageError, unknown_name
 
@@ -348,24 +350,24 @@ class Config:
             raise UsageError("--on-resize per-worker changes the global batch: add --lr-scaling linear or sqrt")
         if not 0 <= self.seed < 2**63:  # what torch.manual_seed takes
             raise UsageError(f"--seed is {self.seed}; it must be at least 0 and below 2**63")
-        if (self.model.task, self.schedule.best_by) == ("classification", "top1"):  # the default of older runs
-            object.__setattr__(self, "schedule", dataclasses.replace(self.schedule, best_by=None))
 
     def replace(self, **changes: Any) -> Config:
-        """Return this config with other values for fields of any group. Raises UsageError for a wrong name or value."""
+        """Return this config with other values for settings of any group; texts become numbers or paths, if need be.
+
+        Raises UsageError for a wrong name or value.
+        """
         by_group: dict[str | None, dict[str, Any]] = {}
         for name, value in changes.items():
             if name not in _OWNERS:
                 raise unknown_name("setting", name, _OWNERS)
-            value = Path(value) if name in _PATHS and isinstance(value, str) else value
-            by_group.setdefault(_OWNERS[name], {})[name] = value
+            by_group.setdefault(_OWNERS[name], {})[name] = _typed(name, value, HINTS[name])
         own = by_group.pop(None, {})
         groups = {g: dataclasses.replace(getattr(self, g), **values) for g, values in by_group.items() if g}
         return dataclasses.replace(self, **own, **groups)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all settings as plain nested values, as in config.yaml and checkpoints."""
-        return {name: _plain(value) for name, value in dataclasses.asdict(self).items()}
+        """Return the plain value of every setting by its name, as in config.yaml and checkpoints."""
+        return {name: _plain(value) for name, value in self.settings().items()}
 
     def settings(self) -> dict[str, Any]:
         """Return the value of every setting by its name."""
@@ -388,12 +390,37 @@ _OWNERS: dict[str, str | None] = {
     **{f.name: group for group, cls in GROUPS.items() for f in dataclasses.fields(cls)},
 }
 """The group of each field; None stands for Config itself."""
-_PATHS = {"data_dir", "output_dir"}
+HINTS: dict[str, Any] = {n: hint for cls in (Config, *GROUPS.values()) for n, hint in get_type_hints(cls).items()}
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}
+_WORDS |= {NoneType: "none"}
+
+
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    """Return a value with the type of its setting: the command line and YAML have texts and lists for some types.
+
+    Raises UsageError if that is impossible.
+    """
+    options = get_args(hint) if get_origin(hint) is UnionType else (hint,)
+    if isinstance(value, str) and value.lower() == "none":
+        value = None if NoneType in options else "none"
+    for option in options:
+        if get_origin(option) is Literal:
+            if value in get_args(option):
+                return value
+        elif get_origin(option) is tuple:
+            if isinstance(value, (list, tuple)):
+                return tuple(_typed(name, item, get_args(option)[0]) for item in value)
+        elif isinstance(value, option) and (option is bool or not isinstance(value, bool)):
+            return value
+        elif (option in (int, float, Path) and isinstance(value, str)) or (option is float and type(value) is int):
+            with suppress(ValueError, OverflowError):
+                return option(value)
+    one_of = f"one of {', '.join(get_args(hint))}" if get_origin(hint) is Literal else None
+    wanted = one_of or " or ".join(_WORDS.get(option, "a list") for option in options)
+    raise UsageError(f"--{name.replace('_', '-')} is {value!r}; it must be {wanted}")
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, tuple):
         return list(value)
     return str(value) if isinstance(value, Path) else value

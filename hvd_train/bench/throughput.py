@@ -110,14 +110,14 @@ class Stepper:
 def table(measured: Measurement) -> str:
     """Write the record as a table."""
     settings, step = measured["config"], measured["seconds_per_step"]
-    data, size, ends = settings["data"]["data"], settings["data"]["image_size"], measured["samples_per_second_interval"]
+    data, size, ends = settings["data"], settings["image_size"], measured["samples_per_second_interval"]
     interval = f" (95%: {ends[0]:,.1f} to {ends[1]:,.1f})" if ends else ""
     split, skipped = measured["split"].items(), measured["skipped_steps"]
     phases = [(phase, f"{1000 * seconds:,.3f}", f"{seconds / step:.1%}") for phase, seconds in split]
     return (
-        f"{settings['model']['model']} ({measured['parameters'] / 1e6:.2f} M parameters) on {data}"
+        f"{settings['model']} ({measured['parameters'] / 1e6:.2f} M parameters) on {data}"
         f"{f' images of {size} pixels' if size else ''}, "
-        f"{settings['precision']['precision']}, compression {measured['compression']}\n"
+        f"{settings['precision']}, compression {measured['compression']}\n"
         f"{measured['workers']} x {measured['device']} ({measured['controller']}), "
         f"{measured['global_batch_size']} images a step in micro-batches of {measured['batch_size']}\n"
         f"images/s         {measured['samples_per_second']:,.1f}{interval}\n"

@@ -31,7 +31,7 @@ class History:
     """
 
     path: Path
-    settings: Mapping[str, Any]  # the values of config.yaml by name, without their groups
+    settings: Mapping[str, Any]  # the values of config.yaml
     steps: tuple[Record, ...]
     epochs: tuple[Record, ...]
     events: tuple[Record, ...]
@@ -114,9 +114,8 @@ def read(path: Path) -> History:
     if not (path / run_folder.CONFIG).exists() and not (path / run_folder.METRICS).exists():
         raise UsageError(f"{path} is not a run of hvd_train: it has no {run_folder.CONFIG}")
     gaps: list[str] = []
-    settings: dict[str, Any] = {}
-    for name, value in _mapping(path / run_folder.CONFIG, config_file.parse, gaps).items():
-        settings |= value if isinstance(value, dict) else {str(name): value}
+    values = _mapping(path / run_folder.CONFIG, config_file.parse, gaps)
+    settings = {str(name): value for name, value in values.items()}
     lines = _lines(path / run_folder.METRICS, gaps)
     summary = _mapping(path / run_folder.SUMMARY, json.loads, gaps)
     environment = _mapping(path / run_folder.ENVIRONMENT, json.loads, gaps)

@@ -13,13 +13,12 @@ UNDER = {  # variables of a launcher
     "horovodrun --min-np": {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2", "HOROVOD_ELASTIC": "1"},
 }
 FILES = {  # those that a line names are written first
-    "flow.yaml": "schedule: [1\n",
-    "flat.yaml": "epochs: 3\n",
-    "text.yaml": "schedule: {epochs: many}\n",
-    "value.yaml": "optimizer: {learning_rate: -1}\n",
-    "names.yaml": "data: {dataset: digits}\n",
+    "flow.yaml": "epochs: [1\n",
+    "text.yaml": "epochs: many\n",
+    "value.yaml": "learning_rate: -1\n",
+    "names.yaml": "dataset: digits\n",
     "list.yaml": "- 1\n",
-    "code.yaml": "model: {model: 'mine:model'}\n",
+    "code.yaml": "model: mine:model\n",
     "hosts.txt": "h1 slots=x\n",
     "notes.txt": "no checkpoint\n",
     "mistaken.py": """
@@ -100,10 +99,9 @@ MISTAKES = [
     ("bench scaling --np 1 --output-dir memory://bucket", "bench scaling has several runs, and memory://bucket is"),
     # Config files.
     ("train --config nowhere.yaml", "cannot read nowhere.yaml: No such file or directory"),
-    ("train digits --config flat.yaml", "is a whole run already; leave out the recipe 'digits'"),
+    ("train digits --config text.yaml", "is a whole run already; leave out the recipe 'digits'"),
     ("config --config flow.yaml", "flow.yaml is not a YAML file: line 2: expected ',' or ']'"),
-    ("config --config flat.yaml", "flat.yaml: write epochs below `schedule:`"),
-    ("config --config text.yaml", "text.yaml: epochs is 'many'; it must be a whole number"),
+    ("config --config text.yaml", "text.yaml: --epochs is 'many'; it must be a whole number"),
     ("config --config value.yaml", "value.yaml: --learning-rate is -1; it must be a number above 0"),
     ("config --config names.yaml", "names.yaml: unknown setting 'dataset'; did you mean 'data'?"),
     ("config --config list.yaml", "list.yaml must hold settings as `name: value`, not [1]"),

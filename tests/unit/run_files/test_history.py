@@ -48,7 +48,7 @@ def test_damage_is_named_and_the_rest_is_read() -> None:
     assert "3 lines of metrics.jsonl torn or damaged, the first is line 2" in gaps
     assert "config.yaml cannot be read (damaged)" in gaps
     assert "summary.json cannot be read" in gaps
-    (folder / "config.yaml").write_text("recipe: old\ndata: {gone: 3}\n")
+    (folder / "config.yaml").write_text("recipe: old\ngone: 3\n")
     assert read(folder).settings == {"recipe": "old", "gone": 3}
     (folder / "metrics.jsonl").unlink()
     run = read(folder)
