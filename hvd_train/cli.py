@@ -75,7 +75,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _long_form(arguments: Sequence[str]) -> Sequence[str]:
     """Return `train --np 2 ...` as the `launch` command for which it is short. Raises UsageError under a launcher."""
-    parser = Parser(add_help=False, allow_abbrev=False)
+    parser = Parser(add_help=False)
     parser.add_argument("--np", "-np", dest="--np")
     parser.add_argument("--hosts", "-H", dest="--hosts")
     options, rest = parser.parse_known_args(arguments)

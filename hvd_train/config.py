@@ -137,7 +137,7 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Which network, what it starts from, and which of its parameters are trained."""
+    """Which network, what it starts from, and which parameters are trained."""
 
     model: str = "digits-convnet"
     """A torchvision classifier by name, timm:NAME, digits-convnet, or your own as package.module:function."""
@@ -246,7 +246,7 @@ class PrecisionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Devices, output, commits and time of a run; only `max_time` changes the result."""
+    """Devices, output, commits and time of a run; only max_time changes the result."""
 
     device: Literal["auto", "cpu", "cuda"] = free("auto")
     """Device of the model; auto: a GPU per rank if there is one."""
@@ -360,7 +360,7 @@ class Config:
         for name, value in changes.items():
             if name not in _OWNERS:
                 raise unknown_name("setting", name, _OWNERS)
-            by_group.setdefault(_OWNERS[name], {})[name] = _typed(name, value, HINTS[name])
+            by_group.setdefault(_OWNERS[name], {})[name] = typed(name, value, HINTS[name])
         own = by_group.pop(None, {})
         groups = {g: dataclasses.replace(getattr(self, g), **values) for g, values in by_group.items() if g}
         return dataclasses.replace(self, **own, **groups)
@@ -395,7 +395,7 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 _WORDS |= {NoneType: "none"}
 
 
-def _typed(name: str, value: Any, hint: Any) -> Any:
+def typed(name: str, value: Any, hint: Any) -> Any:
     """Return a value with the type of its setting: the command line and YAML have texts and lists for some types.
 
     Raises UsageError if that is impossible.
@@ -409,7 +409,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
                 return value
         elif get_origin(option) is tuple:
             if isinstance(value, (list, tuple)):
-                return tuple(_typed(name, item, get_args(option)[0]) for item in value)
+                return tuple(typed(name, item, get_args(option)[0]) for item in value)
         elif isinstance(value, option) and (option is bool or not isinstance(value, bool)):
             return value
         elif (option in (int, float, Path) and isinstance(value, str)) or (option is float and type(value) is int):

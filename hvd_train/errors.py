@@ -7,7 +7,7 @@ import traceback
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PosixPath
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T", bound=type)
 TYPES: list[type] = [PosixPath]
@@ -105,10 +105,23 @@ def counted(count: int, noun: str) -> str:
 
 
 class Parser(ArgumentParser):
-    """A parser whose errors are UsageErrors."""
+    """A parser whose errors are UsageErrors, and whose flags are written in full."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:  # noqa: D102
         raise UsageError(message.removeprefix("argument "))
+
+    def read(self, arguments: Sequence[str]) -> dict[str, Any]:
+        """Return the values of the given arguments by name; words may stand between flags. Raises UsageError."""
+        dashed = [re.sub(r"^--[\w-]+", lambda flag: flag[0].replace("_", "-"), argument) for argument in arguments]
+        options, rest = self.parse_known_intermixed_args(dashed)
+        if unknown := next((word for word in rest if word.startswith("-")), None):
+            raise unknown_name("argument", unknown.partition("=")[0], self._option_string_actions)
+        if rest:
+            raise UsageError(f"unexpected {rest[0]!r}: leave it out (a switch, such as --compile, takes no value)")
+        return {name: value for name, value in vars(options).items() if value is not None}
 
 
 def from_one(text: str) -> int:

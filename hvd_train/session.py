@@ -23,7 +23,7 @@ from hvd_train.config import GROUPS, Config
 from hvd_train.data.loader import Collate, Loader, open_loader
 from hvd_train.data.sources import check_map_style
 from hvd_train.errors import HvdTrainError, UsageError, first_few
-from hvd_train.flags import parse_flags
+from hvd_train.flags import settings_parser
 from hvd_train.launch.exit_report import report_once
 from hvd_train.loops import Loops, Step
 from hvd_train.network import buffers
@@ -242,7 +242,8 @@ def parse_args(parser: ArgumentParser | None = None, **defaults: Any) -> tuple[N
         parser.epilog = "Other flags belong to a run: `hvd-train train --help` lists them."
     own, rest = parser.parse_known_args() if parser is not None else (Namespace(), sys.argv[1:])
     sys.excepthook = _in_one_line
-    config = parse_flags(Config, rest, f"python {sys.argv[0]}", default=Config().replace(**defaults))
+    config = Config().replace(**defaults)
+    config = config.replace(**settings_parser(f"python {sys.argv[0]}", config).read(rest))
     torch.manual_seed(config.seed)
     return own, config
 

@@ -42,7 +42,7 @@ def commands() -> str:
     """Return the page of all commands: what their `--help` prints."""
     text = f"# Commands\n\n```text\n{cli.overview()}```\n"
     for name in (name for name in COMMANDS if name not in ("config", "sweep")):  # these are as train
-        body, more, _ = printed_help(name).partition("\n data options\n")
+        body, more, _ = printed_help(name).partition("\ndata:\n")
         text += f"\n## {name}\n\n```text\n{body.rstrip()}\n```\n" + ("\n[All flags](flags.md)\n" if more else "")
     return text
 

@@ -33,7 +33,7 @@ def parser() -> Parser:
     """Return the parser of the options before the command."""
     parser = Parser(
         prog=f"{PROGRAM} launch", usage=f"{PROGRAM} launch [options] [-- COMMAND]", description=_ABOUT,
-        formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False,
+        formatter_class=RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument
     add("-n", "-np", "--np", type=from_one, metavar="N", help="ranks (default: all slots; here one per GPU, or 2)")

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
+from typing import Literal
 
 from hvd_train import plain_file
 from hvd_train.console import PROGRAM, printable, say, show
@@ -30,7 +28,7 @@ from hvd_train.run_files.journal import labelled
 class EvaluateOptions:
     """Score a run's best weights, or a checkpoint: loss, top-1, top-5 and top-1 of each class."""
 
-    target: Annotated[Path | None, tyro.conf.Positional] = None
+    target: Path | None = None
     """Run folder, checkpoint or model-best.pt of a run; default: the newest run."""
     data_dir: Path | None = None
     """Another folder of the data. Of class folders, the split is enough, or the folder holds the classes."""
@@ -50,7 +48,7 @@ class EvaluateOptions:
 class PredictOptions:
     """Print the most probable classes of image files, as in `hvd-train predict runs/NAME photo.jpg photos/`."""
 
-    paths: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    paths: tuple[Path, ...]
     """Run folder, checkpoint or model-best.pt of a run (default: the newest run); then image files and folders."""
     top: int = 5
     """Number of classes to print for each image."""
@@ -66,7 +64,7 @@ class PredictOptions:
 class AuditOptions:
     """Check in ledger.jsonl that every sample counted exactly once in each finished epoch; exit code 1 if not."""
 
-    run: Annotated[Path | None, tyro.conf.Positional] = None
+    run: Path | None = None
     """Run folder of a training with --ledger; default: the newest run."""
 
 
@@ -74,7 +72,7 @@ class AuditOptions:
 class ExportOptions:
     """Write the best weights of a run or checkpoint as weights.pt, model.pt2 (torch.export) and model.json."""
 
-    target: Annotated[Path | None, tyro.conf.Positional] = None
+    target: Path | None = None
     """Run folder, checkpoint or model-best.pt of a run; default: the newest run."""
     output: Path | None = None
     """Folder for the files; default: RUN/export, or CHECKPOINT.export."""
@@ -86,7 +84,7 @@ class ExportOptions:
 class WatchOptions:
     """Show a running or finished training, read from its files; this ends when the run has ended."""
 
-    run: Annotated[Path | None, tyro.conf.Positional] = None
+    run: Path | None = None
     """Run folder; default: the newest run."""
     once: bool = False
     """Print the state now and end; this is the default without a terminal."""
@@ -96,7 +94,7 @@ class WatchOptions:
 class ReportOptions:
     """Write one HTML page, complete in itself, about one run or many: what they reached, and how they differ."""
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    runs: tuple[Path, ...]
     """Run folders, and folders of `sweep` and `bench scaling`; default: the newest run."""
     output: Path = Path("report.html")
     """File of the page; an earlier report of this name is replaced, no other file is."""
@@ -127,7 +125,7 @@ def _runs_in(paths: Sequence[Path]) -> Sequence[Path]:
 
 def evaluate(arguments: list[str]) -> int:
     """Evaluate on all ranks, print the scores on rank 0 and return 0. Raises UsageError for a wrong target."""
-    options = parse_flags(EvaluateOptions, arguments, f"{PROGRAM} evaluate")
+    options = parse_flags(EvaluateOptions, arguments, f"{PROGRAM} evaluate", "target")
     from hvd_train import run  # imports torch
     from hvd_train.world.world import together
 
@@ -151,7 +149,7 @@ def evaluate(arguments: list[str]) -> int:
 
 def predict(arguments: list[str]) -> int:
     """Print or write the classes of images, and return 0. Raises UsageError for wrong targets, images or output."""
-    options = parse_flags(PredictOptions, arguments, f"{PROGRAM} predict")
+    options = parse_flags(PredictOptions, arguments, f"{PROGRAM} predict", "paths")
     paths, output = options.paths, options.output
     named = [path for path in paths[:1] if path.suffix in (".pt", ".ckpt") or (path / run_folder.CONFIG).exists()]
     if len(paths) == len(named):
@@ -181,7 +179,7 @@ def predict(arguments: list[str]) -> int:
 
 def audit(arguments: list[str]) -> int:
     """Print the verdict; return 0 if every sample counted exactly once, else 1. Raises UsageError without a ledger."""
-    options = parse_flags(AuditOptions, arguments, f"{PROGRAM} audit")
+    options = parse_flags(AuditOptions, arguments, f"{PROGRAM} audit", "run")
     from hvd_train.run_files import ledger
 
     verdict = ledger.audit(options.run or _newest())
@@ -191,7 +189,7 @@ def audit(arguments: list[str]) -> int:
 
 def export(arguments: list[str]) -> int:
     """Export the model, print the path of each file and return 0. Raises UsageError if that cannot be done."""
-    options = parse_flags(ExportOptions, arguments, f"{PROGRAM} export")
+    options = parse_flags(ExportOptions, arguments, f"{PROGRAM} export", "target")
     from hvd_train.export import export  # imports torch
 
     target = options.target or _newest()
@@ -205,7 +203,7 @@ def export(arguments: list[str]) -> int:
 
 def watch(arguments: list[str]) -> int:
     """Show the run until it ends, or once, and return 0. Raises UsageError if there is no run to show."""
-    options = parse_flags(WatchOptions, arguments, f"{PROGRAM} watch")
+    options = parse_flags(WatchOptions, arguments, f"{PROGRAM} watch", "run")
     from hvd_train.report.watch import watch
 
     watch(options.run or _newest(), once=options.once or not sys.stdout.isatty(), interval_s=1.0)
@@ -214,7 +212,7 @@ def watch(arguments: list[str]) -> int:
 
 def report(arguments: list[str]) -> int:
     """Write the page, print its path and return 0. Raises UsageError if a folder or the output cannot be used."""
-    options = parse_flags(ReportOptions, arguments, f"{PROGRAM} report")
+    options = parse_flags(ReportOptions, arguments, f"{PROGRAM} report", "runs")
     runs = _runs_in(options.runs) or [_newest()]
     from hvd_train.report.report import compose  # imports matplotlib
 

@@ -2,32 +2,17 @@
 
 import gc
 import os
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from hvd_train import config_file, console, plugin, recipes
 from hvd_train.config import Config
 from hvd_train.console import PROGRAM
 from hvd_train.errors import UsageError, whole_number
-from hvd_train.flags import parse_flags, take
+from hvd_train.flags import settings_parser, take
 from hvd_train.launch import launcher, roll_call
 
-# Flags of other trainers that have another name here.
-ALIASES = {
-    "-a": "--model",
-    "--arch": "--model",
-    "-b": "--batch-size",
-    "--b": "--batch-size",
-    "--checkpoint": "--resume",
-    "--desired-acc": "--target-accuracy",
-    "-j": "--workers",
-    "--lr": "--learning-rate",
-    "--num-workers": "--workers",
-    "--print-freq": "--log-steps",
-    "--total-time": "--max-time",
-    "--val-batch-size": "--eval-batch-size",
-    "--wd": "--weight-decay",
-    "--workers-per-node": "--workers-per-host",
-}
 # Flags of launchers and other trainers that would be a misunderstanding here, and what to type.
 ELSEWHERE = {
     "--amp": "type --precision fp16 or bf16",
@@ -103,68 +88,61 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
 
     Without `trust` the file must name no code that no flag names. Raises UsageError, which names `command`.
     """
-    arguments = [_renamed(argument) for argument in arguments]
-    options, arguments = take(arguments, config=None, recipe=None, **{"try": False})
-    path, recipe = options.config and Path(options.config), options.recipe
-    if arguments and not arguments[0].startswith("-"):
-        named, recipe = recipe, arguments.pop(0)
+    words = list(takewhile(lambda word: not word.startswith("-"), arguments))
+    arguments = arguments[len(words) :]
+    for flag in (argument.partition("=")[0].replace("_", "-") for argument in arguments):
+        if flag in ELSEWHERE:
+            raise UsageError(f"{flag} is no flag of {command}: {ELSEWHERE[flag]}")
+    shown = recipes.RECIPES.get("".join(words[:1]), recipes.digits)()
+    parser = settings_parser(f"{PROGRAM} {command} [RECIPE] [DATA_DIR]", shown, _ABOUT)
+    parser.add_argument("--config", metavar="FILE", help="read all settings from a config.yaml")
+    parser.add_argument("--try", action="store_true", default=None, help="try the recipe for a minute")
+    given = parser.read(arguments)
+    path, tries, recipe = given.pop("config", None), given.pop("try", False), given.pop("recipe", None)
+    if words:
+        named, recipe = recipe, words.pop(0)
         if named not in (None, recipe):
             raise UsageError(f"{recipe} and --recipe {named} are two recipes: name one")
     if "/" in (recipe or ""):
         raise UsageError(f"{recipe} is no recipe; name one first: {PROGRAM} {command} imagenet-resnet50 {recipe}")
-    folder = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
     if path is None:
         base = recipes.get(recipes.DEFAULT if recipe is None else recipe)
     elif recipe is None:
-        base = config_file.load(path)
+        base = config_file.load(Path(path))
     else:
         raise UsageError(f"--config {path} is a whole run already; leave out the recipe {recipe!r}")
-    base = recipes.trial(base) if vars(options)["try"] else base
-    flags = {argument.partition("=")[0] for argument in arguments}
-    if folder is not None:
-        if base.data.data not in _READ_FOLDERS and "--data" not in flags:
-            raise UsageError(f"{folder}: the recipe {base.recipe} reads no folder; type --data folder as well")
-        base = base.replace(data_dir=folder)
-    for flag in flags & ELSEWHERE.keys():
-        raise UsageError(f"{flag} is no flag of {command}: {ELSEWHERE[flag]}")
-    if "--batch-size" in flags and "--global-batch-size" not in flags:
-        # A batch size per worker decides the global one; 1 stands in until the flag is read.
-        base = base.replace(batch_size=base.batch.batch_size or 1, global_batch_size=None)
-    if "--workers" in flags and "--workers-per-host" not in flags:
-        base = base.replace(workers_per_host=None)
-    base, given_way = _giving_way(base, arguments)
-    parsed = parse_flags(Config, arguments, f"{PROGRAM} {command} [RECIPE] [DATA_DIR] [--config FILE]", base, _ABOUT)
+    base = recipes.trial(base) if tries else base
+    if words:
+        if base.data.data not in _READ_FOLDERS and "data" not in given:
+            raise UsageError(f"{words[0]}: the recipe {base.recipe} reads no folder; type --data folder as well")
+        given.setdefault("data_dir", words[0])
+    if words[1:]:
+        raise UsageError(f"unexpected {words[1]!r}: leave it out")
+    if "batch_size" in given:
+        given.setdefault("global_batch_size", None)  # a batch size per worker decides it
+    if "workers" in given:
+        given.setdefault("workers_per_host", None)
+    given_way = _give_way(base, given)
+    config = base.replace(**given)
     for note in given_way if notes and launcher.speaks(os.environ) else ():
         console.say(note)
-    if "--data-dir" in flags and parsed.data.data in ("digits", "synthetic"):
-        raise UsageError(f"--data {parsed.data.data} reads no --data-dir: add --data folder for images of yours")
+    if "data_dir" in given and config.data.data in ("digits", "synthetic"):
+        raise UsageError(f"--data {config.data.data} reads no --data-dir: add --data folder for images of yours")
     if path is not None and not trust:
-        used, in_file = ({name: str(of.settings()[name]) for name in plugin.NAMES_CODE} for of in (parsed, base))
-        plugin.check_trusted(str(path), {name: value for name, value in used.items() if value == in_file[name]})
-    return recipes.suited(parsed) if path is None and "--learning-rate" not in flags else parsed
+        settings = base.settings()
+        plugin.check_trusted(path, {name: settings[name] for name in plugin.NAMES_CODE if name not in given})
+    return recipes.suited(config) if path is None and "learning_rate" not in given else config
 
 
-def _giving_way(base: Config, arguments: list[str]) -> tuple[Config, list[str]]:
-    """Return the config without what does not go with the arguments, unless they set it, and a note for each change."""
-    options, _ = take(arguments, epochs=None, warmup_epochs=None, optimizer=None)
-    epochs, schedule = whole_number(options.epochs or ""), base.schedule
+def _give_way(base: Config, given: dict[str, Any]) -> list[str]:
+    """Change what a recipe has set if it does not go with the flags; return a note for each change."""
+    epochs, schedule = whole_number(given.get("epochs", "")), base.schedule
     notes = []
-    if epochs and options.warmup_epochs is None and epochs < schedule.warmup_epochs:
-        shorter = schedule.warmup_epochs * epochs / schedule.epochs
+    if epochs and epochs < schedule.warmup_epochs and "warmup_epochs" not in given:
+        given["warmup_epochs"] = shorter = schedule.warmup_epochs * epochs / schedule.epochs
         was = f"the recipe's warm-up of {schedule.warmup_epochs:g} epochs"
         notes.append(f"--epochs {epochs}: {was} becomes {shorter:g}")
-        base = base.replace(warmup_epochs=shorter)
-    nesterov = base.optimizer.nesterov and not {"--nesterov", "--no-nesterov"} & {*arguments}
-    if nesterov and options.optimizer not in (None, "sgd", "lars"):
-        notes.append(f"--optimizer {options.optimizer}: the recipe's --nesterov is left out")
-        base = base.replace(nesterov=False)
-    return base, notes
-
-
-def _renamed(argument: str) -> str:
-    """Give a flag its name here: `--batch_size=3` and `-b=3` become `--batch-size=3`."""
-    flag, equals, value = argument.partition("=")
-    if not flag.startswith("-"):
-        return argument
-    flag = flag.replace("_", "-")
-    return ALIASES.get(flag, flag) + equals + value
+    if base.optimizer.nesterov and "nesterov" not in given and given.get("optimizer") not in (None, "sgd", "lars"):
+        notes.append(f"--optimizer {given['optimizer']}: the recipe's --nesterov is left out")
+        given["nesterov"] = False
+    return notes

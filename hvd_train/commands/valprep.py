@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from hvd_train import plain_file
 from hvd_train.console import PROGRAM, show
@@ -27,7 +24,7 @@ class ValprepOptions:
     Nothing moves before all images are found. If it is killed, the same command finishes.
     """
 
-    folder: Annotated[Path, tyro.conf.Positional]
+    folder: Path
     """The folder with ILSVRC2012_val_00000001.JPEG and so on: val/ of the data folder."""
     labels: Path | None = None
     """The folder ILSVRC2012_devkit_t12, Kaggle's LOC_val_solution.csv, or a text of image names and classes; default:
@@ -36,7 +33,7 @@ class ValprepOptions:
 
 def valprep(arguments: list[str]) -> int:
     """Sort the images, print what was done and return 0. Raises UsageError before an image moves."""
-    options = parse_flags(ValprepOptions, arguments, f"{PROGRAM} valprep")
+    options = parse_flags(ValprepOptions, arguments, f"{PROGRAM} valprep", "folder")
     folder: Path = options.folder
     near = [path for name in _NEXT_TO_IT if (path := folder.resolve().parent / name).exists()]
     labels = options.labels or (near[0] if near else None)

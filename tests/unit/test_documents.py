@@ -1,13 +1,14 @@
 """Links, file names and flags in the documents exist."""
 
 import re
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from hvd_train import recipes
 from hvd_train.commands import launch
-from hvd_train.commands.train import ALIASES
+from hvd_train.flags import ALIASES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -50,7 +51,7 @@ def test_each_flag_in_the_tables_exists(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit):
         launch.launch(["--help"])
     launchs = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
-    known = {f"--{name.replace('_', '-')}" for name in recipes.digits().settings()} | set(ALIASES)
+    known = {f"--{name.replace('_', '-')}" for name in recipes.digits().settings()} | set(chain(*ALIASES.values()))
     for table, allowed, fewest in ((settings, known, 30), (here, known | launchs | {"--try"}, 20)):
         flags = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", " ".join(re.findall(r"`([^`]*)`", table))))
         assert len(flags) > fewest

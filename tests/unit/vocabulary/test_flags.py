@@ -10,13 +10,13 @@ import pytest
 from hvd_train import Config, _version, errors, plugin
 from hvd_train.commands.runs import ReportOptions
 from hvd_train.errors import TYPES, HvdTrainError, UsageError
-from hvd_train.flags import parse_flags, take
+from hvd_train.flags import parse_flags, settings_parser, take
 
 
 def test_help_says_what_the_command_does(capsys: pytest.CaptureFixture[str]) -> None:
     """Types are in words, and lines fit a terminal."""
     with pytest.raises(SystemExit) as ended:
-        parse_flags(Config, ["--help"], "hvd-train train", about="Train.")
+        settings_parser("hvd-train train", Config(), "Train.").read(["--help"])
     printed = capsys.readouterr().out
     assert (ended.value.code, printed.splitlines()[2]) == (0, "Train.")
     assert "--image-size INT|none" in printed
@@ -24,8 +24,7 @@ def test_help_says_what_the_command_does(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_files_may_follow_flags() -> None:
-    """An earlier word that is equal stays the value of its flag."""
-    found = parse_flags(ReportOptions, ["a", "--output", "b", "c", "b"], "report")
+    found = parse_flags(ReportOptions, ["a", "--output", "b", "c", "b"], "report", "runs")
     assert (found.runs, found.output) == ((Path("a"), Path("c"), Path("b")), Path("b"))
 
 
