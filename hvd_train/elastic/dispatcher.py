@@ -42,10 +42,12 @@ _TICK_S = 0.1
 _LOOK_S = 1.0  # between two looks for hosts
 _QUIET_S, _LAST_COMMIT_S = 3.0, 30.0
 _OF_SSH = 255  # ssh has failed, or a signal has killed its command
+_BEFORE_ITS_FIRST_RANK = {"HOROVOD_ELASTIC": "1", "HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}
+_BEFORE_ITS_FIRST_RANK |= dict.fromkeys(("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"), "gloo")
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")  # addresses and process ids, in which copies of one error differ
 
-RunWorker = Callable[[RankAssignment, list[threading.Event]], tuple[int, float]]
-"""Runs a worker's process until it ends or an event is set; returns its exit code and end time."""
+RunWorker = Callable[[Worker, Mapping[str, str], threading.Event], int]
+"""Runs a worker's process with these variables until it ends or the event is set; returns its exit code."""
 
 
 @dataclass
@@ -64,33 +66,53 @@ class Dispatcher:
         roster: Roster,
         find_hosts: Callable[[], Mapping[str, int]],
         publish_world: Callable[[Sequence[RankAssignment]], None],
+        run_worker: RunWorker,
+        interrupted: threading.Event,
     ) -> None:
-        """Start nothing yet; `publish_world` gets the ranks of each new world before its workers do."""
+        """Start nothing yet.
+
+        `publish_world` gets the ranks of each new world before its workers do. A signal sets `interrupted`.
+        """
         self._roster, self._find_hosts, self._publish_world = roster, find_hosts, publish_world
+        self._run_worker, self._interrupted = run_worker, interrupted
         self._name = uuid.uuid4().hex
         self._changed = threading.Condition()
         self._processes: dict[int, _WorkerProcess] = {}
         self._number_of: dict[tuple[str, int], int] = {}  # by host and local rank
         self._last_in_slot: dict[tuple[str, int], int] = {}  # the newest worker's number, by host and slot
         self._finish: Finish | None = None
-        self._run_worker: RunWorker | None = None
-        self._interrupted = threading.Event()
-        self._stopped = threading.Event()
         self._facts: Mapping[str, str] | None = None  # versions and settings of the first worker
         self._elsewhere = ""  # the newest address of a worker on another host
         self._last_heartbeat = 0.0
         self._errors = set[str]()  # errors of workers, without the numbers in them
 
-    def start(self, num_workers: int, run_worker: RunWorker, interrupted: threading.Event) -> None:
-        """Start workers; the first world waits for `num_workers` of them. A signal sets `interrupted`."""
-        self._roster.start_workers = min(max(num_workers, self._roster.min_workers), self._roster.max_workers)
-        self._run_worker, self._interrupted = run_worker, interrupted
-        _in_a_thread(self._run)
+    def run(self) -> Finish:
+        """Run the job until it is over and no process is left; return how it finished."""
+        try:
+            _in_a_thread(self.watch_hosts)  # a rendezvous must not wait for the user's command
+            supervisor = os.environ.pop(SUPERVISOR, None)
+            while self._finish is None:
+                if supervisor and os.getppid() != int(supervisor):
+                    supervisor = None
+                    os.kill(os.getpid(), signal.SIGTERM)  # commit and end: no process would restart this job
+                if self._interrupted.is_set():
+                    self._wait_for_last_commits()
+                else:
+                    self._obey_commands()
+        finally:  # also after an error of the driver
+            with self._changed:
+                self._finish = self._finish or Finish(1, "the driver failed (see above)")
+                for process in self._processes.values():
+                    process.end.set()
+                self._changed.notify_all()
+                while self._processes:
+                    self._changed.wait()
+        return self._finish
 
     def watch_hosts(self) -> None:
-        """Look for hosts every second until `stop`; after a failure the last list stays in force."""
+        """Look for hosts every second until the job ends; after a failure the last list stays in force."""
         problem = ""
-        while True:
+        while self._finish is None:
             try:
                 hosts = self._find_hosts()
             except (UsageError, ValueError, OSError) as error:
@@ -102,19 +124,7 @@ class Dispatcher:
                 with self._changed:
                     self._roster.hosts_found(hosts)
                     self._changed.notify_all()
-            if self._stopped.wait(_LOOK_S):
-                return
-
-    def wait_for_end(self) -> Finish:
-        """Wait until the job is over and no process is left; return how it finished."""
-        with self._changed:
-            while self._finish is None or self._processes:
-                self._changed.wait()
-        return self._finish
-
-    def stop(self) -> None:
-        """Stop looking for hosts."""
-        self._stopped.set()
+            time.sleep(_LOOK_S)
 
     def facts_received(self, number: int, facts: Mapping[str, str], address: str) -> None:
         """Compare a worker's facts with the facts of the first worker; note its address if it is on another host."""
@@ -196,25 +206,6 @@ class Dispatcher:
                 say(f"worker {worker}:{separator}{report.error}")
             self._errors.add(kind)
 
-    def _run(self) -> None:
-        try:
-            _in_a_thread(self.watch_hosts)  # a rendezvous must not wait for the user's command
-            supervisor = os.environ.pop(SUPERVISOR, None)
-            while self._finish is None:
-                if supervisor and os.getppid() != int(supervisor):
-                    supervisor = None
-                    os.kill(os.getpid(), signal.SIGTERM)  # commit and end: no process would restart this job
-                if self._interrupted.is_set():
-                    self._wait_for_last_commits()
-                else:
-                    self._obey_commands()
-        finally:  # also after an error of the driver
-            with self._changed:
-                self._finish = self._finish or Finish(1, "the driver failed (see above)")
-                for process in self._processes.values():
-                    process.end.set()
-                self._changed.notify_all()
-
     def _obey_commands(self) -> None:
         with self._changed:
             for command in self._roster.commands(time.monotonic()):
@@ -236,7 +227,7 @@ class Dispatcher:
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, Start):
             process = self._processes[command.worker.number] = _WorkerProcess()
-            _in_a_thread(self._run_to_exit, command.worker, process, self._roster.hosts[command.worker.host])
+            _in_a_thread(self._run_to_exit, command.worker, process, self._environment_of(command.worker))
         elif isinstance(command, End):
             process = self._processes[command.worker.number]
             if command.reason:
@@ -258,11 +249,12 @@ class Dispatcher:
             self._finish = command
         self._changed.notify_all()
 
-    def _run_to_exit(self, worker: Worker, process: _WorkerProcess, local_size: int) -> None:
-        assert self._run_worker is not None
-        number, environment = worker.number, self._environment_of(worker)  # the number replaces the local rank
-        ranks = RankAssignment(worker.host, 0, number, 0, 1, local_size, 1, number, environment)
-        exit_code, _ = self._run_worker(ranks, [process.end])
+    def _run_to_exit(self, worker: Worker, process: _WorkerProcess, variables: Mapping[str, str]) -> None:
+        try:
+            exit_code = self._run_worker(worker, variables, process.end)
+        except OSError as error:
+            say(f"worker {worker} cannot be started: {error}")
+            exit_code = 1
         with self._changed:
             code = worker.meant_exit_code(exit_code)
             is_reported = worker.exit_report is not None and worker.exit_report.error
@@ -277,7 +269,8 @@ class Dispatcher:
         slot = (worker.host, worker.slot)
         predecessor, self._last_in_slot[slot] = self._last_in_slot.get(slot), worker.number
         variables = {JOB: self._name, OWNER: os.environ.get(OWNER, self._name)}
-        variables |= {WORKER: str(worker.number), SLOT: str(worker.slot)}
+        variables |= {WORKER: str(worker.number), SLOT: str(worker.slot), "HOROVOD_HOSTNAME": worker.host}
+        variables |= _BEFORE_ITS_FIRST_RANK | {"HOROVOD_LOCAL_SIZE": str(self._roster.hosts[worker.host])}
         if predecessor is not None:
             variables[REPLACES] = str(predecessor)
         if self._roster.worlds_formed > 0:

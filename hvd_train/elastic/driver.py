@@ -1,35 +1,34 @@
-"""Run Horovod's launcher with our driver: `python -m hvd_train.elastic.driver` takes the options of horovodrun.
+"""Run the driver of an elastic job: `python -m hvd_train.elastic.driver -np N --host-discovery-script SCRIPT COMMAND`.
 
 Horovod's own driver bars a host after one crash, lets members wait while newcomers import, never notices a silent
 worker, and takes the first exit code 0 for the end of the job. `dispatcher` and `roster` take its place; Horovod's
-command line, ssh and rendezvous server stay. REPLACEMENTS lists each part that is replaced while this process runs.
+rendezvous server, its ssh and its way to run a process stay.
 """
 
+import argparse
 import json
 import os
+import shlex
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
-from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar
 
-from horovod.runner import gloo_run, launch
-from horovod.runner.common.util.hosts import INVALID_SLOT_INFO
-from horovod.runner.common.util.outcome import JobFailedError
-from horovod.runner.driver import driver_service
-from horovod.runner.elastic import discovery
-from horovod.runner.elastic.rendezvous import create_rendezvous_handler
-from horovod.runner.http.http_server import RendezvousServer
-from horovod.runner.util import network
+from horovod.runner.common.util import outcome, safe_shell_exec
+from horovod.runner.gloo_run import register_shutdown_event
+from horovod.runner.http import signature
+from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
+from horovod.runner.util import network, worker_environment
 from horovod.runner.util.remote import get_remote_command
 
-from hvd_train.console import outlive
-from hvd_train.elastic.dispatcher import Dispatcher, RunWorker
+from hvd_train.console import outlive, say
+from hvd_train.elastic.dispatcher import Dispatcher
 from hvd_train.elastic.roster import Roster
-from hvd_train.elastic.worker import WRONG_SETTINGS, RankAssignment
-from hvd_train.errors import whole_number
+from hvd_train.elastic.worker import Worker
+from hvd_train.errors import UsageError, from_one, whole_number
 from hvd_train.launch import client, hosts
 from hvd_train.launch.exit_report import ExitReport
 from hvd_train.launch.launcher import DRIVER_ADDRESSES, INTERFACES
@@ -41,38 +40,27 @@ DEFAULTS = {
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "60",  # for a rank that does not take part in an operation
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "180",
     "HOROVOD_LOG_LEVEL": "fatal",  # we report lost connections ourselves
+    "PYTHONUNBUFFERED": "1",
 }
 # No prompt for a password. Before a worker's first heartbeat, ssh ends a minute after its host is gone.
 SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=20"
 
 # What workers may write: addresses of ranks, and our own.
 _WRITABLE = ("/global", "/local_", "/cross_", "/facts/", "/exit_report/", "/connect_error/")
-
-
-class HostCommand:
-    """A shell command that prints the lines of a host file; a host without a number has `slots` slots."""
-
-    def __init__(self, command: str, slots: int | None) -> None:
-        self._command, self._slots = command, slots or 1
-
-    def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """Return the slots by host. Raises UsageError as `hosts.printed_by`."""
-        listed = hosts.printed_by(self._command, f"the output of {self._command}", self._slots)
-        return {host.name: host.slots for host in listed if host.slots}
+_NO_RANK = b"-1,-1,-1,-1,-1,-1"  # in Horovod's form: leave
 
 
 class DriverServer(RendezvousServer):  # type: ignore[misc]  # Horovod has no types
     """Horovod's rendezvous server, which listens only at the addresses that workers need: at first the loopback."""
 
-    def __init__(self, verbose: int = 0) -> None:
-        super().__init__(verbose)
+    def __init__(self) -> None:
+        super().__init__()
         self._lock = threading.Lock()
         self._listens_at = {client.LOOPBACK}
-        Driver.listen_at = self.listen_at
 
-    def start(self, handler_cls: Any) -> int:
+    def start(self, handler: type[RendezvousHandler]) -> int:
         """Begin to answer, and return the port."""
-        return int(super().start(handler_cls, client.LOOPBACK))
+        return int(super().start(handler, client.LOOPBACK))
 
     def listen_at(self, wanted: Sequence[str]) -> list[str]:
         """Listen also at these addresses of this host; return the ones that can be reached now."""
@@ -85,89 +73,8 @@ class DriverServer(RendezvousServer):  # type: ignore[misc]  # Horovod has no ty
             return [address for address in wanted if address in self._listens_at]
 
 
-class Driver:
-    """Passes the launcher's calls of Horovod's ElasticDriver on to our dispatcher."""
-
-    interrupted: ClassVar[threading.Event] = threading.Event()  # Horovod's, set by a signal to the launcher
-    interfaces: ClassVar[Sequence[str]] = ()  # the network interfaces that the user has named
-    listen_at: ClassVar[Callable[[Sequence[str]], list[str]]] = list  # `DriverServer.listen_at`, once there is a server
-
-    def __init__(
-        self,
-        rendezvous: Any,
-        discovery: Any,
-        min_num_proc: int,
-        max_num_proc: int | None,
-        timeout: int | None = None,
-        **_unused: Any,
-    ) -> None:
-        """Take Horovod's arguments. Raises JobFailedError if `HOROVOD_ELASTIC_TIMEOUT` is no number of seconds."""
-        text = os.environ.get("HOROVOD_ELASTIC_TIMEOUT") or "600"
-        patience_s = timeout or whole_number(text)
-        if not patience_s:
-            raise JobFailedError(f"HOROVOD_ELASTIC_TIMEOUT is a number of seconds from 1, not {text!r}", WRONG_SETTINGS)
-        fewest, most = min_num_proc or 1, max_num_proc or sys.maxsize
-        roster = Roster(fewest, fewest, most, patience_s=float(patience_s))
-        self.dispatcher = Dispatcher(roster, discovery.find_available_hosts_and_slots, rendezvous.init)
-        self._rendezvous = rendezvous
-
-    def wait_for_available_slots(self, min_num_proc: int, min_hosts: int = 1) -> Any:
-        """Return at once: the roster waits for workers."""
-        return SimpleNamespace(host_assignment_order=[])
-
-    def start(self, num_proc: int, create_worker_fn: RunWorker) -> None:
-        """Start the workers; the first world waits for `num_proc` of them."""
-        self.dispatcher.start(num_proc, create_worker_fn, self.interrupted)
-
-    def get_results(self) -> Any:
-        """Wait for the end. Raises: JobFailedError: with an exit code, unless done or interrupted."""
-        finish = self.dispatcher.wait_for_end()
-        if finish.exit_code == 0 or self.interrupted.is_set():
-            return SimpleNamespace(error_message=None, worker_results={})
-        raise JobFailedError(finish.reason, finish.exit_code)
-
-    def stop(self, error_message: str | None = None) -> None:
-        """Stop looking for hosts and answering workers."""
-        self.dispatcher.stop()
-        self._rendezvous.stop()
-
-
-# Horovod's functions, which our replacements call.
-_register_shutdown_event = gloo_run.register_shutdown_event
-_create_slot_env_vars = gloo_run.create_slot_env_vars
-_create_run_env_vars = gloo_run.create_run_env_vars
-
-
-def _kept_event() -> threading.Event:
-    Driver.interrupted = _register_shutdown_event()
-    return Driver.interrupted
-
-
-def _slot_variables(slot_info: Any) -> dict[str, str]:
-    ours = slot_info.environment if isinstance(slot_info, RankAssignment) else {}
-    likely = client.for_worker_on(slot_info.hostname, Driver.interfaces)
-    found = Driver.listen_at(likely) or likely
-    of_driver = {client.ADDRESS: found[0], DRIVER_ADDRESSES: ",".join(found), INTERFACES: ",".join(Driver.interfaces)}
-    return {**_create_slot_env_vars(slot_info), **of_driver, **ours}
-
-
-def _run_variables(server_ip: str, nics: Collection[str], port: int, elastic: bool = False) -> dict[str, Any]:
-    variables = _create_run_env_vars(server_ip, nics, port, elastic)
-    of_workers = (client.ADDRESS, client.GLOO_INTERFACE, client.NCCL_INTERFACES)
-    return {name: value for name, value in variables.items() if name not in of_workers}
-
-
-def _named_interfaces(settings: Any, *_hosts: Any, **_unused: Any) -> set[str]:
-    Driver.interfaces = client.named_interfaces(os.environ, settings.nics)
-    return set(network.get_local_intfs())  # the loopback, for Horovod; no worker gets it
-
-
-def _remote_command(*arguments: Any, **named: Any) -> str:
-    return str(get_remote_command(*arguments, **named)).replace("ssh ", f"ssh {SSH_OPTIONS} ", 1)
-
-
-def _handler(driver: Driver) -> Any:
-    dispatcher = driver.dispatcher
+def handler(dispatcher: Dispatcher) -> type[RendezvousHandler]:
+    """Return Horovod's handler of requests, with the requests of our workers."""
     answers: Mapping[str, Callable[[int], str]] = {
         "heartbeat": dispatcher.heartbeat_received,
         "leaving": dispatcher.signal_received,
@@ -176,9 +83,7 @@ def _handler(driver: Driver) -> Any:
         "elsewhere": dispatcher.elsewhere,
     }
 
-    class Handler(create_rendezvous_handler(driver)):  # type: ignore[misc]  # Horovod has no types
-        """Horovod's handler, with the requests of our workers."""
-
+    class Handler(RendezvousHandler):  # type: ignore[misc]  # Horovod has no types
         def do_GET(self) -> None:  # noqa: N802  # the name that http.server calls
             with suppress(ConnectionError):  # a worker that dies while it waits is no error
                 super().do_GET()
@@ -186,7 +91,7 @@ def _handler(driver: Driver) -> Any:
         def do_PUT(self) -> None:  # noqa: N802
             if self.path.startswith(_WRITABLE):
                 super().do_PUT()
-            else:  # Horovod would unpickle what its own workers write
+            else:
                 self.send_status_code(HTTPStatus.NOT_FOUND)
 
         def _get_value(self, scope: str, key: str) -> bytes | None:
@@ -194,8 +99,8 @@ def _handler(driver: Driver) -> Any:
                 return answers[scope](int(key)).encode()
             if scope == "rank_and_size":
                 host, _, number = key.partition(":")
-                ranks = dispatcher.wait_for_ranks(host, int(number)) or INVALID_SLOT_INFO
-                return str(ranks.to_response_string()).encode()
+                ranks = dispatcher.wait_for_ranks(host, int(number))
+                return ranks.to_response_string().encode() if ranks else _NO_RANK
             value: bytes | None = super()._get_value(scope, key)
             return value
 
@@ -212,28 +117,75 @@ def _handler(driver: Driver) -> Any:
     return Handler
 
 
-REPLACEMENTS: Sequence[tuple[ModuleType, str, Any]] = (
-    (discovery, "HostDiscoveryScript", HostCommand),  # a bad line, or one failure, must not end the job
-    (gloo_run, "ElasticDriver", Driver),  # our roster decides who is in the world, and when
-    (gloo_run, "create_rendezvous_handler", _handler),  # workers send heartbeats, facts and exit reports
-    (gloo_run, "RendezvousServer", DriverServer),  # it would listen at all addresses of this host
-    (gloo_run, "create_slot_env_vars", _slot_variables),  # a worker keeps its number while ranks change
-    (driver_service, "get_common_interfaces", _named_interfaces),  # later hosts cannot be asked now
-    (gloo_run, "create_run_env_vars", _run_variables),  # it gives one address to all, perhaps the loopback
-    (gloo_run, "register_shutdown_event", _kept_event),  # the job must wait for the last commits
-    (gloo_run, "get_remote_command", _remote_command),  # ssh would wait for a lost host, or ask a password
-)
+def run_command(
+    host: str, command: Sequence[str], variables: Mapping[str, str], events: Sequence[threading.Event]
+) -> int:
+    """Run a command on a host until it ends or an event is set; return its exit code."""
+    line, environment, stdin = f"exec {shlex.join(command)}", {**os.environ, **variables}, None
+    if network.resolve_host_address(host) not in network.get_local_host_addresses():
+        passed = worker_environment.for_other_hosts(environment)
+        script, stdin = worker_environment.on_other_host(line, passed, os.getcwd())
+        line = get_remote_command(shlex.quote(script), host).replace("ssh ", f"ssh {SSH_OPTIONS} ", 1)
+    code: int = safe_shell_exec.execute(line, env=environment, stdin=stdin, index=0, events=events)
+    return code
+
+
+def found_hosts(command: str) -> dict[str, int]:
+    """Return the slots of the hosts that a shell command prints. Raises UsageError as `hosts.printed_by`."""
+    return {host.name: host.slots for host in hosts.printed_by(command, f"the output of {command}") if host.slots}
+
+
+def run_job(options: Namespace) -> None:
+    """Run the job. Raises: UsageError: before it starts; JobFailedError: if it is not done."""
+    text = os.environ.get("HOROVOD_ELASTIC_TIMEOUT") or "600"
+    if not (patience_s := whole_number(text)):
+        raise UsageError(f"HOROVOD_ELASTIC_TIMEOUT is a number of seconds from 1, not {text!r}")
+    worker_environment.for_other_hosts(os.environ)  # raises JobFailedError if HVD_TRAIN_ENV is wrong
+    server, interrupted = DriverServer(), register_shutdown_event()
+    interfaces = options.network_interfaces or os.environ.get(client.GLOO_INTERFACE, "")
+
+    def run_worker(worker: Worker, variables: Mapping[str, str], end: threading.Event) -> int:
+        likely = client.for_worker_on(worker.host, interfaces.split(","))
+        found = server.listen_at(likely) or likely
+        of_driver = {client.ADDRESS: found[0], client.PORT: str(port), DRIVER_ADDRESSES: ",".join(found)}
+        return run_command(
+            worker.host, options.command, {**variables, **of_driver, INTERFACES: interfaces}, [interrupted, end]
+        )
+
+    start_workers = min(max(options.np, options.min_np), options.max_np)
+    roster = Roster(start_workers, options.min_np, options.max_np, patience_s=float(patience_s))
+    find_hosts = partial(found_hosts, options.host_discovery_script)
+    dispatcher = Dispatcher(roster, find_hosts, server.init, run_worker, interrupted)
+    port = server.start(handler(dispatcher))
+    finish = dispatcher.run()
+    server.stop()
+    if interrupted.is_set():
+        raise outcome.interrupted(interrupted.signum)
+    if finish.exit_code:
+        raise outcome.JobFailedError(finish.reason, finish.exit_code)
 
 
 def main() -> None:
-    """Run horovodrun's command line; with a host discovery script the job is elastic, with our driver."""
+    """Run the command line; end with the exit code of the job."""
     outlive()  # else the threads that forward output would end with their console, and workers block
-    for module, name, ours in REPLACEMENTS:
-        setattr(module, name, ours)
+    parser = argparse.ArgumentParser(prog="python -m hvd_train.elastic.driver", description=__doc__)
+    parser.add_argument("-np", type=from_one, required=True, help="workers for which the first world waits")
+    parser.add_argument("--min-np", type=from_one, default=1)
+    parser.add_argument("--max-np", type=from_one, default=sys.maxsize)
+    parser.add_argument("--host-discovery-script", required=True, help="a command that prints lines of a host file")
+    parser.add_argument("--network-interfaces", default="", help="names with commas, of all hosts")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
     os.environ.pop(client.ADDRESS, None)  # it may be an outer job's
+    os.environ[client.KEY] = signature.make_key()
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
-    launch.run_commandline()
+    try:
+        run_job(options)
+    except (UsageError, outcome.JobFailedError) as error:
+        sys.stdout.flush()
+        say(str(error))
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

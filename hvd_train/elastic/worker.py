@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from hvd_train.launch.exit_report import ExitReport
@@ -78,7 +78,6 @@ class RankAssignment:
     local_size: int
     cross_size: int
     worker: int  # its number, which stays the same while its ranks change
-    environment: Mapping[str, str] = field(default_factory=dict)  # for the process, in addition to Horovod's
 
     def to_response_string(self) -> str:
         """Return the ranks in the form that Horovod's core reads."""

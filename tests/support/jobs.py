@@ -1,14 +1,12 @@
-"""Elastic jobs without processes: a history for the roster, a dispatcher whose workers are threads, a driver."""
+"""Elastic jobs without processes: a history for the roster, a dispatcher whose workers are threads."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-from unittest.mock import Mock
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from hvd_train.elastic.dispatcher import Dispatcher
-from hvd_train.elastic.driver import REPLACEMENTS, Driver
 from hvd_train.elastic.roster import End, Finish, FormWorld, Notice, Roster, Start
-from hvd_train.elastic.worker import RankAssignment
+from hvd_train.elastic.worker import RankAssignment, Worker
 from hvd_train.launch.exit_report import During, ExitReport
 from tests.support.launching import wait_for
 
@@ -106,31 +104,33 @@ class Job:
 
     def __init__(self, hosts: dict[str, int]) -> None:
         self.hosts = hosts
-        self.worlds: list[int] = []
-        self.started: list[RankAssignment] = []
+        self.started: list[Worker] = []
+        self.variables: dict[int, Mapping[str, str]] = {}  # of each worker
         self.exit_codes: dict[int, int] = {}
         self.deaf: set[int] = set()  # workers that ignore the request to end
         self.over = False  # whether each worker ends by itself, also one that is only about to start
         self.interrupted = threading.Event()
-        roster = Roster(1, 1, 8, patience_s=60)
-        self.dispatcher = Dispatcher(roster, lambda: self.hosts, lambda ranks: self.worlds.append(len(ranks)))
+        self._finish: Future[Finish] = Future()
+        roster = Roster(sum(hosts.values()), 1, 8, patience_s=60)
+        self.dispatcher = Dispatcher(roster, lambda: self.hosts, lambda ranks: None, self._run_worker, self.interrupted)
 
     def start(self) -> None:
         slots = sum(self.hosts.values())
-        self.dispatcher.start(slots, self._run_worker, self.interrupted)
+        threading.Thread(target=lambda: self._finish.set_result(self.dispatcher.run()), daemon=True).start()
         wait_for("all workers", lambda: len(self.started) == slots)
 
-    def _run_worker(self, ranks: RankAssignment, events: list[threading.Event]) -> tuple[int, float]:
-        self.started.append(ranks)
-        while ranks.worker in self.deaf or not any(event.is_set() for event in events):
-            if self.over or ranks.worker in self.exit_codes:
-                return self.exit_codes.get(ranks.worker, 0), 0.0
-            events[0].wait(0.01)
-        return 143, 0.0
+    def _run_worker(self, worker: Worker, variables: Mapping[str, str], end: threading.Event) -> int:
+        self.variables[worker.number] = variables
+        self.started.append(worker)
+        while worker.number in self.deaf or not end.is_set():
+            if self.over or worker.number in self.exit_codes:
+                return self.exit_codes.get(worker.number, 0)
+            end.wait(0.01)
+        return 143
 
     def ask(self, *numbers: int) -> dict[int, RankAssignment | None]:
         """Let these workers ask for a rank at the same time, and return the answers."""
-        host_of = {ranks.worker: ranks.hostname for ranks in self.started}
+        host_of = {worker.number: worker.host for worker in self.started}
         with ThreadPoolExecutor(len(numbers)) as pool:
             answers = pool.map(self.dispatcher.wait_for_ranks, [host_of[number] for number in numbers], numbers)
         return dict(zip(numbers, answers, strict=True))
@@ -139,15 +139,7 @@ class Job:
         """End all remaining workers successfully; return how the job finished."""
         self.deaf.clear()
         self.over = True
-        self.dispatcher.stop()
-        return self.dispatcher.wait_for_end()
+        return self.wait_for_end()
 
-
-def driver(least: int = 1, most: int | None = None, timeout: int | None = 600) -> Driver:
-    """Return a driver without hosts or a server."""
-    return Driver(Mock(), Mock(find_available_hosts_and_slots=dict), least, most, timeout)
-
-
-def replacement_of(name: str) -> Any:
-    """Return what the driver puts in the place of a function of Horovod's launcher."""
-    return next(ours for _, replaced, ours in REPLACEMENTS if replaced == name)
+    def wait_for_end(self) -> Finish:
+        return self._finish.result(60)

@@ -40,7 +40,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def two(patient: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     job = Job({"a": 1, "b": 1})
     job.start()
-    job.started.sort(key=lambda ranks: ranks.worker)
+    job.started.sort(key=lambda worker: worker.number)
     yield job
     limit(monkeypatch, "dispatcher._QUIET_S", 0.01)
     job.interrupted.set()
@@ -55,7 +55,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def numbers_of(job: Job) -> list[int]:
-    return [ranks.worker for ranks in job.started]
+    return [worker.number for worker in job.started]
 
 
 @contextmanager
@@ -79,12 +79,13 @@ def test_a_worker_gets_its_place_and_its_job(patient: None, monkeypatch: pytest.
     monkeypatch.setenv(OWNER, "the supervisor's")
     job = Job({"a": 2, "b": 1})
     job.start()
-    places = sorted((ranks.hostname, ranks.local_size, ranks.environment[SLOT]) for ranks in job.started)
-    assert places == [("a", 2, "0"), ("a", 2, "1"), ("b", 1, "0")]
-    for ranks in job.started:
-        assert (ranks.environment[WORKER], ranks.environment[OWNER]) == (str(ranks.worker), "the supervisor's")
-        assert not {REPLACES, CONTINUES} & ranks.environment.keys()
-    assert len({ranks.environment[JOB] for ranks in job.started}) == 1
+    variables = sorted(job.variables.items())
+    places = sorted((its["HOROVOD_HOSTNAME"], its["HOROVOD_LOCAL_SIZE"], its[SLOT]) for _, its in variables)
+    assert places == [("a", "2", "0"), ("a", "2", "1"), ("b", "1", "0")]
+    for number, its in variables:
+        assert (its[WORKER], its[OWNER]) == (str(number), "the supervisor's")
+        assert not {REPLACES, CONTINUES} & its.keys()
+    assert len({its[JOB] for _, its in variables}) == 1
     job.interrupted.set()
     job.end()
 
@@ -95,7 +96,7 @@ def test_a_worker_that_ends_is_replaced(two: Job, capsys: pytest.CaptureFixture[
     assert two.dispatcher.heartbeat_received(second) == "train"
     two.exit_codes[second] = 255
     wait_for("the successor", lambda: len(two.started) == 3)
-    successor = two.started[2].environment
+    successor = two.variables[two.started[2].number]
     assert (successor[REPLACES], successor[CONTINUES]) == (str(second), "1")
     assert "worker b[0] ended with exit code 255 (a signal has killed it, or its ssh" in capsys.readouterr().err
     assert two.dispatcher.heartbeat_received(second) == two.dispatcher.may_ask(second) == "end"
@@ -158,7 +159,7 @@ def test_a_silent_worker_is_killed(two: Job, killed: list[str]) -> None:
     first, second = trains(two)
     two.dispatcher._roster.heartbeat_received(second, time.monotonic() - NEVER_S - 1)
     wait_for("its end", lambda: two.dispatcher.heartbeat_received(first) == "train" and killed)
-    assert killed == [f"{second} of {two.started[1].environment[JOB]}"]
+    assert killed == [f"{second} of {two.variables[second][JOB]}"]
 
 
 def test_after_a_signal_all_workers_stop(two: Job) -> None:
@@ -180,7 +181,7 @@ def test_after_a_signal_the_job_waits_for_other_hosts(hangs: bool, two: Job, mon
     two.interrupted.set()
     two.exit_codes |= {first: 143, second: 255}
     over = threading.Event()
-    threading.Thread(target=lambda: [two.dispatcher.wait_for_end(), over.set()], daemon=True).start()
+    threading.Thread(target=lambda: [two.wait_for_end(), over.set()], daemon=True).start()
     if hangs:
         wait_for("an end", lambda: two.dispatcher.heartbeat_received(second) == "end")
     else:
@@ -203,8 +204,9 @@ def test_a_job_whose_supervisor_has_died_stops(patient: None, monkeypatch: pytes
 
 def test_after_a_failure_the_last_list_is_used(capsys: pytest.CaptureFixture[str], patient: None) -> None:
     error, roster = ValueError("no such file"), Mock()
-    dispatcher = Dispatcher(roster, Mock(side_effect=[{"a": 1}, error, error, {"a": 1, "b": 2}]), Mock())
-    roster.hosts_found.side_effect = lambda hosts: dispatcher.stop() if "b" in hosts else None
+    find_hosts = Mock(side_effect=[{"a": 1}, error, error, {"a": 1, "b": 2}])
+    dispatcher = Dispatcher(roster, find_hosts, Mock(), Mock(), threading.Event())
+    roster.hosts_found.side_effect = lambda hosts: setattr(dispatcher, "_finish", "b" in hosts or None)
     dispatcher.watch_hosts()
     assert roster.hosts_found.call_args_list == [call({"a": 1}), call({"a": 1, "b": 2})]
     assert capsys.readouterr().err == "hvd-train: hosts: no such file; the last list stays in force\n"
