@@ -98,24 +98,16 @@ class Heartbeat:
         self._wake.clear()
 
 
-def announce_rejoining(environ: Mapping[str, str], beat: Heartbeat, connect_error: str = "") -> None:
+def announce_rejoining(environ: Mapping[str, str], connect_error: str) -> None:
     """Ask our driver whether Horovod's core may ask for the next rank.
 
     The core asks by host and local rank, which another process has by now if this one was evicted. `connect_error` says
-    why the ranks could not connect or synchronize. Raises: SystemExit (0): if this worker is evicted; RankLost: if
-    the driver is gone.
+    why the ranks could not connect or synchronize. Raises: SystemExit (0): if this worker is evicted; OSError: if the
+    driver cannot be reached.
     """
-    while True:
-        try:
-            if connect_error:
-                client.put(environ, f"connect_error/{environ[WORKER]}", connect_error, _ANSWER_S)
-            answer = client.get(environ, f"may_ask/{environ[WORKER]}", _ANSWER_S)
-            break
-        except OSError as error:
-            if beat.driver_gone:
-                raise RankLost(f"the driver has not answered for {_GONE_S:.0f} s ({error})") from error
-            time.sleep(_EVERY_S)
-    if answer == "end":
+    if connect_error:
+        client.put(environ, f"connect_error/{environ[WORKER]}", connect_error, _ANSWER_S)
+    if client.get(environ, f"may_ask/{environ[WORKER]}", _ANSWER_S) == "end":
         raise SystemExit(0)
 
 
@@ -199,7 +191,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
             try:
                 if self._has_had_rank:
                     horovod_world.stop()
-                    announce_rejoining(os.environ, self._heartbeat, self._connect_error)
+                    announce_rejoining(os.environ, self._connect_error)
                 else:
                     wait_for_first_rank(os.environ, self._facts)
                     self._has_had_rank = True
@@ -210,10 +202,10 @@ class ElasticWorld(horovod_world.HorovodWorld):
             except (ValueError, OSError) as error:
                 if self._heartbeat.driver_gone:
                     raise RankLost(f"cannot connect to the other ranks: {error}") from error
-                # Horovod refers to its log, which is off.
-                self._connect_error = str(error).partition(". Please check")[0]
                 if isinstance(error, OSError):
-                    time.sleep(1.0)
+                    time.sleep(_EVERY_S)
+                else:  # Horovod's, which refers to its log, which is off
+                    self._connect_error = str(error).partition(". Please check")[0]
         self._heartbeat.world_formed()
         for optimizer in self._optimizers.values():
             optimizer.is_placed = False

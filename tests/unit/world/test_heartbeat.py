@@ -53,8 +53,8 @@ def test_an_evicted_worker_does_not_ask_for_the_rank_of_its_successor(driver: tu
     answers, asked = driver
     answers += ["end", "ask"]
     with pytest.raises(SystemExit, match="0"):
-        elastic_world.announce_rejoining({WORKER: "1007"}, Heartbeat())
-    elastic_world.announce_rejoining({WORKER: "1007"}, Heartbeat(), "connection refused")
+        elastic_world.announce_rejoining({WORKER: "1007"}, "")
+    elastic_world.announce_rejoining({WORKER: "1007"}, "connection refused")
     assert asked == ["may_ask/1007", "connect_error/1007 connection refused", "may_ask/1007"]
 
 
