@@ -230,7 +230,7 @@ def start(communicator: Any = None) -> Place:
             hvd.init(comm=communicator)
     finally:
         _set_time_slice(0)  # the kernel's default
-    return Place(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank())
+    return Place(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
 
 
 def stop() -> None:

@@ -32,7 +32,6 @@ class Place:
     size: int = 1
     local_rank: int = 0  # decides the GPU
     local_size: int = 1
-    cross_rank: int = 0  # the number of the host, among the hosts that have a rank with this local rank
 
 
 @dataclass(frozen=True)

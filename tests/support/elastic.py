@@ -269,7 +269,7 @@ class ElasticThreadWorld(ThreadWorld):
         self._meeting = meeting
         self._turns.clear()
         self._exchanges = 0
-        self.place = Place(rank, meeting.size, rank, meeting.size, 0)
+        self.place = Place(rank, meeting.size, rank, meeting.size)
 
 
 def run_elastic(

@@ -83,7 +83,7 @@ class ThreadWorld(World):
     most_bytes = MOST_BYTES
 
     def __init__(self, rank: int, meeting: Meeting) -> None:
-        self.place = Place(rank, meeting.size, rank, meeting.size, 0)
+        self.place = Place(rank, meeting.size, rank, meeting.size)
         self._meeting = meeting
         self._turns: Counter[str] = Counter()
         self._compression = "none"

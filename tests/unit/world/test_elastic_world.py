@@ -39,9 +39,9 @@ def test_a_worker_keeps_its_slot_and_so_its_gpu(starts: Starts, monkeypatch: pyt
     monkeypatch.setenv("HOROVOD_LOCAL_SIZE", "4")
     world = ElasticWorld()
     assert (world.place.local_rank, world.place.local_size, world.place.size) == (1, 4, 1)
-    starts.append(Place(2, 3, 0, 1, 2))
+    starts.append(Place(2, 3, 0, 1))
     world.meet()
-    assert world.place == Place(2, 3, 1, 1, 2)
+    assert world.place == Place(2, 3, 1, 1)
 
 
 def test_a_fault_and_a_change_lead_into_the_next_world(starts: Starts) -> None:

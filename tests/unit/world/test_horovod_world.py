@@ -16,7 +16,7 @@ class FourRanks(HorovodWorld):
     """Rank 1 of four, on a host with two; no other rank is there."""
 
     def _connect(self) -> None:
-        self.place = Place(1, 4, 1, 2, 0)
+        self.place = Place(1, 4, 1, 2)
 
 
 @pytest.fixture
@@ -56,6 +56,6 @@ def test_an_operation_that_breaks_is_a_lost_rank(
 def test_runs_of_a_sweep_keep_the_gpus_of_the_whole_job(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise each run would take GPU 0."""
     monkeypatch.setattr(HorovodWorld, "compare", Mock())
-    monkeypatch.setattr(horovod_world, "start", lambda communicator: Place(0, 2, 0, 2, 0))
+    monkeypatch.setattr(horovod_world, "start", lambda communicator: Place(0, 2, 0, 2))
     place = HorovodWorld(communicator=Mock(), local=(2, 4)).place
-    assert place == Place(0, 2, 2, 4, 0)
+    assert place == Place(0, 2, 2, 4)
