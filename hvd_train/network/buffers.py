@@ -53,15 +53,13 @@ def is_statistic(buffer: Buffer) -> bool:
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
     """Restore the buffers of `model` and the modes of its layers after this block, such as an evaluation."""
-    before = [(buffer, buffer.tensor, buffer.tensor.clone()) for buffer in buffers_of(model)]
+    before = [_Saved(buffer) for buffer in buffers_of(model)]
     modes = [(module, module.training) for module in model.modules()]  # a frozen layer may not be training
     try:
         yield
     finally:
-        for buffer, tensor, value in before:
-            buffer.put(tensor)
-            if not torch.equal(tensor, value):
-                tensor.copy_(value)
+        for saved in before:
+            saved.put_back()
         for module, mode in modes:
             module.training = mode
 
@@ -102,8 +100,8 @@ class StepBuffers:
         floats = [buffer for buffer in mean if buffer.tensor.is_floating_point()]
         counts = [buffer for buffer in mean if not buffer.tensor.is_floating_point()]
         self._means = [_Means(kind, device) for kind in (floats, counts) if kind]
-        self.others = [_Other(buffer) for buffer in buffers if not is_statistic(buffer)]  # not averaged
-        self._kinds: list[_Means | _Other] = [*self._means, *self.others]
+        self.others = [_Saved(buffer) for buffer in buffers if not is_statistic(buffer)]  # not averaged
+        self._kinds: list[_Means | _Saved] = [*self._means, *self.others]
         self._new, self._begun = dict[str, Tensor](), False
 
     def begin(self) -> None:
@@ -184,8 +182,8 @@ def _row(tensors: Sequence[Tensor], dtype: torch.dtype, device: torch.device) ->
     return row, [part.view_as(tensor) for part, tensor in zip(torch.split(row, sizes), tensors, strict=True)]
 
 
-class _Other:
-    """A buffer that is not averaged, with its value before the step."""
+class _Saved:
+    """A buffer with its value before a step or an evaluation."""
 
     def __init__(self, buffer: Buffer) -> None:
         self.buffer, self._tensor, self._value, self._version = buffer, buffer.tensor, buffer.tensor.clone(), -1
