@@ -8,17 +8,8 @@ from dataclasses import dataclass, field
 
 # What a line of metrics.jsonl has besides measures.
 FACTS = {"kind", "time", "epoch", "step", "samples", "learning_rate", "gradient_norm", "loss_scale", "skipped_steps"}
-FACTS |= {
-    "samples_per_second",
-    "seconds",
-    "total_seconds",
-    "peak_memory_gib",
-    "gpu",
-    "split",
-    "elapsed",
-    "samples_done",
-    "epochs_done",
-}
+FACTS |= {"samples_per_second", "seconds", "total_seconds", "peak_memory_gib", "gpu", "split"}
+FACTS |= {"elapsed", "samples_done", "epochs_done"}  # `History` adds these
 
 
 @dataclass(frozen=True)
