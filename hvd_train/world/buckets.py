@@ -73,16 +73,12 @@ class BucketedOptimizer:
         `squares_at` returns the sum of the squares of a tensor, if Horovod has added them up with the sums.
         """
         self.horovod = horovod
+        self.reduces = bool(horovod._requires_update)  # not in a launched world of one
         self._names, self._compression, self._start_sum = names, compression, start_sum
         self._share, self._squares_at = share, squares_at
         self._cast: dict[Bucket, Tensor] = {}  # what was sent of this step, if it is not the bucket itself
         horovod._grouped_allreduce_grad_async = self._send
         self.regroup()
-
-    @property
-    def reduces(self) -> bool:
-        """Whether gradients are sent: not in a launched world of one."""
-        return bool(self.horovod._requires_update)
 
     def regroup(self) -> None:
         """Make buckets of the parameters that require a gradient now. Called between two steps."""

@@ -62,6 +62,14 @@ expected = [parameter.grad.clone() for parameter in model.parameters()]
 assert reduced() == ["1.bias", "0.bias"]
 assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected))
 
+# Parameters that are all frozen for a time are reduced again later.
+for trained in (False, True):
+    model.requires_grad_(trained)
+    world.regroup(grouped)
+begin(1)
+model(torch.ones(1, 3)).sum().backward()
+assert reduced() == ["1.bias", "0.bias"]
+
 world.close()
 print("done")
 """
