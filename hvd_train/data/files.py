@@ -4,6 +4,7 @@ import bisect
 import importlib
 import itertools
 import os
+import re
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -85,13 +86,9 @@ def _scanned(file: Path) -> Index:
     samples: dict[str, dict[str, tuple[int, int]]] = {}
     with tarfile.open(file, "r:") as members:
         for member in members:
-            folder, _, name = member.name.rpartition("/")
-            key, _, extension = name.partition(".")
-            if member.isfile() and extension:
-                samples.setdefault(f"{folder}/{key}" if folder else key, {})[extension] = (
-                    member.offset_data,
-                    member.size,
-                )
+            parts = re.fullmatch(r"((?:.*/)?[^/.]*)\.([^/]+)", member.name)
+            if member.isfile() and parts:
+                samples.setdefault(parts[1], {})[parts[2]] = (member.offset_data, member.size)
             members.members = []  # type: ignore[attr-defined]  # it would keep them all
     extensions = tuple(dict.fromkeys(itertools.chain(*samples.values())))
     if not samples:
