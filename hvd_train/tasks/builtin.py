@@ -191,11 +191,12 @@ def language_model() -> Task:
     return Task(measure, summary=summary, best="perplexity", sample="sequence")
 
 
-_OTHERS: dict[str, Callable[[tuple[str, ...]], Task]] = {
-    "regression": lambda classes: regression(),
-    "multi-label": lambda classes: multi_label(),
-    "segmentation": segmentation,
-    "language-model": lambda classes: language_model(),
+_TASKS: dict[str, Callable[[Config, tuple[str, ...]], Task]] = {
+    CLASSIFICATION: classification,
+    "regression": lambda config, classes: regression(),
+    "multi-label": lambda config, classes: multi_label(),
+    "segmentation": lambda config, classes: segmentation(classes),
+    "language-model": lambda config, classes: language_model(),
 }
 
 
@@ -203,8 +204,8 @@ def check_name(name: str) -> None:
     """Raise UsageError if the task is unknown or cannot be imported."""
     if plugin.is_reference(name):
         plugin.load("task", name)
-    elif name not in (known := (CLASSIFICATION, *_OTHERS)):
-        raise unknown_name("task", name, known)
+    elif name not in _TASKS:
+        raise unknown_name("task", name, _TASKS)
 
 
 def open_task(config: Config, classes: tuple[str, ...], own: Task | None = None) -> Task:
@@ -212,10 +213,8 @@ def open_task(config: Config, classes: tuple[str, ...], own: Task | None = None)
     name = config.model.task
     if own is not None:
         return own
-    if name == CLASSIFICATION:
-        return classification(config, classes)
-    if name in _OTHERS:
-        return _OTHERS[name](classes)
+    if name in _TASKS:
+        return _TASKS[name](config, classes)
     task = plugin.call(f"--task {name}", plugin.load("task", name), "config", config)
     if not isinstance(task, Task):
         raise UsageError(f"--task {name}: it returned {type(task).__name__}, not an hvd_train.Task")
