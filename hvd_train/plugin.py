@@ -38,9 +38,8 @@ def load(kind: str, reference: str) -> Callable[..., Any]:
     """Import the function `package.module:function` that the flag `kind` names. Raises UsageError if that fails."""
     module_name, _, function_name = reference.partition(":")
     if "/" in module_name or module_name.endswith(".py"):
-        path = os.path.relpath(module_name.removesuffix(".py"))
-        outside = f", with PYTHONPATH={os.path.dirname(path)}" if path.startswith("..") else ""
-        found = f"{os.path.basename(path) if outside else path.replace('/', '.')}:{function_name}{outside}"
+        folder, _, name = module_name.removesuffix(".py").rpartition("/")
+        found = f"{name}:{function_name}" + (f", with PYTHONPATH={folder}" if folder else "")
         raise UsageError(f"--{kind} {reference}: name a module, not a file: {found}")
     if os.getcwd() not in sys.path:  # unlike python, a console script lacks it
         sys.path.insert(0, os.getcwd())
@@ -49,10 +48,8 @@ def load(kind: str, reference: str) -> Callable[..., Any]:
     except (Exception, SystemExit) as error:  # the user's module may raise anything
         _, place = in_user_code(error)
         reason = f"it calls sys.exit({error})" if isinstance(error, SystemExit) else f"{error}"
-        advice = f" ({place})" if place else ""
-        if isinstance(error, ModuleNotFoundError) and not place:
-            advice = f": there is no {module_name.replace('.', '/')}.py in {os.getcwd()}"
-        raise UsageError(f"--{kind} {reference}: cannot import {module_name}: {reason}{advice}") from error
+        at = f" ({place})" if place else ""
+        raise UsageError(f"--{kind} {reference}: cannot import {module_name}: {reason}{at}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]

@@ -195,7 +195,7 @@ MISTAKES = [
     ("train --model mine.py", "code of your own is written mine:function"),
     ("train --model mine.model", "unknown model 'mine.model'; code of your own is written mine:model"),
     ("train --data lib.mine.data", "code of your own is written lib.mine:data"),
-    ("train --model no_module:model", "there is no no_module.py in /"),
+    ("train --model no_module:model", "cannot import no_module: No module named 'no_module'"),
     ("train --model syntax_of:model", "cannot import syntax_of: invalid syntax (syntax_of.py, line 1)"),
     ("train --model mistaken:txt", "unknown function in mistaken for --model 'txt'; did you mean 'text'?"),
     ("train --model mistaken:Two", "Two must accept num_classes: write `def __init__(self, num_classes)`"),
