@@ -238,11 +238,10 @@ def trained_parts(
         own = dataclasses.replace(own, data=lambda of: sources.of_files(of, files, identity.classes(target, data)))
     parts = build(config, place, own, split)
     is_same = place.rank == 0 and split in (None, "val") and not files and not changes.keys() & {"data", "data_dir"}
-    scored = ("validation",) if is_same else ()  # to ask for the sizes of the training files takes time
-    found = identity.differences(identity.of(parts.data, sizes=True, parts=scored), data)
+    found = identity.differences(identity.of(parts.data), data)
     if "classes" in found:
         raise UsageError(f"{target}: {found['classes']}; name the class folders as they were, or train again")
-    if "validation" in found:
+    if "validation" in found and is_same:
         console.say(f"{target}: {found['validation']}, so the scores differ from training")
     state.check_same_shapes(parts.model.state_dict(), trained)
     weights.load(trained, parts.model)

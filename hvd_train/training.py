@@ -154,7 +154,7 @@ class Training:
         if place.rank != 0:
             return None
         if from_disk:
-            state.data = identity.of(self.parts.data, sizes=True)
+            state.data = identity.of(self.parts.data)
         return self.output.claim(
             state,
             next((report.run_dir for report in reports if report.run_dir), None),

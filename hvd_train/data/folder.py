@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from io import BytesIO
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,6 @@ from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet, MapData
 from hvd_train.errors import UsageError, first_few
 
 Transform = Callable[[Tensor], Tensor]
-_AT_ONCE = 1000  # files whose sizes one of 16 threads asks for: a network file system needs milliseconds for each
 _VAL_CROP = 224 / 256  # fraction of the shorter side that evaluation shows; usual since AlexNet
 _DAMAGED = (ValueError, TypeError, SyntaxError, EOFError, LookupError, ArithmeticError, struct.error)
 UNREADABLE = (OSError, *_DAMAGED)  # the file is damaged, has too many pixels or is no image in a supported format
@@ -53,19 +51,9 @@ class ImageFiles(MapDataset):
         """Return the path of the file of a sample."""
         return self._root / os.fsdecode(self._names[index].numpy().tobytes().rstrip(b"\0"))
 
-    def content_of_files(self, *, sizes: bool) -> bytes:
-        """Return bytes that are others if a name, a label or, with `sizes`, the size of a file is another."""
-
-        def size_of(index: int) -> int:
-            with suppress(OSError):  # a link to nothing
-                return os.stat(self.path(index)).st_size
-            return -1
-
-        parts = [self._names, self.labels]
-        if sizes:
-            with ThreadPool(16) as threads:
-                parts.append(torch.tensor(threads.map(size_of, range(len(self)), _AT_ONCE)))
-        return b"".join(part.numpy().tobytes() for part in parts)
+    def content_of_files(self) -> bytes:
+        """Return bytes that are others if a name or a label is another."""
+        return self._names.numpy().tobytes() + self.labels.numpy().tobytes()
 
     @override
     def __getitem__(self, index: int, /) -> tuple[Tensor, int]:

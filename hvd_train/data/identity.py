@@ -1,7 +1,6 @@
 """Identify the data of a run, to notice a change before a resume."""
 
 import hashlib
-from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -9,21 +8,19 @@ from hvd_train.data.dataset import Arrays, DataSet, Source
 from hvd_train.errors import UsageError
 
 Identity = dict[str, Any]
-"""The names of "classes"; in "training" and "validation", the number of samples, and a digest of files or labels."""
-
-_PARTS = ("training", "validation")
+"""The names of "classes"; in "training" and "validation", the number of samples, and a digest of names or labels."""
 
 
-def of(data: DataSet, *, sizes: bool, parts: Sequence[str] = _PARTS) -> Identity:
-    """Return the identity of these parts of a data set; `sizes` includes file sizes."""
-    sets = {part: source for part, source in zip(_PARTS, (data.train, data.val), strict=True) if part in parts}
-    samples = {part: [len(source or ()), _digest(_content(source, sizes=sizes))] for part, source in sets.items()}
+def of(data: DataSet) -> Identity:
+    """Return the identity of a data set, without its test set."""
+    sets = {"training": data.train, "validation": data.val}
+    samples = {part: [len(source or ()), _digest(_content(source))] for part, source in sets.items()}
     return {"classes": list(data.classes), **samples}
 
 
 def facts(data: DataSet) -> dict[str, str]:
-    """Return what all ranks must have in common, by name, without the sizes of files."""
-    digest = _digest(repr(of(data, sizes=False)).encode())
+    """Return what all ranks must have in common, by name."""
+    digest = _digest(repr(of(data)).encode())
     return {"the data set": f"{len(data.train)} training samples of {len(data.classes)} classes, digest {digest}"}
 
 
@@ -43,7 +40,7 @@ def differences(now: Identity | None, run: Identity | None) -> dict[str, str]:
         for number, (name, old) in enumerate(zip_longest(now["classes"], run["classes"])):
             if name != old:
                 return {"classes": f"class {number} is {name!r}, the run had {old!r}"}
-        parts = [part for part in _PARTS if part in now and now[part] != run[part]]
+        parts = [part for part in ("training", "validation") if now[part] != run[part]]
         return {part: f"the {part} set has {_samples_differ(*now[part], *run[part])}" for part in parts}
     except (TypeError, KeyError):
         raise UsageError("what the run says of its data is damaged; start again with --resume never") from None
@@ -53,11 +50,11 @@ def _samples_differ(count: int, _: str, before: int, __: str) -> str:
     return f"{count} images, the run had {before}" if count != before else "other images than the run had"
 
 
-def _content(source: Source | None, *, sizes: bool) -> bytes:
+def _content(source: Source | None) -> bytes:
     if isinstance(source, Arrays):
         return source.labels.cpu().contiguous().numpy().tobytes()
     content = getattr(source, "content_of_files", None)
-    return b"" if content is None else content(sizes=sizes)
+    return b"" if content is None else content()
 
 
 def _digest(content: bytes) -> str:
