@@ -16,12 +16,11 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
 from torchvision.transforms import v2
-from typing_extensions import override
 
 from hvd_train import plain_file
 from hvd_train.config import DataConfig
 from hvd_train.data.augment import training_transform
-from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet, MapDataset
+from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet
 from hvd_train.errors import UsageError, first_few
 
 Transform = Callable[[Tensor], Tensor]
@@ -32,7 +31,7 @@ _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # torchvision's IMG_EX
 _ORIENTATION = 0x0112  # a tag of Exif
 
 
-class ImageFiles(MapDataset):
+class ImageFiles:
     """The images of files; an item is (image, uint8 [3, height, width], class number). No image is kept in memory."""
 
     def __init__(self, root: Path, samples: Sequence[tuple[str, int]], transform: Transform, max_pixels: int) -> None:
@@ -43,7 +42,6 @@ class ImageFiles(MapDataset):
         self._names = torch.from_numpy(names.view(np.uint8).reshape(len(names), -1))
         self._root, self._transform, self._max_pixels = root, transform, max_pixels
 
-    @override
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -55,7 +53,6 @@ class ImageFiles(MapDataset):
         """Return bytes that are others if a name or a label is another."""
         return self._names.numpy().tobytes() + self.labels.numpy().tobytes()
 
-    @override
     def __getitem__(self, index: int, /) -> tuple[Tensor, int]:
         """Return an item. Raises UsageError, which names the file."""
         path = self.path(index)
