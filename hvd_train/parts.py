@@ -80,9 +80,6 @@ def warm_parts(config: Config, world: World, own: Own = NOTHING) -> tuple[Parts,
     if config.precision.compile:
         _compile(config, world, parts)
     parts.train_loader.start()
-    if launcher.elastic(os.environ):
-        import tensorboard.compat.proto.event_pb2
-        import tensorboard.summary.writer.record_writer  # noqa: F401  # any rank may become rank 0, which needs them
     return parts, {"": optimizer}
 
 
