@@ -97,7 +97,7 @@ class Audit:
 
 def audit(folder: Path) -> Audit:
     """Check the ledger of a run folder. Raises UsageError if it or metrics.jsonl is missing or damaged."""
-    path, metrics = folder / LEDGER, folder / METRICS
+    path = folder / LEDGER
     if not path.exists():
         raise UsageError(f"{folder} has no {LEDGER}: train with --ledger to have one")
     try:
@@ -105,9 +105,9 @@ def audit(folder: Path) -> Audit:
         start = _last(events, "start", "num_samples")
         num_samples, seed = facts = [start.get(name, -1) for name in ("num_samples", "seed")]
         if not all(type(fact) is int and fact in allowed for fact, allowed in zip(facts, _ALLOWED, strict=True)):
-            raise UsageError(f"{metrics} does not say how many samples there are, and in which order: cannot judge")
-        if start.get("repeated_augmentation", 1) != 1:
-            raise UsageError(f"{metrics} is of a run with --repeated-augmentation, which only earlier versions judge")
+            raise UsageError(
+                f"{folder / METRICS} does not say how many samples there are, and in which order: cannot judge"
+            )
         step = _last(events, FROM_FILE, "step").get("step")
         return audit_entries(read(path), num_samples, seed, step if isinstance(step, int) else None)
     except OSError as error:

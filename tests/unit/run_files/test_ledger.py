@@ -125,14 +125,6 @@ def test_samples_that_differ_from_the_order_are_found() -> None:
             assert fault.endswith(f" to step {step} at position {stop - 1}: not the samples that stand there")
 
 
-def test_a_run_with_repeated_samples_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, {**START, "repeated_augmentation": 1})
-    assert audit(tmp_path).faults == ()
-    write(tmp_path, {**START, "repeated_augmentation": 2})
-    with pytest.raises(UsageError, match="is of a run with --repeated-augmentation"):
-        audit(tmp_path)
-
-
 def test_an_order_without_all_samples_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = np.array([3, *range(1, 100)])
     entries = [replace(entry, fingerprint=fingerprint(wrong[slice(*entry.positions)])) for entry in exact(3)]
