@@ -5,7 +5,6 @@ import os
 import platform
 import shlex
 import socket
-import stat
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -208,12 +207,9 @@ def _lock(path: Path, owner: str) -> IO[str]:
 def _check_no_links(path: Path) -> None:
     """Raise UsageError if a run folder holds a symlink or a device: writes would go elsewhere."""
     for entry in sorted((*path.iterdir(), *path.glob("checkpoints/*"))):
-        try:
-            status = entry.lstat()
-        except FileNotFoundError:  # an earlier rank 0 has just renamed its partial file
-            continue
-        plain = stat.S_ISREG(status.st_mode) and (status.st_nlink == 1 or entry.name not in _WRITTEN_IN_PLACE)
-        if not plain and not stat.S_ISDIR(status.st_mode):
+        is_link = entry.is_symlink() or (entry.name in _WRITTEN_IN_PLACE and entry.stat().st_nlink > 1)
+        # A file may be gone: an earlier rank 0 has just renamed its partial file.
+        if is_link or (entry.exists() and not entry.is_file() and not entry.is_dir()):
             raise UsageError(f"{entry} is a symlink or a device: remove it, or name another --output-dir")
 
 
