@@ -22,7 +22,6 @@ from hvd_train.run_files.run_folder import FROM_FILE, METRICS, RunFolder
 LEDGER = "ledger.jsonl"
 _LINES_PER_EPOCH = 100  # without a change of world
 _AT_ONCE = 1 << 20  # samples that an audit looks up at once
-_ALLOWED = range(1, 10**10), range(2**63)  # samples, seeds: a file may hold any number
 _MOST_FAULTS = 3
 _of_all = lru_cache(of_all)
 
@@ -103,11 +102,9 @@ def audit(folder: Path) -> Audit:
     try:
         events = history.read(folder).events
         start = _last(events, "start", "num_samples")
-        num_samples, seed = facts = [start.get(name, -1) for name in ("num_samples", "seed")]
-        if not all(type(fact) is int and fact in allowed for fact, allowed in zip(facts, _ALLOWED, strict=True)):
-            raise UsageError(
-                f"{folder / METRICS} does not say how many samples there are, and in which order: cannot judge"
-            )
+        num_samples, seed = history.whole(start.get("num_samples")), start.get("seed")
+        if num_samples is None or not isinstance(seed, int):
+            raise UsageError(f"{folder / METRICS} lacks the number of samples or the seed: cannot judge")
         step = _last(events, FROM_FILE, "step").get("step")
         return audit_entries(read(path), num_samples, seed, step if isinstance(step, int) else None)
     except OSError as error:
