@@ -16,7 +16,7 @@ NO_TORCH = [
     "_version", "errors", "console", "config", "config_file", "recipes", "flags", "plugin",
     "progress.order", "progress.clock", "progress.stop",
     "run_files.durable", "run_files.run_folder", "run_files.history",
-    "report.curves", "report.page", "report.report", "report.watch",
+    "report.page", "report.report", "report.watch",
     "bench.record", "bench.scaling",
     "cli",
 ]  # fmt: skip
