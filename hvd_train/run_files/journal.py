@@ -69,62 +69,15 @@ def label(name: str) -> str:
     return _SHARES.get(name, name.replace("_", " "))
 
 
-_LINE_SECONDS, _LIVE_SECONDS = 10.0, 0.1  # the display shows progress this often within an epoch
+_LINE_SECONDS, _LIVE_SECONDS = 10.0, 0.1  # progress within an epoch is shown this often
 _CLEAR = "\r\x1b[K"  # the line that the cursor is in
 
 
-class _Display:
-    """Prints a line for each epoch, and lines of progress within; if it is live, one that is written over."""
-
-    def __init__(self, *, silent: bool, live: bool) -> None:
-        self._silent, self._live = silent, live
-        self._epochs, self._samples, self._max_seconds = 0, 0, math.inf
-        self._sample, self._shown = "sample", ["loss"]
-        self._last_line = time.monotonic()
-
-    def begin(self, epochs: int, samples_per_epoch: int, sample: str, best: str, max_seconds: float | None) -> None:
-        self._epochs, self._samples, self._max_seconds = epochs, samples_per_epoch, max_seconds or math.inf
-        self._sample, self._shown = sample, list(dict.fromkeys(["loss", best])) if best else []
-
-    def progress(self, so_far: EpochRecord, cursor: int) -> None:
-        if time.monotonic() - self._last_line < (_LIVE_SECONDS if self._live else _LINE_SECONDS):
-            return
-        where = f"epoch {so_far.epoch}/{self._epochs}  step {so_far.step}  {cursor / self._samples:.0%}"
-        speed = f"{so_far.samples_per_second:,.0f} {self._sample}s/s"
-        left = self._time_left(so_far, so_far.epoch - 1, cursor)
-        line = f"{where}  {self._figures(so_far.measures)}  {speed}  {left} left"
-        if self._live:
-            self._last_line = time.monotonic()
-            print(f"{_CLEAR}{line[: shutil.get_terminal_size().columns - 1]}\r", end="", flush=True)
-        else:
-            self.say(f"{time.strftime('%H:%M:%S')}  {line}")
-
-    def epoch(self, record: EpochRecord) -> None:
-        line = f"epoch {record.epoch:>{len(str(self._epochs))}}/{self._epochs}  {self._figures(record.measures)}"
-        if record.scores is not None:
-            line += f"  {self._figures(record.scores, 'val ')}"
-        left = self._time_left(record, record.epoch, 0)
-        speed, took = f"{record.samples_per_second:7,.0f} {self._sample}s/s", duration(round(record.seconds, 2))
-        self.say(f"{line}  {speed}  {took}, {left} left")
-
-    def _time_left(self, now: EpochRecord, epochs_done: int, cursor: int) -> str:
-        if not now.samples_per_second:
-            return "?"
-        seconds = ((self._epochs - epochs_done) * self._samples - cursor) / now.samples_per_second
-        return duration(round(max(0.0, min(seconds, self._max_seconds - now.total_seconds))))
-
-    def _figures(self, values: Mapping[str, float], prefix: str = "") -> str:
-        shown = self._shown or list(values)[:3]
-        return "  ".join(prefix + labelled(name, values[name], 7) for name in shown if name in values)
-
-    def say(self, message: str) -> None:
-        self._last_line = time.monotonic()
-        if not self._silent:
-            print((_CLEAR if self._live else "") + printable(message, keep="\n\t"), flush=True)
-
-
 class Journal:
-    """Writes the files of a run folder and shows progress. Without a folder it does neither."""
+    """Writes the files of a run folder and shows progress. Without a folder it does neither.
+
+    It prints a line for each epoch, and lines of progress within; if it is live, one line that is written over.
+    """
 
     def __init__(
         self,
@@ -142,24 +95,26 @@ class Journal:
         `live` shows progress in one line, `ledger` keeps a ledger. `log_to` are names of trackers, which get the
         `settings` of the run. Raises OSError if the files cannot be read.
         """
-        self._display = _Display(silent=folder is None, live=live)
+        self._live, self._last_shown = live, time.monotonic()
+        self._epochs, self._samples, self._max_seconds = 0, 0, math.inf
+        self._sample, self._shown = "sample", ["loss"]
         self._lines: AppendedFile | None = None
         self._trackers: Trackers | None = None
         self._ledger: LedgerFile | None = None
         self._last_step = self._last_epoch = self.steps_lost = 0
         if folder is not None:
-            report = self._display.say
             self._last_step, self._last_epoch, reached = _forget_after(folder, resumed_step, epochs_done)
             self.steps_lost = max(0, reached - resumed_step)  # at least: not every step has a line
-            self._lines = folder.append(METRICS, report)
-            self._trackers = Trackers(log_to, folder, resumed_step, settings or {}, report)
-            self._ledger = LedgerFile(folder, epochs_done, report) if ledger else None
+            self._lines = folder.append(METRICS, self._say)
+            self._trackers = Trackers(log_to, folder, resumed_step, settings or {}, self._say)
+            self._ledger = LedgerFile(folder, epochs_done, self._say) if ledger else None
 
     def begin(
         self, epochs: int, samples_per_epoch: int, sample: str, best: str, max_seconds: float | None = None
     ) -> None:
         """Start the display of a training; `sample` is the name of a sample, `best` the task's best figure."""
-        self._display.begin(epochs, samples_per_epoch, sample, best, max_seconds)
+        self._epochs, self._samples, self._max_seconds = epochs, samples_per_epoch, max_seconds or math.inf
+        self._sample, self._shown = sample, list(dict.fromkeys(["loss", best])) if best else []
 
     def catch_up(self, recent: Sequence[Entry], last_step: StepRecord | None, last_epoch: EpochRecord | None) -> None:
         """Write records that the files lack after the writing rank was lost."""
@@ -172,7 +127,17 @@ class Journal:
 
     def progress(self, so_far: EpochRecord, cursor: int) -> None:
         """Show an epoch of which `cursor` samples are taken; called after every step."""
-        self._display.progress(so_far, cursor)
+        if time.monotonic() - self._last_shown < (_LIVE_SECONDS if self._live else _LINE_SECONDS):
+            return
+        where = f"epoch {so_far.epoch}/{self._epochs}  step {so_far.step}  {cursor / self._samples:.0%}"
+        speed = f"{so_far.samples_per_second:,.0f} {self._sample}s/s"
+        left = self._time_left(so_far, so_far.epoch - 1, cursor)
+        line = f"{where}  {self._figures(so_far.measures)}  {speed}  {left} left"
+        if self._live:
+            self._last_shown = time.monotonic()
+            print(f"{_CLEAR}{line[: shutil.get_terminal_size().columns - 1]}\r", end="", flush=True)
+        else:
+            self._say(f"{time.strftime('%H:%M:%S')}  {line}")
 
     def step(self, record: StepRecord) -> None:
         """Write the metrics of a step."""
@@ -185,14 +150,19 @@ class Journal:
         self._plot({f"train/{name}": value for name, value in shown.items()} | seconds | gpu, record.step)
 
     def epoch(self, record: EpochRecord) -> None:
-        """Write the metrics of an epoch."""
+        """Show an epoch, and write its metrics."""
         self._last_epoch = record.epoch
         if self._ledger is not None:
             self._ledger.sync(record.epoch)
         self._write("epoch", _flat(vars(record)))
         scores = {f"val/{name}": value for name, value in (record.scores or {}).items()}
         self._plot({**scores, "seconds/epoch": record.seconds}, record.step)
-        self._display.epoch(record)
+        line = f"epoch {record.epoch:>{len(str(self._epochs))}}/{self._epochs}  {self._figures(record.measures)}"
+        if record.scores is not None:
+            line += f"  {self._figures(record.scores, 'val ')}"
+        left = self._time_left(record, record.epoch, 0)
+        speed, took = f"{record.samples_per_second:7,.0f} {self._sample}s/s", duration(round(record.seconds, 2))
+        self._say(f"{line}  {speed}  {took}, {left} left")
 
     def world(self, change: Change, step: int, seconds: float) -> None:
         """Report a change of world, which cost `seconds` until its first step."""
@@ -209,7 +179,7 @@ class Journal:
 
     def event(self, name: str, message: str, **facts: Any) -> None:
         """Show a message to the user, and write it with facts; `name` is its kind."""
-        self._display.say(message)
+        self._say(message)
         self._write("event", {"name": name, "message": message, **facts})
 
     def log(self, values: Mapping[str, float], step: int) -> None:
@@ -222,6 +192,21 @@ class Journal:
         for file in (self._trackers, self._lines, self._ledger):
             if file is not None:
                 file.close()
+
+    def _time_left(self, now: EpochRecord, epochs_done: int, cursor: int) -> str:
+        if not now.samples_per_second:
+            return "?"
+        seconds = ((self._epochs - epochs_done) * self._samples - cursor) / now.samples_per_second
+        return duration(round(max(0.0, min(seconds, self._max_seconds - now.total_seconds))))
+
+    def _figures(self, values: Mapping[str, float], prefix: str = "") -> str:
+        shown = self._shown or list(values)[:3]
+        return "  ".join(prefix + labelled(name, values[name], 7) for name in shown if name in values)
+
+    def _say(self, message: str) -> None:
+        self._last_shown = time.monotonic()
+        if self._lines is not None:
+            print((_CLEAR if self._live else "") + printable(message, keep="\n\t"), flush=True)
 
     def _write(self, kind: str, values: Mapping[str, Any]) -> None:
         if self._lines is None:
