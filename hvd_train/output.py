@@ -43,7 +43,6 @@ class Output:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._folder: RunFolder | None = None
-        self._claimed: RunFolder | None = None  # the last claim, which `open` may not have followed
         self.journal = Journal()
         self.store: Store | None = None  # of rank 0
         self._copies: Copies | None = None  # to another file system, if the config says so
@@ -62,12 +61,9 @@ class Output:
         the folder in which the job has been training. Raises UsageError, before a folder changes, if the folder belongs
         to another run or process or the file cannot be loaded, and what `first_layout` raises.
         """
-        if self._folder is not None:
-            if not from_disk:
-                return dataclasses.replace(self._folder, from_file=False)
-            self.close()
-        elif self._claimed is not None:
-            self._claimed.release()
+        if self._folder is not None and not from_disk:
+            return dataclasses.replace(self._folder, from_file=False)
+        self.close()
         config, notes = self._config, list[str]()
         named = Path(config.run.resume) if config.run.resume not in ("auto", "never") else None
         if run_dir is not None:
@@ -86,7 +82,7 @@ class Output:
 
         if config.run.copy_to and config.run.output_dir and config.run.resume != "never":
             remote.fetch(config.run.copy_to, config.run.output_dir, say)
-        folder = self._claimed = _claim(config, start, abandoned=run_dir is not None)
+        folder = self._folder = _claim(config, start, abandoned=run_dir is not None)
         snapshot = checkpoint.newest_good(folder.path, notes.append) if from_disk and folder.earlier else None
         if snapshot is not None:
             self._load(state, snapshot)
@@ -110,8 +106,7 @@ class Output:
             self.close()
             return
         progress, run = state.progress, self._config.run
-        if self._folder is None:
-            self._folder = claim
+        if self.store is None:
             # Launchers forward whole lines, and Open MPI always gives ranks a terminal.
             at_terminal = place.size == 1 and sys.stdout.isatty() and "OMPI_COMM_WORLD_SIZE" not in os.environ
             bar = run.progress == "bar" or (run.progress == "auto" and at_terminal)

@@ -17,13 +17,13 @@ from tests.support.runs import small_config
 from tests.unit.story.test_checkpoint import RUN, steps_on_disk
 
 
-def claim(config: Config, state: TrainState) -> RunFolder:
-    return Output(config).claim(state, None, lambda: BatchLayout(20, 4), from_disk=True)
+def claim(config: Config, state: TrainState, output: Output | None = None) -> RunFolder:
+    return (output or Output(config)).claim(state, None, lambda: BatchLayout(20, 4), from_disk=True)
 
 
 def opened(config: Config, state: TrainState) -> Output:
     output = Output(config)
-    output.open(claim(config, state), state, Place())
+    output.open(claim(config, state, output), state, Place())
     return output
 
 
