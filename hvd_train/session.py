@@ -85,7 +85,6 @@ class Session(Loops):
         config = config.replace(model=OWN, data=OWN, task=OWN)
         check(config)
         self._collate, self._loaders, self._constants = collate, dict[int, tuple[Any, Loader]](), 0
-        self._measurings = dict[tuple[int, int], Measuring]()
         optimizers = {"": optimizer} if isinstance(optimizer, Optimizer) else _named(optimizer)
         network = model if isinstance(model, nn.Module) else nn.ModuleDict(_named(model))
         with ExitStack() as stack:
@@ -155,9 +154,7 @@ class Session(Loops):
         The model (its moving average, if one is kept) is in evaluation mode meanwhile. Scores are written down as
         NAME_FIGURE. Raises UsageError for data without length or items, and for measures that are no measures.
         """
-        loader, measuring = self._loader(data), Measuring(measure, trains=False)
-        measuring = self._measurings.setdefault((id(data), id(measure)), measuring)  # it knows its fields next time
-        return self._evaluate(Task(measure, best=""), measuring, loader, name)
+        return self._evaluate(Task(measure, best=""), Measuring(measure, trains=False), self._loader(data), name)
 
     def constant(self, module: M) -> M:
         """Move a module that is not trained, such as a teacher, to this rank's device, and return it.
