@@ -77,19 +77,6 @@ class Point:
         return self.epoch, self.part, self.step + 1 if self.part == STEPS else 0, number
 
 
-def kept(answers: Mapping[Label, Answer], at: Point) -> dict[Label, Answer]:
-    """Return the answers that a rank may still need when others are at a point.
-
-    A newcomer needs those before the loop and at the head of the epoch; a survivor that is behind lacks the last one.
-    """
-    last = len(answers) - 1
-    return {
-        label: answer
-        for number, (label, answer) in enumerate(answers.items())
-        if number == last or label[1] == START or label[:2] == (at.epoch, HEAD)
-    }
-
-
 Snapshot = dict[str, Any]  # plain values and CPU tensors only, so that loading it runs no code
 
 
@@ -160,7 +147,13 @@ class TrainState:
         step, cursor, values = self.progress.step, self.progress.cursor, values_of(own)
         at_epoch = values if part == HEAD else self.point.own_at_epoch
         self.point = Point(epoch, part, step, cursor, self.best, self.last, self.settings(), values, at_epoch)
-        self.answers = kept(self.answers, self.point)
+        # A newcomer needs answers before the loop and at the head of the epoch; a survivor behind lacks the last one.
+        last = next(reversed(self.answers), None)
+        self.answers = {
+            label: answer
+            for label, answer in self.answers.items()
+            if label == last or label[1] == START or label[:2] == (epoch, HEAD)
+        }
 
     def settings(self) -> list[dict[str, Any]]:
         """Return the settings of each parameter group, which the program may change."""
