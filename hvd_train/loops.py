@@ -18,7 +18,7 @@ from hvd_train.errors import RankLost, UsageError
 from hvd_train.progress.order import Indices
 from hvd_train.result import Result, Stopped
 from hvd_train.run_files.journal import labelled
-from hvd_train.state import HEAD, START, STEPS, TAIL, Answer, Evaluation, Label, Point, TrainState, set_values
+from hvd_train.state import HEAD, START, STEPS, TAIL, Answer, Evaluation, Point, TrainState, set_values
 from hvd_train.tasks.measures import LOSS, Measure, Measures, Measuring
 from hvd_train.tasks.task import Goal, Scores, Task
 from hvd_train.training import Training
@@ -42,17 +42,6 @@ class Loops:
         self._scores: Scores | None = None  # of the epoch
         self._ends = ""  # why the loops end early
         self._in_step = False  # whether the program runs passes of a step
-
-    def _begins(self, label: Label) -> None:
-        """Begin an update or evaluation of all ranks. Raises as `Training.confirm` does."""
-        self.training.waits = label
-        self.training.look_for_writes()
-        self.training.confirm(label, self._own)
-
-    def _record(self, label: Label, answer: Answer) -> None:
-        """Note what an update or evaluation has given."""
-        self.training.state.answers[label] = answer
-        self.training.note_writes()
 
     def __enter__(self) -> Self:
         return self
@@ -168,8 +157,8 @@ class Loops:
         label = self._at.label(self._count)
         while label not in state.answers:
             try:
-                self._begins(label)
-                self._record(label, act())
+                training.begin(label, self._own)
+                training.record(label, act())
             except RankLost as error:
                 training.meet(error)
         self._count += 1
@@ -259,7 +248,7 @@ class Update:
         while label not in state.answers:
             updater = training.updater
             try:
-                session._begins(label)
+                training.begin(label, session._own)
                 session._in_step = True
                 batch = training.next_batch(step.epoch - 1)
                 updater.begin(state, batch, training.votes(), self._optimizer, turn)
@@ -281,7 +270,7 @@ class Update:
                 state.seconds = agreed.seconds
                 if self._optimizer == "":
                     count_step(training, answer)
-                session._record(label, answer)
+                training.record(label, answer)
                 training.is_whole = training.is_whole and self._optimizer == ""
             except RankLost as error:
                 updater.put_back()

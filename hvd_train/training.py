@@ -196,13 +196,15 @@ class Training:
             for note in parts.notes:
                 journal.event("note", note)
 
-    def confirm(self, label: Label, own: SimpleNamespace) -> None:
-        """Before a collective: let ranks compare themselves, if they had to catch up or if `compares`.
+    def begin(self, label: Label, own: SimpleNamespace) -> None:
+        """Begin an update or evaluation of all ranks: they compare themselves if one had to catch up or if `compares`.
 
         A rank that was behind has run its own code on the weights of another. Code that changes weights has changed
         them twice, so they are sent again. Raises: UsageError: if the ranks' programs are at different places;
         ReplicasDiffer: if what they hold differs; RankLost.
         """
+        self.waits = label
+        self.look_for_writes()
         if self._root is None and not self.compares:
             return
         of_code = {**values_of(own), " settings": self.state.settings()}
@@ -219,6 +221,11 @@ class Training:
             synchronize(self.state, self.world, self._root, behind=True)
             confirm_equal(self.state, self.world)
         self._root, self.compares = None, False
+
+    def record(self, label: Label, answer: Answer) -> None:
+        """Note what an update or evaluation has given."""
+        self.state.answers[label] = answer
+        self.note_writes()
 
     # Work
 
