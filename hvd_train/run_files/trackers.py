@@ -13,7 +13,9 @@ from hvd_train import plain_file
 from hvd_train.errors import UsageError
 from hvd_train.run_files.run_folder import RunFolder
 
-TABLE = "metrics.csv"
+# A tracker is two functions: one gets the values of a step by their names, the other closes it.
+Tracker = tuple[Callable[[Mapping[str, float], int], object], Callable[[], object]]
+_TABLE = "metrics.csv"
 
 
 def check(names: Sequence[str]) -> None:
@@ -35,7 +37,7 @@ class Trackers:
         report: Callable[[str], None],
     ) -> None:
         """Open the trackers of a run, which continue what an earlier process has begun."""
-        self._report, self._trackers = report, dict[str, Board | Table | _Wandb | _Mlflow]()
+        self._report, self._trackers = report, dict[str, Tracker]()
         for name in names:
             with self._watched(name):
                 if name in _LIBRARIES:
@@ -45,15 +47,15 @@ class Trackers:
 
     def add(self, values: Mapping[str, float], step: int) -> None:
         """Give named values of a step to all trackers."""
-        for name, tracker in list(self._trackers.items()):
+        for name, (add, _) in list(self._trackers.items()):
             with self._watched(name):
-                tracker.add(values, step)
+                add(values, step)
 
     def close(self) -> None:
         """Close all trackers."""
-        for name, tracker in list(self._trackers.items()):
+        for name, (_, close) in list(self._trackers.items()):
             with self._watched(name):
-                tracker.close()
+                close()
 
     @contextmanager
     def _watched(self, name: str) -> Iterator[None]:
@@ -65,86 +67,63 @@ class Trackers:
             self._report(f"--log-to {name}: {line}; nothing more goes there")
 
 
-class Board:
-    """Writes an event file of TensorBoard, without torch's SummaryWriter: a full disk breaks it for good."""
+def _tensorboard(folder: RunFolder, resumed_step: int, report: Callable[[str], None]) -> Tracker:
+    """Begin an event file; TensorBoard then drops later steps of earlier files. For `report` see AppendedFile.
 
-    def __init__(self, folder: RunFolder, resumed_step: int, report: Callable[[str], None]) -> None:
-        """Begin a file; TensorBoard then drops later steps of earlier files. For `report` see AppendedFile."""
-        from tensorboard.compat.proto import event_pb2, summary_pb2  # slow to import, and only one rank needs it
-        from tensorboard.summary.writer.record_writer import RecordWriter
+    A full disk would break torch's SummaryWriter for good.
+    """
+    from tensorboard.compat.proto import event_pb2, summary_pb2  # slow to import, and only one rank needs it
+    from tensorboard.summary.writer.record_writer import RecordWriter
 
-        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"  # they are read in order
-        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
-        self._file = folder.append(f"tensorboard/{name}", report)
-        self._records = RecordWriter(self._file)  # one write for each, with lengths and checksums around it
-        self._write(file_version="brain.Event:2")
-        if resumed_step:
-            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._write(step=resumed_step + 1, session_log=start)
+    name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"  # they are read in order
+    file = folder.append(f"tensorboard/{name}", report)
+    records = RecordWriter(file)  # one write for each, with lengths and checksums around it
 
-    def add(self, values: Mapping[str, float], step: int) -> None:
-        """Write named values of a step."""
-        scalars = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self._write(step=step, summary=self._summary(value=scalars))
+    def write(**content: Any) -> None:
+        records.write(event_pb2.Event(wall_time=time.time(), **content).SerializeToString())
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+    def add(values: Mapping[str, float], step: int) -> None:
+        scalars = [summary_pb2.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        write(step=step, summary=summary_pb2.Summary(value=scalars))
 
-    def _write(self, **content: Any) -> None:
-        self._records.write(self._event(wall_time=time.time(), **content).SerializeToString())
+    write(file_version="brain.Event:2")
+    if resumed_step:
+        write(step=resumed_step + 1, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
+    return add, file.close
 
 
-class Table:
-    """Writes lines of step, name and value into metrics.csv."""
+def _csv(folder: RunFolder, resumed_step: int, report: Callable[[str], None]) -> Tracker:
+    """Append lines of step, name and value to metrics.csv, without lines after `resumed_step`."""
+    path = folder.path / _TABLE
+    lines = plain_file.read_text(path).splitlines() if path.exists() else []
+    with folder.writing(_TABLE) as whole:
+        kept = [line for line in lines[1:] if int(line.partition(",")[0] or 0) <= resumed_step]
+        whole.write("".join(f"{line}\n" for line in ("step,name,value", *kept)).encode())
+    file = folder.append(_TABLE, report)
 
-    def __init__(self, folder: RunFolder, resumed_step: int, report: Callable[[str], None]) -> None:
-        """Drop lines after `resumed_step`."""
-        path = folder.path / TABLE
-        lines = plain_file.read_text(path).splitlines() if path.exists() else []
-        with folder.writing(TABLE) as file:
-            kept = [line for line in lines[1:] if int(line.partition(",")[0] or 0) <= resumed_step]
-            file.write("".join(f"{line}\n" for line in ("step,name,value", *kept)).encode())
-        self._file = folder.append(TABLE, report)
+    def add(values: Mapping[str, float], step: int) -> None:
+        file.write("".join(f"{step},{name},{value!r}\n" for name, value in values.items()).encode())
 
-    def add(self, values: Mapping[str, float], step: int) -> None:
-        """Write named values of a step."""
-        self._file.write("".join(f"{step},{name},{value!r}\n" for name, value in values.items()).encode())
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+    return add, file.close
 
 
-class _Wandb:
-    def __init__(self, folder: RunFolder, settings: Mapping[str, Any]) -> None:
-        wandb: Any = importlib.import_module("wandb")
-        name, known = folder.path.name, _known(folder, "wandb")
-        self._run = wandb.init(dir=str(folder.path), name=name, id=known, resume="allow", config=dict(settings))
-        self._run.define_metric("*", step_metric="step")  # its own step must not go back, as a run that resumes does
-        folder.write("wandb-run", self._run.id)
-
-    def add(self, values: Mapping[str, float], step: int) -> None:
-        self._run.log({**values, "step": step})
-
-    def close(self) -> None:
-        self._run.finish()
+def _wandb(folder: RunFolder, settings: Mapping[str, Any]) -> Tracker:
+    wandb: Any = importlib.import_module("wandb")
+    name, known = folder.path.name, _known(folder, "wandb")
+    run = wandb.init(dir=str(folder.path), name=name, id=known, resume="allow", config=dict(settings))
+    run.define_metric("*", step_metric="step")  # its own step must not go back, as a run that resumes does
+    folder.write("wandb-run", run.id)
+    return lambda values, step: run.log({**values, "step": step}), run.finish
 
 
-class _Mlflow:
-    def __init__(self, folder: RunFolder, settings: Mapping[str, Any]) -> None:
-        self._library: Any = importlib.import_module("mlflow")
-        known = _known(folder, "mlflow")
-        run = self._library.start_run(run_id=known, run_name=folder.path.name)
-        if known is None:
-            folder.write("mlflow-run", run.info.run_id)
-            self._library.log_params(settings)
-
-    def add(self, values: Mapping[str, float], step: int) -> None:
-        self._library.log_metrics(values, step=step)
-
-    def close(self) -> None:
-        self._library.end_run()
+def _mlflow(folder: RunFolder, settings: Mapping[str, Any]) -> Tracker:
+    mlflow: Any = importlib.import_module("mlflow")
+    known = _known(folder, "mlflow")
+    run = mlflow.start_run(run_id=known, run_name=folder.path.name)
+    if known is None:
+        folder.write("mlflow-run", run.info.run_id)
+        mlflow.log_params(settings)
+    return lambda values, step: mlflow.log_metrics(values, step=step), mlflow.end_run
 
 
 def _known(folder: RunFolder, name: str) -> str | None:
@@ -153,5 +132,5 @@ def _known(folder: RunFolder, name: str) -> str | None:
     return plain_file.read_text(path) if path.exists() else None
 
 
-_FILES: dict[str, type[Board] | type[Table]] = {"tensorboard": Board, "csv": Table}
-_LIBRARIES: dict[str, type[_Wandb] | type[_Mlflow]] = {"wandb": _Wandb, "mlflow": _Mlflow}
+_FILES = {"tensorboard": _tensorboard, "csv": _csv}
+_LIBRARIES = {"wandb": _wandb, "mlflow": _mlflow}
