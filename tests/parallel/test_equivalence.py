@@ -1,33 +1,49 @@
 """The same training on all ranks of the launcher and on one rank alone."""
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from hvd_train import Config
 from hvd_train.progress.order import Batch, BatchLayout, MicroBatch
 from hvd_train.state import TrainState, confirm_equal
 from hvd_train.updater import Updater, Votes
 from hvd_train.world.world import LocalWorld, World
 from tests.support import runs
 from tests.support.runs import equal, largest_difference, small_config, trained
-from tests.support.worlds import own_generator
+from tests.support.worlds import STOP, own_generator
 
 TOLERANCE = 1e-5
-KINDS = [(runs.convnet, "adamw"), (runs.batch_norm, "sgd"), (runs.dropout, "sgd"), (runs.remembers, "sgd")]
+ADAMW, SGD = {"optimizer": "adamw", "learning_rate": 0.003, "clip_norm": 5.0}, {"clip_norm": 5.0}
+FROZEN = {"freeze": "backbone", "unfreeze": ("1:1.*", "3:*")}
+MIXES = {"mixup": 0.2, "cutmix": 1.0}
+CLIPPED = {"ema_decay": 0.9, "clip_norm": 0.5, "decay_of": "weights"}
+EVERYTHING: dict[str, Any] = {
+    **MIXES, **CLIPPED, "freeze": "backbone", "unfreeze": ("1:*",), "label_smoothing": 0.1, "precision": "bf16",
+    "compression": "fp16", "sync_batch_norm": True, "channels_last": "on", "epochs": 2,
+}  # fmt: skip
 
 
 @pytest.mark.parallel
-@pytest.mark.parametrize(("make", "optimizer"), KINDS)
-def test_ranks_and_one(world: World, make: Callable[[int], nn.Module], optimizer: str) -> None:
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [
+        (runs.convnet, ADAMW),
+        (runs.batch_norm, SGD),
+        (runs.dropout, SGD),
+        (runs.remembers, SGD),
+        (runs.batch_norm, FROZEN),
+        (runs.batch_norm, CLIPPED),
+        pytest.param(runs.batch_norm, MIXES, marks=pytest.mark.slow),
+        pytest.param(runs.batch_norm, {"channels_last": "on"}, marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_and_one(world: World, make: Any, settings: dict[str, Any]) -> None:
     """N ranks take the same step as one rank with the same global batch: equal weights after 50 steps to 1e-5."""
-    rate = {"sgd": 0.05, "adamw": 0.003}[optimizer]
-    config = small_config(optimizer=optimizer, learning_rate=rate, clip_norm=5.0)
+    config = small_config(**settings)
     alone, expected = trained(LocalWorld(), config.replace(output_dir=Path("alone")), make)
     result, weights = trained(world, config.replace(output_dir=Path("ranks")), make)
     assert (alone.steps, result.steps) == (50, 50)
@@ -49,7 +65,7 @@ def test_timing_changes_no_bit(world: World) -> None:
 
 @pytest.mark.parallel
 def test_an_overflow_on_the_wire_skips_the_step_on_every_rank(world: World) -> None:
-    """The fp16 wire and a large loss scale overflow: no rank steps, and all halve the scale."""
+    """The fp16 wire and a large loss scale overflow: no rank steps, and all halve the scale. Later steps are taken."""
     rank, size = world.place.rank, world.place.size
     model = own_generator(runs.convnet(10))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -60,7 +76,7 @@ def test_an_overflow_on_the_wire_skips_the_step_on_every_rank(world: World) -> N
     # Only the last rank has a micro-batch: no other rank's own gradient could overflow.
     micro = MicroBatch(0, np.arange(4), (torch.ones(4, 1, 8, 8), torch.arange(4)))
     batch = Batch(4, 1, (micro,) if rank == size - 1 else ())
-    step = Updater(Config(), world, model, torch.device("cpu"), {"": runs.TRAINING})
+    step = Updater(small_config(clip_norm=0.1), world, model, torch.device("cpu"), {"": runs.TRAINING})
     step.take(state, batch, Votes())
     if size > 1:  # one rank sends nothing
         assert equal(before, dict(model.state_dict()))
@@ -69,3 +85,31 @@ def test_an_overflow_on_the_wire_skips_the_step_on_every_rank(world: World) -> N
         step.take(state, batch, Votes())
     assert not equal(before, dict(model.state_dict()))
     confirm_equal(state, world)
+
+
+class StopLast:
+    """The same world, in which the last rank votes to stop after this many steps."""
+
+    def __init__(self, world: World, after: int) -> None:
+        self._world, self._left = world, after
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._world, name)
+
+    def start_sum(self, tensor: torch.Tensor, name: str) -> object:
+        self._left -= name == "step"
+        if (self._left, name) == (0, "step") and self._world.place.rank == self._world.place.size - 1:
+            tensor[STOP] = 1.0
+        return self._world.start_sum(tensor, name)
+
+
+@pytest.mark.parallel
+def test_a_stopped_run_resumes_bit_identically(world: World) -> None:
+    """The last rank stops it in mid epoch."""
+    config, after = small_config(**EVERYTHING), 13
+    _, expected = trained(world, config.replace(output_dir=Path("whole")), runs.batch_norm)
+    result, _ = trained(StopLast(world, after), config, runs.batch_norm)  # type: ignore[arg-type]
+    assert (result.finished, result.steps) == (False, after)
+    result, weights = trained(world, config, runs.batch_norm)
+    assert (result.finished, result.steps) == (True, 20)
+    assert equal(weights, expected)
