@@ -1,7 +1,6 @@
 """The scripts: each is one command, and passes arguments on as typed."""
 
 import json
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -30,15 +29,6 @@ def test_own_environment_is_found_from_a_path_with_blanks(tmp_path: Path) -> Non
     program(clone / ".venv" / "bin" / "hvd-train", 'for word in "$@"; do echo "<$word>"; done')
     real = run(link, "--", "a b", cwd=tmp_path, PATH=str(system))
     assert (real.returncode, real.stdout, real.stderr) == (0, "<launch>\n<-->\n<a b>\n", "")
-
-
-@pytest.mark.parametrize("script", sorted(path.name for path in SCRIPTS.glob("train_*")))
-def test_a_script_is_one_command(script: str) -> None:
-    """A script says what it does and on which machine, and leaves the rest to `hvd-train launch`."""
-    lines = (SCRIPTS / script).read_text().splitlines()
-    assert len(lines) <= 15
-    assert lines[1].startswith("# Train ")
-    assert re.fullmatch(r"exec (hvd-train|python3 -m hvd_train) launch .*\"\$@\"", lines[-1])
 
 
 def test_containers_need_no_package_here(tmp_path: Path) -> None:
