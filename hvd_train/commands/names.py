@@ -15,7 +15,7 @@ COMMANDS = {
     "valprep": ("valprep", "DIR", "sort ImageNet's validation images into class folders"),
     "watch": ("runs", "RUN", "the state of a running or finished training, in the terminal"),
     "doctor": ("machines", "[--hosts FILE]", "what this machine and this build of Horovod can do, or a whole cluster"),
-    "completion": ("completion", "bash|zsh|fish", "a script for the TAB key: source <(hvd-train completion bash)"),
+    "completion": ("completion", "bash|zsh", "a script for the TAB key: source <(hvd-train completion bash)"),
 }
 """The module of a command's function, what follows its name, and what it does; RANKED may run on several ranks."""
 RANKED = ("train", "evaluate", "sweep", "bench")
