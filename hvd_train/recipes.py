@@ -66,7 +66,7 @@ def imagenet_resnet50() -> Config:
     """ResNet-50 (or another network, by --model) on ImageNet's folders in 90 epochs, with the schedule of Goyal et al.
 
     `horovodrun -np 8 hvd-train train imagenet-resnet50 --data-dir DATA`: 8 GPUs, mixed precision; 76.1% top-1 published
-    (torchvision, IMAGENET1K_V1). AlexNet and VGG start at a learning rate of 0.01.
+    (torchvision, IMAGENET1K_V1). AlexNet and VGG without batch norm need --learning-rate 0.01.
     """
     return Config(recipe="imagenet-resnet50").replace(
         data="folder", data_dir=Path("data/imagenet"), workers_per_host=32, model="resnet50", batch_size=208,
@@ -158,11 +158,3 @@ def on_random_images(config: Config, count: int) -> Config:
     plain: dict[str, Any] = {"augment": "standard", "random_erasing": 0.0, "download": False, "data_dir": None}
     plain |= {"val_crop_size": None, "val_resize_size": None, "image_size": config.data.image_size or size}
     return config.replace(data="synthetic", synthetic_samples=count, synthetic_classes=classes, **plain)
-
-
-def suited(config: Config) -> Config:
-    """Lower the learning rate of `imagenet-resnet50` for networks without batch norm, unless the user typed one."""
-    without_norms = config.model.model.startswith(("alexnet", "vgg")) and not config.model.model.endswith("_bn")
-    if config.recipe == "imagenet-resnet50" and without_norms:
-        return config.replace(learning_rate=0.01)  # 0.1 makes networks without batch norm diverge
-    return config

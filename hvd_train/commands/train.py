@@ -131,7 +131,7 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
     if path is not None and not trust:
         settings = base.settings()
         plugin.check_trusted(path, {name: settings[name] for name in plugin.NAMES_CODE if name not in given})
-    return recipes.suited(config) if path is None and "learning_rate" not in given else config
+    return config
 
 
 def _give_way(base: Config, given: dict[str, Any]) -> list[str]:

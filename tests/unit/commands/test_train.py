@@ -21,13 +21,6 @@ def test_flags_of_other_trainers_are_accepted() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("arguments", "rate"), [("", 0.1), ("--model vgg16", 0.01), ("-a vgg16_bn", 0.1), ("-a vgg16 --lr 0.3", 0.3)]
-)
-def test_networks_without_batch_norm_have_a_lower_learning_rate(arguments: str, rate: float) -> None:
-    assert parse_train(["imagenet-resnet50", *arguments.split()]).optimizer.learning_rate == rate
-
-
 def test_a_batch_per_worker_replaces_the_global_batch() -> None:
     for arguments in (["--batch-size", "16"], ["-b=16"], ["--b", "16"], ["--batch_size=16"]):
         batch = parse_train(["digits", *arguments]).batch
