@@ -16,6 +16,9 @@ from hvd_train.tasks.task import Scores
 from hvd_train.training import Training
 from hvd_train.world.world import result_of_rank_0
 
+MOST_SKIPPED_STEPS = 10
+"""In a row; then a run ends with an error."""
+
 
 def count_step(training: Training, result: Answer) -> None:
     """Count a step that all ranks have done, show it, and write it down."""
@@ -75,7 +78,7 @@ def give_up_if_diverged(training: Training, result: Answer) -> None:
     """If too many steps in a row were skipped, commit the weights, which they have not changed, and raise Diverged."""
     state = training.state
     progress = state.progress
-    if progress.skipped_in_row < training.config.precision.max_skipped_steps:
+    if progress.skipped_in_row < MOST_SKIPPED_STEPS:
         return
     saved = result_of_rank_0(training.world, training.output.commit_last(state))
     finite = math.isfinite(result.totals.sums[LOSS])

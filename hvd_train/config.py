@@ -237,11 +237,6 @@ class PrecisionConfig:
     """Compile the model with torch.compile: faster steps after a start of a minute or more."""
     deterministic: bool = False
     """Use only deterministic operations on a GPU; slower. CPUs always use them."""
-    max_skipped_steps: int = 10
-    """Stop with an error after this many steps in a row with a loss or a gradient that is not finite (each skipped)."""
-
-    def __post_init__(self) -> None:
-        _check(self, "at least 1", "max_skipped_steps")
 
 
 @dataclass(frozen=True, kw_only=True)
