@@ -115,15 +115,13 @@ class DataConfig:
     """Paste a rectangle of another image into each, its area from Beta(cutmix, cutmix); or mixup if both are on."""
     workers: int | None = free(None)
     """Loader processes per rank, for files (0: the training process); default: one for each core, at most 4."""
-    workers_per_host: int | None = free(None)
-    """Loader processes of all ranks of a host together; given instead of `workers`."""
     synthetic_samples: int = 2048
     """Number of training images of the `synthetic` data set."""
     synthetic_classes: int = 1000
     """Number of classes of the `synthetic` data set."""
 
     def __post_init__(self) -> None:
-        _check(self, "at least 0", "mixup", "cutmix", "workers", "workers_per_host")
+        _check(self, "at least 0", "mixup", "cutmix", "workers")
         _check(self, "at least 1", "image_size", "val_crop_size", "val_resize_size")
         _check(self, "at least 1", "max_image_pixels", "synthetic_samples", "synthetic_classes")
         _check(self, "at least 0 and at most 1", "random_erasing")

@@ -26,7 +26,6 @@ ALIASES = {
     "target_accuracy": ("--desired-acc",),
     "weight_decay": ("--wd",),
     "workers": ("-j", "--num-workers"),
-    "workers_per_host": ("--workers-per-node",),
 }
 
 

@@ -228,12 +228,9 @@ def _loader_notes(data: DataConfig, place: Place) -> list[str]:
     number = (data.workers or 0) * place.local_size
     if place.local_size == 1 or number <= 2 * len(os.sched_getaffinity(0)):
         return []
-    each = f"--workers {data.workers} is for each of {place.local_size} ranks here, {number} processes"
-    return [f"{each}; --workers-per-host {data.workers} is for all of them together"]
+    return [f"--workers {data.workers} is for each of {place.local_size} ranks here: {number} processes"]
 
 
 def loader_processes(data: DataConfig, place: Place) -> int:
     """Return how many loader processes a rank has for each set of files."""
-    if data.workers_per_host is not None:
-        return -(-data.workers_per_host // place.local_size)
     return min(_LOADER_PROCESSES, num_cores(place)) if data.workers is None else data.workers

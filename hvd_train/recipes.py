@@ -69,7 +69,7 @@ def imagenet_resnet50() -> Config:
     (torchvision, IMAGENET1K_V1). AlexNet and VGG without batch norm need --learning-rate 0.01.
     """
     return Config(recipe="imagenet-resnet50").replace(
-        data="folder", data_dir=Path("data/imagenet"), workers_per_host=32, model="resnet50", batch_size=208,
+        data="folder", data_dir=Path("data/imagenet"), model="resnet50", batch_size=208,
         learning_rate=0.1, lr_scaling="linear", lr_base_batch=256, weight_decay=1e-4,
         epochs=90, schedule="step", decay_epochs=(30, 60), warmup_epochs=5, precision="fp16", compression="fp16",
     )  # fmt: skip

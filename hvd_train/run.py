@@ -186,7 +186,7 @@ def connect(config: Config | None = None) -> World:
     return (ElasticWorld if launcher.elastic(os.environ) else HorovodWorld)(facts=same_everywhere(config))
 
 
-OF_EACH_HOST = {"data_dir", "workers", "workers_per_host"}  # may differ between ranks
+OF_EACH_HOST = {"data_dir", "workers"}  # may differ between ranks
 
 
 def same_everywhere(config: Config | None) -> dict[str, str]:

@@ -38,7 +38,7 @@ from hvd_train.world.world import World
 T = TypeVar("T")
 M = TypeVar("M", bound=nn.Module)
 _ACT = {field.name for group in ("batch", "precision", "run") for field in fields(GROUPS[group])}
-_ACT |= {"recipe", "seed", "epochs", "patience", "workers", "workers_per_host", "sync_batch_norm"}
+_ACT |= {"recipe", "seed", "epochs", "patience", "workers", "sync_batch_norm"}
 _ACT |= {"clip_norm", "ema_decay"}
 _ACT -= {"compile", "eval_epochs"}
 

@@ -28,6 +28,7 @@ ELSEWHERE = {
     "--opt-level": "apex's O1 and O2 are --precision fp16, its O0 is --precision fp32",
     "--pretrained": "type --weights DEFAULT",
     "--start-epoch": "the same command resumes where it stopped",
+    "--workers-per-node": "type --workers for the loader processes of each rank",
     **dict.fromkeys(("--np", "-np", "--hosts", "-H"), "only `hvd-train train` starts ranks"),
     **dict.fromkeys(("--train-dir", "--val-dir"), "type --data-dir for the folder that holds train/ and val/"),
     **dict.fromkeys(("-e", "--evaluate"), "type `hvd-train evaluate RUN`"),
@@ -120,8 +121,6 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
         raise UsageError(f"unexpected {words[1]!r}: leave it out")
     if "batch_size" in given:
         given.setdefault("global_batch_size", None)  # a batch size per worker decides it
-    if "workers" in given:
-        given.setdefault("workers_per_host", None)
     given_way = _give_way(base, given)
     config = base.replace(**given)
     for note in given_way if notes and launcher.speaks(os.environ) else ():

@@ -126,7 +126,7 @@ def test_loader_processes_meant_for_a_host_are_noted(capsys: pytest.CaptureFixtu
     world = StoppingWorld(1)
     world.place = Place(local_size=64)
     trained(world, small_config(workers=8))
-    assert "--workers 8 is for each of 64 ranks here, 512 processes; --workers-per-host 8 is" in capsys.readouterr().out
+    assert "--workers 8 is for each of 64 ranks here: 512 processes" in capsys.readouterr().out
 
 
 def test_changed_data_are_refused() -> None:
