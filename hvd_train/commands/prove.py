@@ -1,39 +1,28 @@
 """`hvd-train prove COMMAND`: whether a script computes the same, whatever happens to its ranks."""
 
 import subprocess
-from dataclasses import dataclass
+from argparse import REMAINDER
 from pathlib import Path
 from tempfile import mkdtemp
 
 from hvd_train.console import PROGRAM, show
-from hvd_train.errors import UsageError
-from hvd_train.flags import parse_flags
+from hvd_train.errors import Parser, UsageError, from_one
 from hvd_train.launch import launcher, start
 
-
-@dataclass(frozen=True)
-class ProveOptions:
-    """Run a script alone, stopped and resumed, on several ranks, and with a worker killed; compare the results.
-
-    `hvd-train prove python mine.py --epochs 2`: the script takes the flags of a run (`hvd_train.parse_args`), or is
-    `hvd-train train`. Exit code 1 if results differ. Keep it short: rounding grows with each step.
-    """
-
-    np: int = 3
-    """Ranks, on this machine."""
-    tolerance: float = 1e-5
-    """How far a number may differ with another number of ranks, relative to the largest of its tensor, or to 1."""
+_ABOUT = """Run a script alone, stopped and resumed, on several ranks, and with a worker killed; compare the results.
+`hvd-train prove python mine.py --epochs 2`: the script takes the flags of a run (`hvd_train.parse_args`), or is
+`hvd-train train`. Exit code 1 if results differ. Keep it short: rounding grows with each step."""
+_TOLERANCE = "how far a number may differ with another number of ranks, relative to the largest of its tensor, or to 1"
 
 
 def prove(arguments: list[str]) -> int:
     """Print what each run gives; return 1 if one differs. Raises UsageError if a run fails."""
-    begin = 0
-    while begin < len(arguments) and arguments[begin].startswith("-") and arguments[begin] != "--":
-        begin += 1 if "=" in arguments[begin] or arguments[begin] in ("-h", "--help") else 2
-    options, command = parse_flags(ProveOptions, arguments[:begin], f"{PROGRAM} prove"), arguments[begin:]
-    command = command[command[:1] == ["--"] :]
-    if options.np < 1:
-        raise UsageError(f"--np is {options.np}; it must be at least 1")
+    parser = Parser(prog=f"{PROGRAM} prove", description=_ABOUT)
+    parser.add_argument("--np", type=from_one, default=3, metavar="N", help="ranks, on this machine (3)")
+    parser.add_argument("--tolerance", type=float, default=1e-5, metavar="X", help=f"{_TOLERANCE} (1e-5)")
+    parser.add_argument("command", nargs=REMAINDER, help="the script and its arguments")
+    options = parser.parse_args(arguments)
+    command = options.command[options.command[:1] == ["--"] :]
     if not command:
         raise UsageError(f"name the script: {PROGRAM} prove python mine.py")
     command = ["python", *command] if command[0].endswith(".py") else command
