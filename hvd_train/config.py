@@ -19,7 +19,6 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from hvd_train.errors import UsageError, unknown_name
 
 T = TypeVar("T")
-_MOST_PROFILED_STEPS = 50
 _SCHEDULES = ("constant", "cosine", "linear", "step", "one-cycle")
 _TRACKERS = "tensorboard", "csv", "wandb", "mlflow"
 _OPTIMIZERS = ("sgd", "adam", "adamw", "lars", "lamb")
@@ -317,8 +316,6 @@ class RunConfig:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         if not 1 <= first <= last:
             raise UsageError(f"--profile {self.profile}: write steps as in 20 or 20:25; the first step is 1")
-        if last - first >= _MOST_PROFILED_STEPS:
-            raise UsageError(f"--profile {self.profile}: at most {_MOST_PROFILED_STEPS} steps, since a trace is large")
         return range(first, last + 1)
 
 

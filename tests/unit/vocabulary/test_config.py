@@ -56,7 +56,7 @@ def test_only_settings_that_do_not_change_the_result_may_differ_on_resume() -> N
     [
         ({"batch_size": None, "global_batch_size": None}, "no batch size: give --batch-size"),
         *(({"max_time": text}, "write it with its units") for text in ("", "2", "30m2h", "-1h", "1.h", ".h")),
-        *(({"profile": text}, f"--profile {text}: ") for text in ("", "0:3", "5:4", "1:51", "²", "1:")),
+        *(({"profile": text}, f"--profile {text}: ") for text in ("", "0:3", "5:4", "²", "1:")),
     ],
 )
 def test_impossible_values_are_refused_in_one_line(changes: dict[str, Any], message: str) -> None:
