@@ -9,7 +9,7 @@ A worker talks to the driver over HTTP, through Horovod's rendezvous server; N i
 | PUT facts/N                       | once, when it has built the model    |                                           |
 | GET problem/N                     | right after that                     | why it cannot join the job, or nothing    |
 | GET rank_and_size/HOST:N          | then, for its first rank             | its ranks once a world forms; -1 to leave |
-| GET elsewhere/N                   | before it connects to the others     | the address of another host, if any       |
+| GET elsewhere/N                   | before it connects to the others     | the driver's address for other hosts      |
 | PUT connect_error/N               | if it could not connect              |                                           |
 | GET may_ask/N                     | when it has left its world           | `ask` or `end`                            |
 | GET rank_and_size/HOST:LOCAL_RANK | then, by Horovod's core              | as for its first rank                     |
@@ -34,7 +34,7 @@ from hvd_train.console import say
 from hvd_train.elastic.roster import Command, End, Finish, FormWorld, Notice, Roster, Start
 from hvd_train.elastic.worker import COMMITTED, RankAssignment, Worker, assign_ranks
 from hvd_train.errors import UsageError
-from hvd_train.launch import client, launcher, roll_call
+from hvd_train.launch import launcher, roll_call
 from hvd_train.launch.exit_report import ExitReport
 from hvd_train.launch.launcher import CONTINUES, JOB, OWNER, REPLACES, SLOT, SUPERVISOR, WORKER
 
@@ -82,7 +82,6 @@ class Dispatcher:
         self._last_in_slot: dict[tuple[str, int], int] = {}  # the newest worker's number, by host and slot
         self._finish: Finish | None = None
         self._facts: Mapping[str, str] | None = None  # versions and settings of the first worker
-        self._elsewhere = ""  # the newest address of a worker on another host
         self._last_heartbeat = 0.0
         self._errors = set[str]()  # errors of workers, without the numbers in them
 
@@ -126,19 +125,12 @@ class Dispatcher:
                     self._changed.notify_all()
             time.sleep(_LOOK_S)
 
-    def facts_received(self, number: int, facts: Mapping[str, str], address: str) -> None:
-        """Compare a worker's facts with the facts of the first worker; note its address if it is on another host."""
+    def facts_received(self, number: int, facts: Mapping[str, str]) -> None:
+        """Compare a worker's facts with the facts of the first worker."""
         with self._changed:
-            if not client.is_loopback(address):
-                self._elsewhere = address
             self._facts = self._facts or facts
             if (process := self._processes.get(number)) is not None:
                 process.problem = roll_call.disagreement([self._facts, facts]) or ""
-
-    def elsewhere(self, _number: int) -> str:
-        """Return the address of another host in the job; empty if there is none."""
-        with self._changed:
-            return self._elsewhere
 
     def problem_of(self, number: int) -> str:
         """Return why a worker cannot join, by its facts; empty if it can."""

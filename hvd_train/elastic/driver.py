@@ -31,7 +31,7 @@ from hvd_train.elastic.worker import Worker
 from hvd_train.errors import UsageError, from_one, whole_number
 from hvd_train.launch import client, hosts
 from hvd_train.launch.exit_report import ExitReport
-from hvd_train.launch.launcher import DRIVER_ADDRESSES, INTERFACES
+from hvd_train.launch.launcher import INTERFACES
 
 # The environment of a worker, unless the user sets something else.
 DEFAULTS = {
@@ -57,30 +57,29 @@ class DriverServer(RendezvousServer):  # type: ignore[misc]  # Horovod has no ty
         super().__init__()
         self._lock = threading.Lock()
         self._listens_at = {client.LOOPBACK}
+        self.elsewhere = ""  # the newest address for workers on other hosts; empty before there is one
 
     def start(self, handler: type[RendezvousHandler]) -> int:
         """Begin to answer, and return the port."""
         return int(super().start(handler, client.LOOPBACK))
 
-    def listen_at(self, wanted: Sequence[str]) -> list[str]:
-        """Listen also at these addresses of this host; return the ones that can be reached now."""
+    def listen_at(self, address: str) -> None:
+        """Listen also at this address of this host. Raises OSError if the port is in use there."""
         with self._lock:
-            for address in wanted:
-                if address not in self._listens_at:
-                    with suppress(OSError):  # the port may be in use there
-                        self.also_listen_at(address)
-                        self._listens_at.add(address)
-            return [address for address in wanted if address in self._listens_at]
+            if address not in self._listens_at:
+                self.also_listen_at(address)
+                self._listens_at.add(address)
+                self.elsewhere = address
 
 
-def handler(dispatcher: Dispatcher) -> type[RendezvousHandler]:
+def handler(dispatcher: Dispatcher, server: DriverServer) -> type[RendezvousHandler]:
     """Return Horovod's handler of requests, with the requests of our workers."""
     answers: Mapping[str, Callable[[int], str]] = {
         "heartbeat": dispatcher.heartbeat_received,
         "leaving": dispatcher.signal_received,
         "may_ask": dispatcher.may_ask,
         "problem": dispatcher.problem_of,
-        "elsewhere": dispatcher.elsewhere,
+        "elsewhere": lambda _: server.elsewhere,
     }
 
     class Handler(RendezvousHandler):  # type: ignore[misc]  # Horovod has no types
@@ -106,7 +105,7 @@ def handler(dispatcher: Dispatcher) -> type[RendezvousHandler]:
 
         def _put_value(self, scope: str, key: str, value: bytes) -> None:
             if scope == "facts":
-                dispatcher.facts_received(int(key), json.loads(value), self.client_address[0])
+                dispatcher.facts_received(int(key), json.loads(value))
             elif scope == "exit_report":
                 dispatcher.exit_report_received(int(key), ExitReport(**json.loads(value)))
             elif scope == "connect_error":
@@ -145,18 +144,16 @@ def run_job(options: Namespace) -> None:
     interfaces = options.network_interfaces or os.environ.get(client.GLOO_INTERFACE, "")
 
     def run_worker(worker: Worker, variables: Mapping[str, str], end: threading.Event) -> int:
-        likely = client.for_worker_on(worker.host, interfaces.split(","))
-        found = server.listen_at(likely) or likely
-        of_driver = {client.ADDRESS: found[0], client.PORT: str(port), DRIVER_ADDRESSES: ",".join(found)}
-        return run_command(
-            worker.host, options.command, {**variables, **of_driver, INTERFACES: interfaces}, [interrupted, end]
-        )
+        address = client.for_worker_on(worker.host, interfaces.split(","))
+        server.listen_at(address)
+        of_driver = {client.ADDRESS: address, client.PORT: str(port), INTERFACES: interfaces}
+        return run_command(worker.host, options.command, {**variables, **of_driver}, [interrupted, end])
 
     start_workers = min(max(options.np, options.min_np), options.max_np)
     roster = Roster(start_workers, options.min_np, options.max_np, patience_s=float(patience_s))
     find_hosts = partial(found_hosts, options.host_discovery_script)
     dispatcher = Dispatcher(roster, find_hosts, server.init, run_worker, interrupted)
-    port = server.start(handler(dispatcher))
+    port = server.start(handler(dispatcher, server))
     finish = dispatcher.run()
     server.stop()
     if interrupted.is_set():

@@ -13,7 +13,8 @@ from functools import cache
 from typing import Any
 
 from hvd_train.errors import UsageError
-from hvd_train.launch.launcher import DRIVER_ADDRESSES, INTERFACES
+from hvd_train.launch import ssh
+from hvd_train.launch.launcher import INTERFACES
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy is for addresses outside the cluster
 _MOST_BYTES = 1 << 24  # the facts of ten thousand ranks
@@ -21,7 +22,6 @@ ADDRESS, PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 KEY = "HOROVOD_RENDEZVOUS_KEY"
 LOOPBACK = "127.0.0.1"
 GLOO_INTERFACE, NCCL_INTERFACES = "HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME"
-_ANSWER_S = 2.0
 
 
 def get(environ: Mapping[str, str], path: str, timeout_s: float | None = None) -> str:
@@ -80,81 +80,45 @@ def _signed_body(environ: Mapping[str, str], sent: Mapping[str, str], answer: An
     return body
 
 
-def resolved(host_name: str) -> str | None:
-    """Return the IPv4 address of a host, or None if only ssh may know the name."""
-    try:
-        address = socket.gethostbyname(host_name)
-    except (OSError, UnicodeError):
-        return None
-    return LOOPBACK if is_loopback(address) else address  # on Debian a host's own name resolves to 127.0.1.1
-
-
 def is_loopback(address: str) -> bool:
     """Return whether an IPv4 address is one of the loopback's."""
     return address.startswith("127.")
 
 
-def for_worker_on(host_name: str, interfaces: Collection[str] = ()) -> list[str]:
-    """Return the addresses of this process for a worker on `host_name`, likeliest first.
+def for_worker_on(host_name: str, named: Collection[str] = ()) -> str:
+    """Return the address of this process for a worker on `host_name`: on a `named` interface, or by the route there.
 
-    Only `interfaces` count, or all if this host has none of them. A worker on this host uses the loopback.
+    A worker on this host uses the loopback.
     """
-    target, own = resolved(host_name), _addresses()
-    if target == LOOPBACK or any(target in addresses for addresses in own.values()):
-        return [LOOPBACK]
-    others = {name: addresses for name, addresses in own.items() if not is_loopback(addresses[0])}
-    usable = {name: addresses for name, addresses in others.items() if name in interfaces} or others
-    # One address for each interface (some have hundreds), and the source address of packets to the host.
-    found = [addresses[0] for addresses in usable.values()]
-    sender = target and _sender_to(target)
-    if sender and any(sender in addresses for addresses in usable.values()):
-        found = [sender, *(address for address in found if address != sender)]
-    return found or [LOOPBACK]
-
-
-def find_driver(environ: MutableMapping[str, str]) -> None:
-    """Set the driver's address in `environ` to the first that answers. Raises UsageError as `choose_interface` does."""
-    _named_and_here(environ)
-    candidates = environ.get(DRIVER_ADDRESSES, "").split(",")
-    for address in candidates if len(candidates) > 1 else ():
-        with suppress(OSError), socket.create_connection((address, int(environ[PORT])), _ANSWER_S):
-            environ[ADDRESS] = address
-            return
+    target, own = ssh.address_of(host_name), _addresses()
+    if target and (is_loopback(target) or any(target in addresses for addresses in own.values())):
+        return LOOPBACK
+    here = [own[name][0] for name in named if name in own]
+    found = [*here, target and _sender_to(target), *(addresses[0] for addresses in own.values())]
+    return next((address for address in found if address and not is_loopback(address)), LOOPBACK)
 
 
 def choose_interface(environ: MutableMapping[str, str], elsewhere: str) -> None:
     """Set in `environ` the interface for Gloo and, once, for NCCL: the one that leads to the driver.
 
-    On the driver's own host, the one that leads to `elsewhere`, the address of another host in the job (empty: none).
-    Interfaces that the user named come first. Raises UsageError if this host has none of them.
+    On the driver's own host, the one with the address `elsewhere`, where workers on other hosts reach the driver
+    (empty: there are none). If the user named interfaces, the first one that this host has. Raises UsageError if it has
+    none of them.
     """
-    driver = environ[ADDRESS]
-    chosen = _interface_to(elsewhere or LOOPBACK if is_loopback(driver) else driver)
-    if named := _named_and_here(environ):
-        chosen = chosen if chosen in named else named[0]
+    own, driver = _addresses(), environ[ADDRESS]
+    if named := [name for name in environ.get(INTERFACES, "").split(",") if name]:
+        here = [name for name in named if name in own]
+        if not here:
+            has = f"{socket.gethostname()} has no network interface {' or '.join(named)}, only {', '.join(own)}"
+            raise UsageError(f"{has}; name interfaces of all hosts, or none")
+        chosen = here[0]
         environ.setdefault(NCCL_INTERFACES, environ[INTERFACES])
-    elif chosen != _interface_to(LOOPBACK):
-        environ.setdefault(NCCL_INTERFACES, chosen)  # NCCL reads it once; unset, it avoids the loopback
+    else:
+        sender = (elsewhere or LOOPBACK) if is_loopback(driver) else _sender_to(driver)
+        chosen = next((name for name, addresses in own.items() if sender in addresses), "lo")
+        if sender != LOOPBACK:
+            environ.setdefault(NCCL_INTERFACES, chosen)  # NCCL reads it once; unset, it avoids the loopback
     environ[GLOO_INTERFACE] = chosen
-
-
-def named_interfaces(environ: Mapping[str, str], options: Collection[str] | None) -> list[str]:
-    """Return the interfaces that the user named, by the launcher's option or else by Gloo's variable."""
-    return sorted(options) if options else [name for name in environ.get(GLOO_INTERFACE, "").split(",") if name]
-
-
-def _named_and_here(environ: Mapping[str, str]) -> list[str]:
-    named, own = [name for name in environ.get(INTERFACES, "").split(",") if name], _addresses()
-    here = [name for name in named if name in own]
-    if named and not here:
-        has = f"{socket.gethostname()} has no network interface {' or '.join(named)}, only {', '.join(own)}"
-        raise UsageError(f"{has}; name interfaces of all hosts, or none")
-    return here
-
-
-def _interface_to(address: str) -> str:
-    sender = _sender_to(address) or LOOPBACK
-    return next((name for name, addresses in _addresses().items() if sender in addresses), "lo")
 
 
 def _sender_to(address: str) -> str | None:

@@ -76,7 +76,6 @@ JOB = "HVD_TRAIN_JOB"  # a unique name
 OWNER = "HVD_TRAIN_OWNER"  # a name that survives a restart of the driver; the run folder has it too
 REPLACES = "HVD_TRAIN_REPLACES"  # the number of the worker that had the slot before
 SUPERVISOR = "HVD_TRAIN_SUPERVISOR"  # the process id of the supervisor; the driver ends with it
-DRIVER_ADDRESSES = "HVD_TRAIN_DRIVER_ADDRESSES"  # addresses of the driver, likeliest first
 INTERFACES = "HVD_TRAIN_INTERFACES"  # network interfaces that the user named, if any
 CONTINUES = "HVD_TRAIN_CONTINUES"  # "1" if the process continues a job, so that `--resume never` no longer holds
 

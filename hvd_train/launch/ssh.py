@@ -6,6 +6,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache, partial
 
 from hvd_train.errors import UsageError
@@ -31,6 +32,14 @@ def options(*hosts: str, connect_s: int = _CONNECT_S) -> list[str]:
 def command(host: str, words: Sequence[str], *more: str) -> list[str]:
     """Return the command that runs these words on a host, this one or another; ssh gets `more` options."""
     return list(words) if is_here(host) else ["ssh", *options(host), *more, "--", host, shlex.join(words)]
+
+
+def address_of(host: str) -> str | None:
+    """Return the IPv4 address of a host by its name or the name in the user's ssh configuration; None if unknown."""
+    for name in (host, _configured(host).get("hostname", host)):
+        with suppress(OSError, UnicodeError):
+            return socket.gethostbyname(name)
+    return None
 
 
 def check_names(hosts: Sequence[str]) -> None:
@@ -66,16 +75,8 @@ def _configured(host: str) -> dict[str, str]:
 
 
 def _is_known(host: str) -> bool:
-    settings = _configured(host)
-    if {"proxyjump", "proxycommand"} & settings.keys():  # another host resolves it
-        return True
-    for name in (host, settings.get("hostname", host)):
-        try:
-            socket.getaddrinfo(name, None)
-        except (OSError, UnicodeError):
-            continue
-        return True
-    return False
+    is_resolved_by_another = {"proxyjump", "proxycommand"} & _configured(host).keys()
+    return bool(is_resolved_by_another or address_of(host))
 
 
 def _problem(program: str, host: str) -> str | None:

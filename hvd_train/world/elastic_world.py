@@ -137,7 +137,6 @@ class ElasticWorld(horovod_world.HorovodWorld):
         self._has_had_rank = False
         self._connect_error = ""  # why the state is not synchronized yet in this world
         launcher.kill_predecessor(os.environ)
-        client.find_driver(os.environ)
         self._heartbeat = Heartbeat()
         self._heartbeat.start(os.environ)
         super().__init__(facts=facts)
