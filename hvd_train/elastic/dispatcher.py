@@ -4,14 +4,13 @@ A worker talks to the driver over HTTP, through Horovod's rendezvous server; N i
 
 | request                           | when                                 | answer                                    |
 |-----------------------------------|--------------------------------------|-------------------------------------------|
-| GET heartbeat/N                   | every second, from its start         | `train`, `change`, `stop` or `end`        |
+| GET heartbeat/N                   | every second, and between two worlds | `train`, `change`, `stop` or `end`        |
 | GET leaving/N                     | instead, after a signal to it        | the same                                  |
 | PUT facts/N                       | once, when it has built the model    |                                           |
 | GET problem/N                     | right after that                     | why it cannot join the job, or nothing    |
 | GET rank_and_size/HOST:N          | then, for its first rank             | its ranks once a world forms; -1 to leave |
 | GET elsewhere/N                   | before it connects to the others     | the driver's address for other hosts      |
 | PUT connect_error/N               | if it could not connect              |                                           |
-| GET may_ask/N                     | when it has left its world           | `ask` or `end`                            |
 | GET rank_and_size/HOST:LOCAL_RANK | then, by Horovod's core              | as for its first rank                     |
 | PUT exit_report/N                 | when it ends                         |                                           |
 
@@ -172,11 +171,6 @@ class Dispatcher:
         with self._changed:
             self._roster.signal_received(number, time.monotonic())
         return self.heartbeat_received(number)
-
-    def may_ask(self, number: int) -> str:
-        """Return "ask" if a worker may ask for its next rank, "end" if it is evicted."""
-        with self._changed:
-            return "end" if self._roster.worker(number) is None else "ask"
 
     def connect_error_received(self, number: int, why: str) -> None:
         """Note why a worker could not connect to its world, or synchronize with it."""

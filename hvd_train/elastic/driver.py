@@ -77,7 +77,6 @@ def handler(dispatcher: Dispatcher, server: DriverServer) -> type[RendezvousHand
     answers: Mapping[str, Callable[[int], str]] = {
         "heartbeat": dispatcher.heartbeat_received,
         "leaving": dispatcher.signal_received,
-        "may_ask": dispatcher.may_ask,
         "problem": dispatcher.problem_of,
         "elsewhere": lambda _: server.elsewhere,
     }

@@ -99,7 +99,7 @@ class Heartbeat:
 
 
 def announce_rejoining(environ: Mapping[str, str], connect_error: str) -> None:
-    """Ask our driver whether Horovod's core may ask for the next rank.
+    """Report to our driver, and check that this worker is not evicted, before Horovod's core asks for the next rank.
 
     The core asks by host and local rank, which another process has by now if this one was evicted. `connect_error` says
     why the ranks could not connect or synchronize. Raises: SystemExit (0): if this worker is evicted; OSError: if the
@@ -107,7 +107,7 @@ def announce_rejoining(environ: Mapping[str, str], connect_error: str) -> None:
     """
     if connect_error:
         client.put(environ, f"connect_error/{environ[WORKER]}", connect_error, _ANSWER_S)
-    if client.get(environ, f"may_ask/{environ[WORKER]}", _ANSWER_S) == "end":
+    if client.get(environ, f"heartbeat/{environ[WORKER]}", _ANSWER_S) == "end":
         raise SystemExit(0)
 
 
