@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,7 +15,7 @@ from typing import Literal
 
 from hvd_train.console import say
 from hvd_train.errors import HvdTrainError, RankLost, in_user_code
-from hvd_train.launch import client, launcher, roll_call
+from hvd_train.launch import client, launcher
 from hvd_train.launch.launcher import WORKER
 
 _ANSWER_S = 2.0
@@ -98,8 +97,4 @@ def report_once(error: HvdTrainError) -> None:
 
 def _ended_by_launcher(error: HvdTrainError) -> bool:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    end = time.monotonic() + _LAUNCHER_SECONDS
-    while time.monotonic() < end:
-        if error.asked_to_end or signal.sigtimedwait({signal.SIGTERM}, 0.5) or roll_call.launcher_gone(os.environ):
-            return True
-    return False
+    return error.asked_to_end or signal.sigtimedwait({signal.SIGTERM}, _LAUNCHER_SECONDS) is not None

@@ -33,16 +33,6 @@ def has_store(environ: Mapping[str, str]) -> bool:
     return client.ADDRESS in environ and "HOROVOD_RANK" in environ and not launcher.elastic(environ)
 
 
-def launcher_gone(environ: Mapping[str, str]) -> bool:
-    """Return whether the launcher's store no longer answers; ranks on other hosts have no other sign."""
-    try:
-        if has_store(environ):
-            _get(environ, "started/0")
-    except OSError:
-        return True
-    return False
-
-
 def started(environ: Mapping[str, str]) -> None:
     """Write that this process has started, before it imports torch."""
     if has_store(environ):
