@@ -25,13 +25,13 @@ import signal
 import threading
 import time
 import uuid
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hvd_train.console import say
-from hvd_train.elastic.roster import Command, End, Finish, FormWorld, Notice, Roster, Start
-from hvd_train.elastic.worker import COMMITTED, RankAssignment, Worker, assign_ranks
+from hvd_train.elastic.roster import COMMITTED, Command, End, Finish, FormWorld, Notice, Roster, Start, Worker
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher, roll_call
 from hvd_train.launch.exit_report import ExitReport
@@ -47,6 +47,43 @@ _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")  # addresses and process ids, in wh
 
 RunWorker = Callable[[Worker, Mapping[str, str], threading.Event], int]
 """Runs a worker's process with these variables until it ends or the event is set; returns its exit code."""
+
+
+@dataclass(frozen=True)
+class RankAssignment:
+    """The ranks of one worker in one world, with the fields of Horovod's `SlotInfo`."""
+
+    hostname: str
+    rank: int
+    local_rank: int
+    cross_rank: int  # the number of its host among the hosts that have this local rank
+    size: int
+    local_size: int
+    cross_size: int
+    worker: int  # its number, which stays the same while its ranks change
+
+    def to_response_string(self) -> str:
+        """Return the ranks in the form that Horovod's core reads."""
+        values = (self.rank, self.size, self.local_rank, self.local_size, self.cross_rank, self.cross_size)
+        return ",".join(map(str, values))
+
+
+def assign_ranks(workers: Sequence[Worker]) -> list[RankAssignment]:
+    """Return the ranks of these workers, in the order of `workers`."""
+    hosts_with: dict[int, list[str]] = defaultdict(list)  # by local rank
+    local_sizes: Counter[str] = Counter()
+    places = []
+    for worker in workers:
+        local_rank = local_sizes[worker.host]
+        places.append((local_rank, len(hosts_with[local_rank])))
+        hosts_with[local_rank].append(worker.host)
+        local_sizes[worker.host] += 1
+    size = len(workers)
+    return [
+        RankAssignment(host, rank, local, cross, size, local_sizes[host], len(hosts_with[local]), worker.number)
+        for rank, (worker, (local, cross)) in enumerate(zip(workers, places, strict=True))
+        for host in [worker.host]
+    ]
 
 
 @dataclass

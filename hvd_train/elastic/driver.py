@@ -26,8 +26,7 @@ from horovod.runner.util.remote import get_remote_command
 
 from hvd_train.console import outlive, say
 from hvd_train.elastic.dispatcher import Dispatcher
-from hvd_train.elastic.roster import Roster
-from hvd_train.elastic.worker import Worker
+from hvd_train.elastic.roster import Roster, Worker
 from hvd_train.errors import UsageError, from_one, whole_number
 from hvd_train.launch import client, hosts
 from hvd_train.launch.exit_report import ExitReport

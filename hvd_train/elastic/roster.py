@@ -21,27 +21,29 @@ commands: start a worker, end one, form a world of these workers, finish the job
 Pure: time is an argument, in seconds on any clock. After a jump all time limits start again.
 """
 
+from __future__ import annotations
+
 import itertools
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
-from hvd_train.elastic.worker import (
-    BUILDING,
-    COMMITTED,
-    FAULT_REPEATS,
-    NEAR_STEPS,
-    RENDEZVOUS,
-    SAME_ERRORS,
-    STOPPED,
-    UNRECOVERABLE,
-    WRONG_SETTINGS,
-    Stage,
-    Worker,
-    place_of_error,
-)
 from hvd_train.launch.exit_report import ExitReport
+
+# Exit codes of a worker that end the whole job. UNRECOVERABLE: replicas differ, a fault repeats, the loss stays not
+# finite, the final files could not be written. COMMITTED: a commit before the end of the training.
+WRONG_SETTINGS = 2
+FAULT_REPEATS = 5
+UNRECOVERABLE = (4, FAULT_REPEATS, 6, 74)
+STOPPED = (129, 130, 138, 143)  # by a signal to the worker
+NO_DRIVER = 75
+COMMITTED = (NO_DRIVER, *STOPPED)
+
+SAME_ERRORS = 3  # an error that repeats this often, in any worker, ends the job
+NEAR_STEPS = 1  # samples may be read one step ahead, so one damaged image can end workers in neighbouring steps
+BUILDING = -10  # the place of an error before the first rank, in place of the number of finished steps
 
 FIRST_NUMBER = 1000  # of a worker; no host has that many local ranks
 SILENT_S = 10.0  # a worker sends a heartbeat every second; a longer silence counts as its death
@@ -56,9 +58,53 @@ ATTEMPTS = 3  # of survivors to connect to each other
 NOTICE_S = 30.0  # before the job says what it waits for, and between two such lines
 TOO_FEW_WORKERS = 69  # the job's exit code: EX_UNAVAILABLE
 _EVICTED = -1  # in place of the exit code of an evicted worker
-_ON_THE_WAY_OUT = (Stage.LEAVING, Stage.ENDING)
 _UNLISTED = "its host is no longer listed"
 _SIGNAL = "it got a signal; its slot stays empty for 5 minutes, unless the list changes for its host"
+
+
+class Stage(Enum):
+    """The stage of a worker, as far as the roster knows."""
+
+    STARTING = "starting"
+    READY = "ready"  # it has built the model and waits for its first rank
+    TRAINING = "training"
+    REJOINING = "rejoining"  # it has left its world and waits for a rank in the next one
+    LEAVING = "leaving"  # it has reported the error that ends it
+    ENDING = "ending"  # it is evicted
+
+
+@dataclass(eq=False)
+class Worker:
+    """One process in a slot of a host; its number is unique in the job."""
+
+    number: int
+    host: str
+    slot: int
+    started_at: float
+    last_heartbeat: float  # or request
+    stage: Stage = Stage.STARTING
+    got_signal: bool = False
+    world: tuple[Worker, ...] = ()  # the members of its last world; the others may have formed another one since
+    connected: bool = False  # whether it has connected to other ranks and synchronized the state with them
+    exit_report: ExitReport | None = None
+    reported_at: float = 0.0  # when that came
+
+    def __str__(self) -> str:
+        return f"{self.host}[{self.slot}]"
+
+    @property
+    def failed_to_connect(self) -> bool:
+        """Whether an error ended it in a rendezvous."""
+        return self.exit_report is not None and self.exit_report.during == "rendezvous"
+
+    def meant_exit_code(self, exit_code: int) -> int:
+        """Return the exit report's code if a signal or an error ended it, else `exit_code`."""
+        report = self.exit_report
+        is_useless = exit_code < 0 or exit_code >= 128  # of ssh, or a library that crashed in an exit handler
+        return report.exit_code if report and (report.error or is_useless) else exit_code
+
+
+_ON_THE_WAY_OUT = (Stage.LEAVING, Stage.ENDING)
 
 
 @dataclass(frozen=True)
@@ -105,6 +151,16 @@ Command = Start | End | FormWorld | Notice | Finish
 def back_off_s(first_s: float, longest_s: float, times_before: int) -> float:
     """Return the seconds to wait: `first_s`, doubled for each earlier attempt, at most `longest_s`."""
     return min(first_s * 2.0 ** min(times_before, 100), longest_s)  # 2.0 ** 1024 would raise OverflowError
+
+
+def _place_of_error(worker: Worker, *, others_train: bool) -> int | None:
+    """Return the place of a worker's error, or None if only this worker may have it."""
+    if not worker.world:
+        return None if others_train else BUILDING
+    is_of_newcomer = (
+        worker.failed_to_connect and not worker.connected and any(other.connected for other in worker.world)
+    )
+    return None if worker.exit_report is None or is_of_newcomer else worker.exit_report.step
 
 
 @dataclass
@@ -207,7 +263,7 @@ class Roster:
         elif exit_code == WRONG_SETTINGS and worker.failed_to_connect and worker in worker.world[:1]:
             self._finish = Finish(exit_code, f"{worker}, as rank 0, cannot continue")  # and no other could
         elif exit_code in (1, WRONG_SETTINGS):
-            place = place_of_error(worker, others_train=bool(self._members()))
+            place = _place_of_error(worker, others_train=bool(self._members()))
             if place is not None:
                 if abs(place - self._error_place) > NEAR_STEPS:
                     self._errors, self._error_place = 0, place
@@ -400,8 +456,7 @@ class Roster:
         hopeful = [worker for worker in self._in(Stage.STARTING) if not self._record(worker).failures]
         if self._errors < SAME_ERRORS or (self._error_place == BUILDING and (hopeful or self._in(Stage.READY))):
             return None
-        known = {BUILDING: "before the ranks connected", RENDEZVOUS: "while the ranks connected"}
-        place = known.get(self._error_place, f"in step {self._error_place + 1}")
+        place = "before the ranks connected" if self._error_place == BUILDING else f"in step {self._error_place + 1}"
         return Finish(self._error_code, f"{self._errors} workers in a row ended with an error {place} (see above)")
 
     def _end_of_world(self) -> Finish | None:

@@ -14,8 +14,7 @@ import uuid
 from collections.abc import Sequence
 
 from hvd_train.console import outlive, say
-from hvd_train.elastic.roster import TOO_FEW_WORKERS, back_off_s
-from hvd_train.elastic.worker import COMMITTED, UNRECOVERABLE, WRONG_SETTINGS
+from hvd_train.elastic.roster import COMMITTED, TOO_FEW_WORKERS, UNRECOVERABLE, WRONG_SETTINGS, back_off_s
 from hvd_train.launch.child import STOPPING, Child
 from hvd_train.launch.launcher import CONTINUES, OWNER, SUPERVISOR
 

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from hvd_train.elastic.roster import End, Finish, FormWorld, Roster, Start
-from hvd_train.elastic.worker import Stage, Worker
+from hvd_train.elastic.roster import End, Finish, FormWorld, Roster, Stage, Start, Worker
 from hvd_train.errors import RankLost
 from hvd_train.run_files.ledger import audit
 from hvd_train.world.world import Gradients, LocalWorld, Place, Request

@@ -4,9 +4,8 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from hvd_train.elastic.dispatcher import Dispatcher
-from hvd_train.elastic.roster import End, Finish, FormWorld, Notice, Roster, Start
-from hvd_train.elastic.worker import RankAssignment, Worker
+from hvd_train.elastic.dispatcher import Dispatcher, RankAssignment
+from hvd_train.elastic.roster import End, Finish, FormWorld, Notice, Roster, Start, Worker
 from hvd_train.launch.exit_report import During, ExitReport
 from tests.support.launching import wait_for
 

@@ -13,9 +13,9 @@ import psutil
 import pytest
 from horovod.runner.util import network
 
-from hvd_train.elastic.dispatcher import Dispatcher
+from hvd_train.elastic.dispatcher import Dispatcher, assign_ranks
 from hvd_train.elastic.driver import SSH_OPTIONS, DriverServer, found_hosts, handler, run_command
-from hvd_train.elastic.worker import Worker, assign_ranks
+from hvd_train.elastic.roster import Worker
 from hvd_train.errors import UsageError
 from hvd_train.launch import client
 from hvd_train.launch.launcher import WORKER

@@ -2,8 +2,7 @@
 
 import pytest
 
-from hvd_train.elastic.roster import EMPTY_AFTER_SIGNAL_S, TOO_FEW_WORKERS, Finish
-from hvd_train.elastic.worker import COMMITTED, Worker
+from hvd_train.elastic.roster import COMMITTED, EMPTY_AFTER_SIGNAL_S, TOO_FEW_WORKERS, Finish, Worker
 from hvd_train.launch.exit_report import ExitReport
 from tests.support.jobs import Play, training
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from hvd_train import checkpoint
-from hvd_train.elastic.worker import Stage
+from hvd_train.elastic.roster import Stage
 from hvd_train.errors import ReplicasDiffer
 from hvd_train.run_files.ledger import audit
 from hvd_train.world.world import Gradients, LocalWorld, Request
