@@ -39,8 +39,8 @@ def parse(line: str) -> tuple[Host, ...]:
     return _some(lines_of("\n".join(part for entry in entries for part in _expanded(entry)), line), line)
 
 
-def lines_of(text: str, source: str, slots: int = 1) -> tuple[Host, ...]:
-    """Return the hosts of the lines of a host file, perhaps none; one without a number has `slots`.
+def lines_of(text: str, source: str) -> tuple[Host, ...]:
+    """Return the hosts of the lines of a host file, perhaps none; one without a number has one slot.
 
     A line is `NAME`, `NAME:SLOTS` or `NAME slots=SLOTS` (`max_slots=` is ignored). Blank lines and text after a # are
     skipped. Raises UsageError, which names `source` and the first wrong line.
@@ -54,11 +54,11 @@ def lines_of(text: str, source: str, slots: int = 1) -> tuple[Host, ...]:
             raise UsageError(f"{source}, line {number}: {entry!r} is not of the form 'NAME slots=N'")
         if match[1] in found:
             raise UsageError(f"{source}: {match[1]} is there twice; add its slots up")
-        found[match[1]] = Host(match[1], int(match[3] or match[2] or slots))
+        found[match[1]] = Host(match[1], int(match[3] or match[2] or 1))
     return tuple(found.values())
 
 
-def printed_by(command: str, source: str, slots: int = 1) -> tuple[Host, ...]:
+def printed_by(command: str, source: str) -> tuple[Host, ...]:
     """Return the hosts of the lines that a shell command prints now, perhaps none.
 
     Raises UsageError for a failure, more than 30 seconds, or as `lines_of`.
@@ -70,7 +70,7 @@ def printed_by(command: str, source: str, slots: int = 1) -> tuple[Host, ...]:
     if done.returncode:
         errors = done.stderr.strip().splitlines() or [f"{command} ended with exit code {done.returncode}"]
         raise UsageError(errors[-1])
-    return lines_of(done.stdout, source, slots)
+    return lines_of(done.stdout, source)
 
 
 def _some(found: tuple[Host, ...], source: str) -> tuple[Host, ...]:
