@@ -13,9 +13,6 @@ import sys
 import threading
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
-from http import HTTPStatus
 
 from horovod.runner.common.util import outcome, safe_shell_exec
 from horovod.runner.gloo_run import register_shutdown_event
@@ -44,8 +41,6 @@ DEFAULTS = {
 # No prompt for a password. Before a worker's first heartbeat, ssh ends a minute after its host is gone.
 SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=20"
 
-# What workers may write: addresses of ranks, and our own.
-_WRITABLE = ("/global", "/local_", "/cross_", "/facts/", "/exit_report/", "/connect_error/")
 _NO_RANK = b"-1,-1,-1,-1,-1,-1"  # in Horovod's form: leave
 
 
@@ -81,16 +76,6 @@ def handler(dispatcher: Dispatcher, server: DriverServer) -> type[RendezvousHand
     }
 
     class Handler(RendezvousHandler):  # type: ignore[misc]  # Horovod has no types
-        def do_GET(self) -> None:  # noqa: N802  # the name that http.server calls
-            with suppress(ConnectionError):  # a worker that dies while it waits is no error
-                super().do_GET()
-
-        def do_PUT(self) -> None:  # noqa: N802
-            if self.path.startswith(_WRITABLE):
-                super().do_PUT()
-            else:
-                self.send_status_code(HTTPStatus.NOT_FOUND)
-
         def _get_value(self, scope: str, key: str) -> bytes | None:
             if scope in answers:
                 return answers[scope](int(key)).encode()
@@ -149,8 +134,9 @@ def run_job(options: Namespace) -> None:
 
     start_workers = min(max(options.np, options.min_np), options.max_np)
     roster = Roster(start_workers, options.min_np, options.max_np, patience_s=float(patience_s))
-    find_hosts = partial(found_hosts, options.host_discovery_script)
-    dispatcher = Dispatcher(roster, find_hosts, server.init, run_worker, interrupted)
+    dispatcher = Dispatcher(
+        roster, lambda: found_hosts(options.host_discovery_script), server.init, run_worker, interrupted
+    )
     port = server.start(handler(dispatcher, server))
     finish = dispatcher.run()
     server.stop()
