@@ -68,7 +68,8 @@ class Profile:
                 file = Path(folder, "torch.json.gz")
                 profiler.export_chrome_trace(str(file))
                 trace = file.read_bytes()
-        traces = self._world.gather(trace)
+        # A trace may be larger than one operation carries.
+        traces = [self._world.broadcast(trace, rank) for rank in range(self._world.place.size)]
         if self._output.path is None:
             return
         path = self._output.path / FOLDER / self._name.replace(" ", "-")

@@ -24,7 +24,7 @@ from typing_extensions import override
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.launch import client, roll_call, slurm
 from hvd_train.world.buckets import BucketedOptimizer, memory_of_ranks
-from hvd_train.world.wire import MOST_BYTES, arrived, outgoing, packed, pieces, unpacked
+from hvd_train.world.wire import arrived, outgoing, packed, pieces, unpacked
 from hvd_train.world.world import Gradients, PendingSum, Place, World, complete_gradients
 
 T = TypeVar("T")
@@ -134,15 +134,8 @@ class HorovodWorld(World):
         payload = packed(value)
         with as_rank_lost():
             sizes: list[int] = hvd.allgather(torch.tensor([payload.numel()]), name="hvd_train.gather.size").tolist()
-            # In each round every rank sends its next bytes: one round, unless the values are large.
-            chunk = MOST_BYTES // self.place.size
-            received: list[list[Tensor]] = [[] for _ in sizes]
-            for begin in range(0, max(sizes), chunk):
-                parts = hvd.allgather(payload[begin : begin + chunk], name="hvd_train.gather")
-                lengths = [min(max(size - begin, 0), chunk) for size in sizes]
-                for of_rank, part in zip(received, parts.split(lengths), strict=True):
-                    of_rank.append(part)
-        return [unpacked(torch.cat(of_rank)) for of_rank in received]
+            received = hvd.allgather(payload, name="hvd_train.gather")
+        return [unpacked(of_rank) for of_rank in received.split(sizes)]
 
     @override
     def wrap(self, optimizer: Optimizer, model: nn.Module, compression: str = "none") -> Optimizer:

@@ -75,7 +75,7 @@ class World:
         """
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks in their order, pickled as in `broadcast`."""
+        """Return the values of all ranks in their order, pickled as in `broadcast`; one operation carries them."""
         return [value]
 
     def wrap(self, optimizer: Optimizer, model: nn.Module, compression: str = "none") -> Optimizer:

@@ -94,7 +94,6 @@ def test_values_larger_than_one_operation_carries_arrive_whole(world: World) -> 
     rank, size = world.place.rank, world.place.size
     texts = [chr(97 + n % 26) * 500_000 + str(n) for n in range(20)]  # 10 MB; an operation carries 4 MB
     assert world.broadcast(texts if rank == size - 1 else None, size - 1) == texts
-    assert world.gather(texts[rank : rank * 15]) == [texts[r : r * 15] for r in range(size)]
 
 
 @on_every_rank
