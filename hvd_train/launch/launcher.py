@@ -85,21 +85,6 @@ def elastic(environ: Mapping[str, str]) -> bool:
     return environ.get("HOROVOD_ELASTIC") == "1"
 
 
-def continues(environ: Mapping[str, str]) -> bool:
-    """Return whether this process replaces a worker or a launcher that ended."""
-    return environ.get(CONTINUES) == "1"
-
-
-def owner(environ: Mapping[str, str]) -> str:
-    """Return the name under which the job owns its run folder; empty outside elastic jobs."""
-    return environ.get(OWNER, "")
-
-
-def slot(environ: Mapping[str, str]) -> int:
-    """Return this process's slot of its host, or outside elastic jobs its local rank; 0 without a launcher."""
-    return whole_number(environ.get(SLOT, environ.get("HOROVOD_LOCAL_RANK", ""))) or 0
-
-
 def started_with(variables: Mapping[str, str]) -> list["psutil.Process"]:
     """Return the other processes of this host whose environment had these variables at the start."""
     import psutil  # a host that only starts containers may lack it
@@ -113,22 +98,17 @@ def started_with(variables: Mapping[str, str]) -> list["psutil.Process"]:
     return found
 
 
-def kill_worker(number: str, job: str) -> None:
-    """Kill this worker of this job on this host, with its data loader processes; it would keep its GPU."""
+def kill_worker(number: str, job: str, leave_s: float = 0.0) -> None:
+    """Kill this worker of this job on this host, with its data loader processes, unless it ends within `leave_s`.
+
+    It would keep its GPU.
+    """
     import psutil
 
-    for process in started_with({WORKER: number, JOB: job}):
+    _, alive = psutil.wait_procs(started_with({WORKER: number, JOB: job}), timeout=leave_s)
+    for process in alive:
         with suppress(psutil.Error):  # it has ended
             process.kill()
-
-
-def kill_predecessor(environ: Mapping[str, str], leave_s: float = 5.0) -> None:
-    """Kill the earlier worker of this slot, if any, unless it ends within `leave_s` seconds; it may write a commit."""
-    if REPLACES in environ:
-        import psutil
-
-        psutil.wait_procs(started_with({WORKER: environ[REPLACES], JOB: environ[JOB]}), timeout=leave_s)
-        kill_worker(environ[REPLACES], environ[JOB])
 
 
 def program(name: str) -> str:

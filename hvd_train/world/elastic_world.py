@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.launch import client, launcher
-from hvd_train.launch.launcher import WORKER
+from hvd_train.launch.launcher import JOB, REPLACES, SLOT, WORKER
 from hvd_train.world import horovod_world
 from hvd_train.world.world import Place, Request
 
@@ -26,6 +26,7 @@ _GONE_S = 10.0  # a driver that does not answer for this long counts as gone, or
 _GONE_WHILE_LEAVING_S = 3.0  # after a signal: this process may soon be killed, or its driver has been
 _COMMIT_S = 30.0  # from then until this process must have begun its last commit
 _WRITE_S = 600.0  # and the time for writing it
+_PREDECESSOR_S = 5.0  # for the earlier worker of this slot to end by itself; it may write a commit
 _RANK_AND_SIZE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 
 
@@ -136,16 +137,15 @@ class ElasticWorld(horovod_world.HorovodWorld):
     def __init__(self, facts: Mapping[str, str] | None = None) -> None:
         self._has_had_rank = False
         self._connect_error = ""  # why the state is not synchronized yet in this world
-        launcher.kill_predecessor(os.environ)
+        if REPLACES in os.environ:
+            launcher.kill_worker(os.environ[REPLACES], os.environ[JOB], _PREDECESSOR_S)
         self._heartbeat = Heartbeat()
         self._heartbeat.start(os.environ)
         super().__init__(facts=facts)
 
     @override
     def _connect(self) -> None:
-        self.place = Place(
-            local_rank=launcher.slot(os.environ), local_size=int(os.environ.get("HOROVOD_LOCAL_SIZE", "1"))
-        )
+        self.place = Place(local_rank=int(os.environ[SLOT]), local_size=int(os.environ.get("HOROVOD_LOCAL_SIZE", "1")))
 
     @override
     def prepare(self, build: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""Launchers: how a process recognizes its own, and how a new worker ends its predecessor."""
+"""Launchers: how a process recognizes its own, and how a worker is killed."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ import pytest
 
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
-from hvd_train.launch.launcher import JOB, REPLACES, WORKER, Launch, launched, refuse_others
+from hvd_train.launch.launcher import JOB, WORKER, Launch, launched, refuse_others
 
 
 def test_launchers_are_recognized_by_their_variables() -> None:
@@ -60,13 +60,11 @@ def workers() -> Iterator[list[subprocess.Popen[str]]]:
         process.communicate()
 
 
-def test_only_the_predecessor_is_killed_after_the_grace_period(workers: list[subprocess.Popen[str]]) -> None:
+def test_only_that_worker_is_killed_after_the_grace_period(workers: list[subprocess.Popen[str]]) -> None:
     old, *others = workers
     old.send_signal(signal.SIGSTOP)
-    launcher.kill_predecessor({JOB: OURS, WORKER: "1002"})  # the first worker of its slot
-    assert old.poll() is None
     begun = time.monotonic()
-    launcher.kill_predecessor({JOB: OURS, WORKER: "1002", REPLACES: "1000"}, 0.5)
+    launcher.kill_worker("1000", OURS, 0.5)
     assert old.wait(60) == -signal.SIGKILL
     assert time.monotonic() - begun >= 0.5
     for other in others:
