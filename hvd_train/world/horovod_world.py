@@ -58,7 +58,8 @@ class HorovodWorld(World):
         self._optimizers: dict[Optimizer, BucketedOptimizer] = {}
         self._placed: list[Tensor] = []
         self._begun: list[int] = []  # the sums of this step
-        self._rendezvous = _rendezvous_of_srun() if slurm.alone(os.environ) else None
+        if slurm.alone(os.environ):
+            _begin_rendezvous_of_srun()
         self._connect()
 
     def _connect(self) -> None:
@@ -208,8 +209,6 @@ class HorovodWorld(World):
     @override
     def close(self) -> None:
         stop()
-        if self._rendezvous is not None:
-            self._rendezvous.shutdown()
 
 
 def start(communicator: Any = None) -> Place:
@@ -294,8 +293,8 @@ def _wait(handle: int) -> Tensor:
     return result
 
 
-def _rendezvous_of_srun() -> Any:
-    """Give Horovod this rank's place from Slurm; on rank 0, return a rendezvous server.
+def _begin_rendezvous_of_srun() -> None:
+    """Give Horovod this rank's place from Slurm; on rank 0, serve the rendezvous until the process ends.
 
     Raises: UsageError: if the server's port is in use, or rank 0 cannot be found.
     """
@@ -303,7 +302,7 @@ def _rendezvous_of_srun() -> Any:
     os.environ.update({**variables, client.KEY: slurm.key(os.environ)})
     if variables["HOROVOD_RANK"] != "0":
         slurm.find_rank_0(os.environ)
-        return None
+        return
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
     address, port = variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(variables["HOROVOD_GLOO_RENDEZVOUS_PORT"])
@@ -317,7 +316,6 @@ def _rendezvous_of_srun() -> Any:
         ) from None
     server.init([])
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
 
 
 def _set_time_slice(nanoseconds: int) -> None:
