@@ -75,7 +75,7 @@ def warm_parts(config: Config, world: World, own: Own = NOTHING) -> tuple[Parts,
         name, classes = config.model.model, len(parts.data.classes)
         notes.append(weights.start_from(config.model.weights, parts.model, name, classes))
     parts = replace(parts, notes=tuple(notes))
-    freeze.prepare(config.model, parts.model)
+    freeze.apply(config.model, parts.model)  # the optimizer takes all parameters that train in any epoch
     optimizer = optim.build(config.optimizer, parts.model)
     if config.precision.compile:
         _compile(config, world, parts)
@@ -104,7 +104,7 @@ def _compile(config: Config, world: World, parts: Parts) -> None:
         train_sizes=micro_batch_sizes(layout, num_samples),
         eval_sizes=eval_sizes,
     )
-    freeze.prepare(config.model, parts.model)
+    freeze.apply(config.model, parts.model)
 
 
 def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = None) -> Parts:

@@ -1,5 +1,6 @@
 """Freeze parameters as a function of the epoch. Frozen parameters have no gradient and are not reduced."""
 
+import math
 import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
@@ -21,7 +22,7 @@ def check(config: ModelConfig) -> None:
         raise UsageError("--unfreeze without --freeze: nothing is frozen")
 
 
-def frozen(config: ModelConfig, model: nn.Module, epoch: int) -> set[str]:
+def frozen(config: ModelConfig, model: nn.Module, epoch: float) -> set[str]:
     """Return the names of frozen parameters in `epoch` (from 0). Raises UsageError if all are, or nothing matches."""
     names = [name for name, _ in model.named_parameters()]
     if config.freeze == "backbone":
@@ -40,8 +41,8 @@ def frozen(config: ModelConfig, model: nn.Module, epoch: int) -> set[str]:
     return frozen_names
 
 
-def apply(config: ModelConfig, model: nn.Module, epoch: int) -> None:
-    """Freeze and thaw parameters for `epoch` (from 0). Raises UsageError as `frozen`."""
+def apply(config: ModelConfig, model: nn.Module, epoch: float = math.inf) -> None:
+    """Freeze and thaw parameters for `epoch` (from 0; default: the last). Raises UsageError as `frozen`."""
     if config.freeze == "none":
         return
     names = frozen(config, model, epoch)
@@ -53,15 +54,6 @@ def apply(config: ModelConfig, model: nn.Module, epoch: int) -> None:
         own = list(module.parameters(recurse=False))
         if isinstance(module, _BatchNorm) and own and model.training:  # its statistics belong to its parameters
             module.train(any(parameter.requires_grad for parameter in own))
-
-
-def prepare(config: ModelConfig, model: nn.Module) -> None:
-    """Let all parameters that train in any epoch require a gradient, for `optim.build`. Raises UsageError."""
-    if config.freeze != "none":
-        last_stage = max((int(entry.partition(":")[0]) for entry in config.unfreeze), default=0)
-        never_trained = frozen(config, model, last_stage)
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name not in never_trained)
 
 
 def _matching(pattern: str, names: Iterable[str]) -> set[str]:

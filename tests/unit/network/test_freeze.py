@@ -39,7 +39,7 @@ def test_thawing_is_a_function_of_the_epoch() -> None:
             assert {name for name, p in model.named_parameters() if p.grad is not None} == {"5.weight", "5.bias"}
     assert trainable == [{"5"}, {"1", "5"}, {"1", "5"}, {"0", "1", "5"}, {"0", "1", "5"}]
     freeze.apply(config, model, 0)
-    freeze.prepare(config, model)
+    freeze.apply(config, model)
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
