@@ -1,10 +1,8 @@
 """Open regular files only; raise OSError for FIFOs, devices and symlinks, which another user's run folder may hold."""
 
 import errno
-import math
 import os
 import stat
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,15 +22,18 @@ def in_place(path: str | Path, flags: int) -> int:
     raise OSError(errno.ELOOP, "it is a hard link or a device, not a file of its own", str(path))
 
 
-def opened(path: str | Path, most_bytes: float = math.inf) -> BinaryIO:
-    """Open a file for reading; follow a symlink to a file. Raises OSError if it is a pipe, a device or too large."""
-    return open(path, "rb", opener=partial(_to_read, most_bytes))
+def opened(path: str | Path) -> BinaryIO:
+    """Open a file for reading; follow a symlink to a file. Raises OSError if it is a pipe or a device."""
+    return open(path, "rb", opener=_to_read)
 
 
 def read_bytes(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:
     """Return what the file held when it was opened. Raises OSError if that is more than `most_bytes`."""
-    with opened(path, most_bytes) as file:
-        return file.read(os.fstat(file.fileno()).st_size)  # a file of /proc may say 0 and have no end
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size  # a file of /proc may say 0 and have no end
+        if size > most_bytes:
+            raise OSError(errno.EFBIG, f"it is larger than {most_bytes:,} bytes", str(path))
+        return file.read(size)
 
 
 def read_text(path: str | Path, most_bytes: int = MOST_BYTES) -> str:
@@ -40,13 +41,10 @@ def read_text(path: str | Path, most_bytes: int = MOST_BYTES) -> str:
     return read_bytes(path, most_bytes).decode()
 
 
-def _to_read(most_bytes: float, path: str, flags: int) -> int:
+def _to_read(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    status = os.fstat(descriptor)
-    is_plain = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)  # `open` refuses a folder
-    if is_plain and status.st_size <= most_bytes:
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # `open` refuses a folder
         return descriptor
     os.close(descriptor)
-    if is_plain:
-        raise OSError(errno.EFBIG, f"it is larger than {most_bytes:,} bytes", path)
     raise OSError(errno.EINVAL, "it is no file, but a pipe or a device", path)
