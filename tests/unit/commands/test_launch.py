@@ -181,51 +181,6 @@ def test_new_host_keys_are_accepted_unless_the_user_has_configured_otherwise(
     assert words == ["ssh", "-o", "PasswordAuthentication=no", *option, "--", host, "true"]
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("-n 0", "-n/-np/--np: 0: it must be a whole number from 1 on"),
-        ("--bogus -- digits", "unrecognized arguments: --bogus"),
-        ("-- digit", "unknown command 'digit'; did you mean 'digits'?"),
-        ("-- digits --epoch 2", "did you mean '--epochs'?"),
-        ("--with k8s", "invalid choice: 'k8s'"),
-        ("--hosts", "expected one argument"),
-        ("--hosts nowhere", "cannot read the host file nowhere"),
-        ("--hosts bad -- digits", "bad, line 2: 'b slots=two' is not of the form 'NAME slots=N'"),
-        ("--hosts empty", "empty: name hosts, one on each line"),
-        ("--with mpirun --hosts option", "option, line 2: '-G slots=1' is not of the form 'NAME slots=N'"),
-        ("--hosts a:2,b:2 --np 5", "--np 5: a:2,b:2 has 4 slots"),
-        ("--hosts no-such-host.invalid:2", "unknown host no-such-host.invalid: fix the name"),
-        ("--elastic --hosts unknown", "unknown host no-such-host.invalid"),
-        ("--elastic --hosts nowhere", "nowhere is no file"),
-        ("--elastic --hosts a:2", "--elastic reads a host file while the job runs, and a:2 is no file"),
-        ("--elastic --hosts bad", "bad, line 2: 'b slots=two'"),
-        ("--elastic --discover false", "false ended with exit code 1"),
-        ("--elastic --with slurm", "there is no Slurm allocation here"),
-        ("--elastic --mpi", "--elastic does not go with --with mpi"),
-        ("--elastic --min-np 4 --max-np 2", "--max-np 2 is less than --min-np 4"),
-        ("--min-np 2 -- digits", "--min-np, --max-np and --discover are for --elastic"),
-        ("--with slurm --hosts a:2", "--hosts does not go with --with slurm"),
-        ("--with slurm", "there is no Slurm allocation here: type salloc or sbatch"),
-        ("--with docker", "--with docker needs --hosts FILE"),
-        ("--env A=hunter2 -- digits", "--env takes the name of a variable, whose value is in the environment"),
-        ("--env NOT_SET -- digits", "--env takes the name of a variable, whose value is in the environment"),
-    ],
-)
-def test_a_mistake_is_one_line(
-    line: str, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.execvp", lambda *words: pytest.fail(f"{words} were started"))
-    texts = {"bad": "a slots=1\nb slots=two\n", "option": "a slots=1\n-G slots=1\n", "empty": "# no hosts yet\n"}
-    for name, text in {**texts, "unknown": "no-such-host.invalid\n"}.items():
-        Path(name).write_text(text)
-    assert cli.run(["launch", *line.split()]) == 2
-    error = capsys.readouterr().err
-    assert (error.startswith("hvd-train: "), error.count("\n")) == (True, 1)
-    assert says in error
-    assert "hunter2" not in error
-
-
 def test_train_takes_the_launchers_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """`--np` and `--hosts`, before or after others, are short for `launch`; ranks refuse them."""
     started = list[list[str]]()

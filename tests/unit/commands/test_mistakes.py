@@ -20,6 +20,10 @@ FILES = {  # those that a line names are written first
     "list.yaml": "- 1\n",
     "code.yaml": "model: mine:model\n",
     "hosts.txt": "h1 slots=x\n",
+    "bad.txt": "a slots=1\nb slots=two\n",
+    "option.txt": "a slots=1\n-G slots=1\n",
+    "empty.txt": "# no hosts yet\n",
+    "unknown.txt": "no-such-host.invalid\n",
     "notes.txt": "no checkpoint\n",
     "mistaken.py": """
 import torch
@@ -223,6 +227,33 @@ MISTAKES = [
     ("torchrun: report", "type `hvd-train report`, or `unset WORLD_SIZE` if no launcher set it"),
     ("mpirun: config digits", "runs alone: type `hvd-train config digits` without a launcher"),
     ("mpirun: doctor", "type `hvd-train doctor` without a launcher"),
+    # Ways to start ranks.
+    ("launch -n 0", "-n/-np/--np: 0: it must be a whole number from 1 on"),
+    ("launch --bogus -- digits", "unrecognized arguments: --bogus"),
+    ("launch -- digit", "unknown command 'digit'; did you mean 'digits'?"),
+    ("launch -- digits --epoch 2", "did you mean '--epochs'?"),
+    ("launch --with k8s", "invalid choice: 'k8s'"),
+    ("launch --hosts", "expected one argument"),
+    ("launch --hosts nowhere", "cannot read the host file nowhere"),
+    ("launch --hosts bad.txt -- digits", "bad.txt, line 2: 'b slots=two' is not of the form 'NAME slots=N'"),
+    ("launch --hosts empty.txt", "empty.txt: name hosts, one on each line"),
+    ("launch --with mpirun --hosts option.txt", "option.txt, line 2: '-G slots=1' is not of the form 'NAME slots=N'"),
+    ("launch --hosts a:2,b:2 --np 5", "--np 5: a:2,b:2 has 4 slots"),
+    ("launch --hosts no-such-host.invalid:2", "unknown host no-such-host.invalid: fix the name"),
+    ("launch --elastic --hosts unknown.txt", "unknown host no-such-host.invalid"),
+    ("launch --elastic --hosts nowhere", "nowhere is no file"),
+    ("launch --elastic --hosts a:2", "--elastic reads a host file while the job runs, and a:2 is no file"),
+    ("launch --elastic --hosts bad.txt", "bad.txt, line 2: 'b slots=two'"),
+    ("launch --elastic --discover false", "false ended with exit code 1"),
+    ("launch --elastic --with slurm", "there is no Slurm allocation here"),
+    ("launch --elastic --mpi", "--elastic does not go with --with mpi"),
+    ("launch --elastic --min-np 4 --max-np 2", "--max-np 2 is less than --min-np 4"),
+    ("launch --min-np 2 -- digits", "--min-np, --max-np and --discover are for --elastic"),
+    ("launch --with slurm --hosts a:2", "--hosts does not go with --with slurm"),
+    ("launch --with slurm", "there is no Slurm allocation here: type salloc or sbatch"),
+    ("launch --with docker", "--with docker needs --hosts FILE"),
+    ("launch --env A=hunter2 -- digits", "--env takes the name of a variable, whose value is in the environment"),
+    ("launch --env NOT_SET -- digits", "--env takes the name of a variable, whose value is in the environment"),
     # of people who come from other programs
     ("train --opt-level O2", "--opt-level is no flag of train: apex's O1 and O2 are --precision fp16"),
     ("train --amp", "type --precision fp16 or bf16"),
@@ -250,4 +281,5 @@ def test_a_mistake_is_one_line(
     assert says in printed
     assert printed.startswith("hvd-train: ")
     assert printed.count("\n") == 1
+    assert "hunter2" not in printed
     assert {str(path) for path in Path().iterdir()} - {"__pycache__"} == written
