@@ -31,20 +31,6 @@ def _no_left_workers(hosts: Hosts) -> Iterator[None]:
     wait_for("all workers to be gone", lambda: not any(hosts.workers(name) for name in hosts.inits))
 
 
-@pytest.mark.parametrize("controller", ["gloo", "mpi"])
-def test_scaling_over_three_hosts(controller: str, hosts: Hosts, tmp_path: Path) -> None:
-    """One worker runs on the first host, and three on all, one on each."""
-    (tmp_path / "hostfile").write_text("# three\nh1\nh2:1\n\nh3 slots=1 # the last\n")
-    line = f"bench scaling --hosts hostfile --controller {controller} digits --epochs 1 --device cpu --output-dir out"
-    begin = hosts.inside("h1", tmp_path, *OWN, str(PROGRAMS / "hvd-train"), *line.split(), "--np")
-    output_of([*begin, "1,3"], tmp_path)
-    rows = json.loads((tmp_path / "out/scaling.json").read_text())["rows"]
-    found = [(row["workers"], row["global_batch_size"], row["failed"]) for row in rows]
-    assert found == [(1, 64, None), (3, 192, None)]
-    facts = json.loads((tmp_path / "out/np-3/environment.json").read_text())
-    assert facts["ranks_of_hosts"] == {"h1": 1, "h2": 1, "h3": 1}
-
-
 @pytest.mark.skipif(not OTHER_MPIS, reason="MPI_ENVIRONMENTS names no environments with Horovod for other MPIs")
 @pytest.mark.parametrize("programs", OTHER_MPIS, ids=lambda programs: programs.parent.name)
 @pytest.mark.parametrize("listed", ["h1\nh2\n", "h1\nh2\nh3\n"], ids=["two", "three"])
