@@ -10,7 +10,6 @@ from uuid import uuid4
 
 import pytest
 
-from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.launch.launcher import JOB, WORKER, Launch, launched, refuse_others
 
@@ -24,13 +23,6 @@ def test_launchers_are_recognized_by_their_variables() -> None:
 
 
 IN_TORCHRUN = {"WORLD_SIZE": "4", "RANK": "1", "LOCAL_RANK": "1"}
-
-
-def test_processes_of_torchrun_are_refused() -> None:
-    of_srun = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", **IN_TORCHRUN}
-    for environ in (IN_TORCHRUN, {"WORLD_SIZE": "4"}, of_srun):
-        with pytest.raises(UsageError, match=r"type `hvd-train launch --np 4 -- hvd-train train 'a b'`"):
-            refuse_others(environ, ["hvd-train", "train", "a b"])
 
 
 def test_our_launchers_ignore_variables_of_torchrun() -> None:

@@ -107,16 +107,6 @@ def test_steps_after_the_one_resumed_did_not_happen() -> None:
     assert shown("train/loss") == [(1, 0.5), (2, 0.5), (3, 3.5)]
 
 
-@pytest.mark.parametrize(("epochs_done", "kept"), [(0, ["step"]), (1, ["step", "epoch"])])
-def test_an_epoch_that_is_ended_again_is_written_once(epochs_done: int, kept: list[str]) -> None:
-    """A run that resumes at the last step of an epoch ends the epoch again."""
-    with journal() as opened:
-        opened.step(step_record(10))
-        opened.epoch(epoch_record(1, 10))
-    resumed(10, epochs_done)
-    assert [line["kind"] for line in lines()] == kept
-
-
 def test_a_torn_last_line_is_taken_out() -> None:
     resumed(0, 0, 1, 2, 3)
     with Path("metrics.jsonl").open("a") as file:

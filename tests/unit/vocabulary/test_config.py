@@ -1,7 +1,5 @@
 """Configs: fields by name, refused values, settings that may differ on resume, and config files."""
 
-import dataclasses
-import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -9,18 +7,7 @@ from typing import Any
 import pytest
 
 from hvd_train import Config, config_file, recipes
-from hvd_train.config import GROUPS
 from hvd_train.errors import UsageError
-
-
-def test_field_names_are_unique_across_groups_and_documented() -> None:
-    own = [f.name for f in dataclasses.fields(Config) if f.name not in GROUPS]
-    names = own + [f.name for cls in GROUPS.values() for f in dataclasses.fields(cls)]
-    assert len(names) == len(set(names))
-    for cls in GROUPS.values():
-        source = inspect.getsource(cls)
-        for field in dataclasses.fields(cls):
-            assert re.search(rf'^    {field.name}: .*\n    """', source, re.MULTILINE), field.name
 
 
 @pytest.mark.parametrize("name", recipes.RECIPES)
