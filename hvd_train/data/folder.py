@@ -19,7 +19,6 @@ from torchvision.transforms import v2
 
 from hvd_train import plain_file
 from hvd_train.config import DataConfig
-from hvd_train.data.augment import training_transform
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet
 from hvd_train.errors import UsageError, first_few
 
@@ -78,16 +77,12 @@ def images_in(paths: Sequence[Path]) -> list[Path]:
 
 def open_folder(root: Path, config: DataConfig) -> DataSet:
     """Return the data set of train/, val/ and an optional test/ in `root`. Raises UsageError for wrong folders."""
-    size = config.image_size or 224
     splits = ["train", "val", *(["test"] if (root / "test").is_dir() else [])]
     classes, *others = (_classes(root / split) for split in splits)
     for split, names in zip(splits[1:], others, strict=True):
         if only := sorted(set(classes) ^ set(names)):
             raise UsageError(f"{root}: train/ and {split}/ must have the same classes; only in one: {first_few(only)}")
-    view = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
-    if config.augment == "none":
-        view = _middle(round(size / _VAL_CROP), size)
-    train = _images(root / "train", classes, training_transform(config, view, IMAGENET_MEAN), config)
+    train = _images(root / "train", classes, training_transform(config), config)
     val, *test = (_images(root / split, classes, evaluation_transform(config), config) for split in splits[1:])
     return replace(of_classes(classes, config), train=train, val=val, test=test[0] if test else None)
 
@@ -114,6 +109,27 @@ def _images(root: Path, classes: Sequence[str], transform: Transform, config: Da
 def of_classes(classes: Sequence[str], config: DataConfig) -> DataSet:
     """Return a data set of images in class folders, without the images."""
     return DataSet((), None, tuple(classes), 3, config.image_size or 224, IMAGENET_MEAN, IMAGENET_STD)
+
+
+def training_transform(config: DataConfig) -> v2.Compose:
+    """Return what makes an image of a training out of the pixels of a file.
+
+    The order follows torchvision's training references. TrivialAugment: Müller and Hutter, arXiv 2103.10158.
+    RandAugment: Cubuk et al., arXiv 1909.13719, with their 2 operations of magnitude 9. Random erasing: Zhong et al.,
+    arXiv 1708.04896, filled with the mean colour.
+    """
+    size = config.image_size or 224
+    steps: list[v2.Transform] = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
+    if config.augment == "none":
+        steps = _middle(round(size / _VAL_CROP), size)
+    if config.augment == "trivial":
+        steps.append(v2.TrivialAugmentWide(interpolation=v2.InterpolationMode.BILINEAR))
+    if config.augment == "rand":
+        steps.append(v2.RandAugment(interpolation=v2.InterpolationMode.BILINEAR))
+    if config.random_erasing > 0:
+        colour = [round(255 * share) for share in IMAGENET_MEAN]
+        steps.append(v2.RandomErasing(p=config.random_erasing, value=colour))
+    return v2.Compose(steps)
 
 
 def evaluation_transform(config: DataConfig) -> v2.Compose:

@@ -1,6 +1,7 @@
 """Data sets by name: digits, CIFAR, class folders, synthetic images, or the user's own."""
 
 import importlib.util
+import math
 import operator
 import os
 from collections.abc import Callable, Sequence
@@ -11,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from hvd_train import plugin
 from hvd_train.config import DataConfig
 from hvd_train.console import say
-from hvd_train.data.augment import affine_jitter, crop_and_flip
-from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet, MapDataset
+from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, Augment, DataSet, MapDataset
 from hvd_train.data.files import open_saved
 from hvd_train.errors import UsageError, unknown_name
 from hvd_train.launch import launcher
@@ -77,6 +78,21 @@ def open_data(
     return replace(data, augment=augment, val=getattr(data, split) if split else data.val)
 
 
+def affine_jitter(degrees: float, shift: float, scale: float) -> Augment:
+    """Return a change that turns, moves and zooms images; `shift` and `scale` are shares of the side."""
+
+    def apply(images: Tensor, uniforms: Tensor) -> Tensor:
+        turn, zoom, x, y = (2 * uniforms - 1).unbind(1)
+        angle, zoom = turn * math.radians(degrees), 1 + zoom * scale
+        cos, sin = torch.cos(angle) * zoom, torch.sin(angle) * zoom
+        # For grid_sample an image spans -1..1, so that a shift by its whole side is 2.
+        theta = torch.stack([cos, -sin, 2 * shift * x, sin, cos, 2 * shift * y], dim=1).view(-1, 2, 3)
+        grid = F.affine_grid(theta, list(images.shape), align_corners=False)
+        return F.grid_sample(images, grid, align_corners=False)
+
+    return Augment(4, apply)
+
+
 def _digits(config: DataConfig, seed: int) -> DataSet:
     """Return the test part of the UCI Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998)."""
     package = importlib.util.find_spec("sklearn")  # it is slow to import
@@ -89,6 +105,24 @@ def _digits(config: DataConfig, seed: int) -> DataSet:
     train, val = (Arrays(images[part], labels[part], len(part)) for part in (shuffled[360:], shuffled[:360]))
     change = affine_jitter(degrees=10, shift=0.1, scale=0.1)
     return DataSet(train, val, tuple(map(str, range(10))), 1, 8, (0.305,), (0.376,), change)
+
+
+def crop_and_flip(padding: int) -> Augment:
+    """Return a change that shifts images by up to `padding` pixels and mirrors half of them."""
+
+    def apply(images: Tensor, uniforms: Tensor) -> Tensor:
+        n, channels, height, width = images.shape
+        padded = F.pad(images, (padding,) * 4)
+        top, left = (uniforms[:, :2] * (2 * padding + 1)).long().unbind(1)
+        rows = top[:, None] + torch.arange(height, device=images.device)
+        columns = left[:, None] + torch.arange(width, device=images.device)
+        columns = torch.where(uniforms[:, 2:3] < 0.5, columns, columns.flip(1))
+        # One gather takes a third of the time of an index for each dimension.
+        pixels = rows[:, :, None] * padded.shape[3] + columns[:, None, :]
+        pixels = pixels.view(n, 1, height * width).expand(-1, channels, -1)
+        return padded.flatten(2).gather(2, pixels).view(images.shape)
+
+    return Augment(3, apply)
 
 
 def _cifar(config: DataConfig, seed: int) -> DataSet:

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hvd_train import plugin
-from hvd_train.config import Config
-from hvd_train.data.augment import mixer
+from hvd_train.config import Config, DataConfig
 from hvd_train.errors import UsageError, unknown_name
 from hvd_train.tasks.measures import Mean, Measure, Total
 from hvd_train.tasks.task import Scores, Task
@@ -58,6 +57,21 @@ def _same_shape(output: Tensor, targets: Tensor) -> Tensor:
         shapes = f"{list(output.shape)} for targets of {list(targets.shape)}"
         raise UsageError(f"the model returns {shapes}; it must return their shape")
     return output
+
+
+def mixer(config: DataConfig, num_classes: int) -> Callable[[Tensor, Tensor], Batch]:
+    """Return mixup or cutmix of a micro-batch, one of them at random, or neither, as the config says.
+
+    Zhang et al., arXiv 1710.09412; Yun et al., arXiv 1905.04899. Targets become shares, [n, classes].
+    """
+    if not (config.mixup or config.cutmix):
+        return lambda images, targets: (images, targets)
+    from torchvision.transforms import v2
+
+    kinds = ((v2.MixUp, config.mixup), (v2.CutMix, config.cutmix))
+    mixers = [kind(alpha=alpha, num_classes=num_classes) for kind, alpha in kinds if alpha > 0]
+    found: Callable[[Tensor, Tensor], Batch] = mixers[0] if len(mixers) == 1 else v2.RandomChoice(mixers)
+    return found
 
 
 def classification(config: Config, classes: tuple[str, ...]) -> Task:

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from hvd_train.data.augment import Augment
-from hvd_train.data.dataset import Arrays, DataSet
+from hvd_train.data.dataset import Arrays, Augment, DataSet
 from hvd_train.data.loader import ArrayLoader, MapLoader, Prepare
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import Batch, BatchLayout, EpochOrder, Order, assignments

@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hvd_train.config import DataConfig
-from hvd_train.data.augment import affine_jitter, crop_and_flip, mixer
+from hvd_train.data.sources import affine_jitter, crop_and_flip
 from hvd_train.progress import order
+from hvd_train.tasks.builtin import mixer
 
 
 def cropped(image: Tensor, uniforms: Tensor, padding: int) -> Tensor:
