@@ -16,7 +16,7 @@ from hvd_train.progress.clock import PHASES
 from hvd_train.progress.order import Batch, EpochOrder, assignments, choose_layout
 from hvd_train.recipes import on_random_images
 from hvd_train.updater import Updater, Votes
-from hvd_train.world.world import Place, World, barrier, together
+from hvd_train.world.world import Place, World, together
 
 
 def batches(loader: Loader, config: Config, place: Place) -> Iterator[Batch]:
@@ -43,7 +43,7 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Me
         stepper.take(WARM_UP)
         skipped_before, results, own_seconds = stepper.state.progress.skipped, [], []
         for _ in range(repetitions):
-            barrier(world)
+            world.gather(None)  # wait for all ranks
             synchronize(stepper.device)
             started = time.perf_counter()
             results.append(stepper.split_of(steps))

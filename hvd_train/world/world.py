@@ -177,11 +177,6 @@ def together(world: World, build: Callable[[], T]) -> T:
     return value  # type: ignore[return-value]  # without an error it is a T
 
 
-def barrier(world: World) -> None:
-    """Wait until every rank has called this."""
-    world.gather(None)
-
-
 def result_of_rank_0(world: World, work: Future[T]) -> T:
     """Return the result of rank 0's `work` on every rank; other ranks' work is ignored.
 
