@@ -70,23 +70,17 @@ class Updater:
         self._held_fixed: list[nn.Parameter] = []  # of other optimizers, in this update
         self._watched_updates = _WATCHED_UPDATES
 
-    def take(
-        self,
-        state: TrainState,
-        batch: Batch,
-        votes: Votes,
-        meanwhile: Callable[[], None] = lambda: None,
-    ) -> tuple[Answer, Votes]:
+    def take(self, state: TrainState, batch: Batch, meanwhile: Callable[[], None] = lambda: None) -> Answer:
         """Take one step with all ranks; the weights change, the progress does not (`TrainState.count_step`).
 
         `meanwhile` is called while gradients are reduced. Raises RankLost and UsageError before the state changes.
         """
         try:
-            self.begin(state, batch, votes)
+            self.begin(state, batch, Votes())
             for micro in batch.micro_batches:
                 self.start(micro)
                 self.backward(self._measuring.function(state.model, micro.batch))
-            return self.finish(meanwhile)
+            return self.finish(meanwhile)[0]
         except (ValueError, RuntimeError) as error:
             if (advice := of_use(error, batch)) is None:
                 raise

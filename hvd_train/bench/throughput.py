@@ -15,7 +15,7 @@ from hvd_train.parts import fresh_state, warm_parts
 from hvd_train.progress.clock import PHASES
 from hvd_train.progress.order import Batch, EpochOrder, assignments, choose_layout
 from hvd_train.recipes import on_random_images
-from hvd_train.updater import Updater, Votes
+from hvd_train.updater import Updater
 from hvd_train.world.world import Place, World, together
 
 
@@ -92,7 +92,7 @@ class Stepper:
         images = 0
         for _ in range(steps):
             batch = next(self._batches)
-            result, _ = self._updater.take(self.state, batch, Votes(), self._batches.prepare)
+            result = self._updater.take(self.state, batch, self._batches.prepare)
             self.state.count_step(result.totals, skipped=result.skipped)
             images += batch.size
             self.split.mark("other")

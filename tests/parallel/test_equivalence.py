@@ -10,7 +10,7 @@ import torch
 
 from hvd_train.progress.order import Batch, BatchLayout, MicroBatch
 from hvd_train.state import TrainState, confirm_equal
-from hvd_train.updater import Updater, Votes
+from hvd_train.updater import Updater
 from hvd_train.world.world import LocalWorld, World
 from tests.support import runs
 from tests.support.runs import equal, largest_difference, small_config, trained
@@ -77,12 +77,12 @@ def test_an_overflow_on_the_wire_skips_the_step_on_every_rank(world: World) -> N
     micro = MicroBatch(0, np.arange(4), (torch.ones(4, 1, 8, 8), torch.arange(4)))
     batch = Batch(4, 1, (micro,) if rank == size - 1 else ())
     step = Updater(small_config(clip_norm=0.1), world, model, torch.device("cpu"), {"": runs.TRAINING})
-    step.take(state, batch, Votes())
+    step.take(state, batch)
     if size > 1:  # one rank sends nothing
         assert equal(before, dict(model.state_dict()))
         assert world.gather(scaler.get_scale()) == [2.0**39] * size
     for _ in range(40):
-        step.take(state, batch, Votes())
+        step.take(state, batch)
     assert not equal(before, dict(model.state_dict()))
     confirm_equal(state, world)
 

@@ -53,7 +53,7 @@ def state_of(model: nn.Module, scale: float | None = None, world: World | None =
 
 
 def take(config: Config, state: TrainState, part: Batch) -> Answer:
-    return Updater(config, LocalWorld(), state.model, CPU, {"": runs.TRAINING}).take(state, part, Votes())[0]
+    return Updater(config, LocalWorld(), state.model, CPU, {"": runs.TRAINING}).take(state, part)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,11 @@ def test_votes_and_samples_of_all_ranks_come_with_the_gradients(vote: Votes) -> 
         mine = vote if world.place.rank == 1 else Votes()
         step = Updater(Config().replace(ledger=ledger), world, model, CPU, {"": runs.TRAINING})
         part = batch(4, world.place.rank, 3)
-        result, agreed = step.take(state_of(model, world=world), part, mine)
+        step.begin(state_of(model, world=world), part, mine)
+        for micro in part.micro_batches:
+            step.start(micro)
+            step.backward(runs.TRAINING.function(model, micro.batch))
+        result, agreed = step.finish(lambda: None)
         return agreed, result.fingerprint
 
     expected = fingerprint(np.array([0, 1, 2, 3] * 2))
