@@ -12,10 +12,8 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
 
 from benchmarks.turns import ENVIRONMENT, write
 from hvd_train.launch import client
@@ -60,10 +58,8 @@ def rank() -> None:
 def ask(number: int) -> None:
     """Ask the store as one of `CLIENTS` ranks does: write its own addresses, and read those that others have for it."""
     client.put(os.environ, f"global/{number}", " " * ADDRESS * (CLIENTS - 1))
-    while True:
-        with suppress(HTTPError):  # not all are here yet
-            client.get(os.environ, f"global/{number}-of-{CLIENTS}")
-            return
+    while not client.get(os.environ, f"global/{number}-of-{CLIENTS}"):
+        pass  # not all are here yet
 
 
 def clients() -> dict[str, Any]:

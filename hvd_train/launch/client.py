@@ -5,18 +5,16 @@ No torch, and no Horovod unless the job has a key, which signs requests and answ
 
 import http.client
 import socket
-import urllib.error
-import urllib.request
 from collections.abc import Collection, Mapping, MutableMapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import cache
+from http import HTTPStatus
 from typing import Any
 
 from hvd_train.errors import UsageError
 from hvd_train.launch import ssh
 from hvd_train.launch.launcher import INTERFACES
 
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy is for addresses outside the cluster
 _MOST_BYTES = 1 << 24  # the facts of ten thousand ranks
 ADDRESS, PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 KEY = "HOROVOD_RENDEZVOUS_KEY"
@@ -25,32 +23,35 @@ GLOO_INTERFACE, NCCL_INTERFACES = "HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME"
 
 
 def get(environ: Mapping[str, str], path: str, timeout_s: float | None = None) -> str:
-    """Return the text under `path` ("SCOPE/KEY"); the store may delay its answer.
+    """Return the text under `path` ("SCOPE/KEY"), or "" if there is none; the store may delay its answer.
 
-    Raises OSError after `timeout_s` seconds (None: never) or for an unsigned answer; HTTPError if the store refuses.
+    Raises OSError after `timeout_s` seconds (None: never), for an unsigned answer, or if the store refuses.
     """
-    return _request(environ, path, None, timeout_s)
+    return _request(environ, "GET", f"/{path}", b"", timeout_s)
 
 
 def put(environ: Mapping[str, str], path: str, text: str, timeout_s: float | None = None) -> None:
     """Write `text` under `path` in the store. Raises OSError as `get` does."""
-    _request(environ, path, text.encode(), timeout_s)
+    _request(environ, "PUT", f"/{path}", text.encode(), timeout_s)
 
 
-def _request(environ: Mapping[str, str], path: str, data: bytes | None, timeout_s: float | None) -> str:
-    url, method = f"http://{environ[ADDRESS]}:{environ[PORT]}/{path}", "GET" if data is None else "PUT"
-    sent = headers(environ, method, f"/{path}", data or b"")
-    request = urllib.request.Request(url, data, sent, method=method)
+def _request(environ: Mapping[str, str], method: str, path: str, data: bytes, timeout_s: float | None) -> str:
+    store, sent = f"{environ[ADDRESS]}:{environ[PORT]}", headers(environ, method, path, data)
     try:
-        try:
-            with _DIRECT.open(request, timeout=timeout_s) as answer:
-                body = _signed_body(environ, sent, answer)
-        except urllib.error.HTTPError as error:
-            _signed_body(environ, sent, error)
-            raise
-        return body.decode()
+        with closing(http.client.HTTPConnection(store, timeout=timeout_s)) as connection:
+            connection.request(method, path, data, sent)
+            answer = connection.getresponse()
+            body = answer.read(_MOST_BYTES)
+        if len(body) != int(answer.headers.get("Content-Length", len(body))):
+            raise http.client.IncompleteRead(body)
+        text = body.decode()
     except (http.client.HTTPException, ValueError) as error:  # no HTTP, cut short, or not UTF-8
-        raise ConnectionError(f"the answer from {environ[ADDRESS]}:{environ[PORT]} is garbled ({error!r})") from error
+        raise ConnectionError(f"the answer from {store} is garbled ({error!r})") from error
+    if not _is_signed(environ, sent, answer, body):
+        raise ConnectionError(f"the answer from {store} is not signed by this job")
+    if answer.status not in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
+        raise ConnectionError(f"{store} refuses {method} {path} ({answer.status})")
+    return text
 
 
 def headers(environ: Mapping[str, str], method: str, path: str, body: bytes = b"") -> dict[str, str]:
@@ -66,18 +67,16 @@ def _requester() -> Any:
     return signature.Requester()
 
 
-def _signed_body(environ: Mapping[str, str], sent: Mapping[str, str], answer: Any) -> bytes:
-    """Return the body of an answer to a request. Raises ConnectionError unless this job's store signed it."""
-    body: bytes = answer.read(_MOST_BYTES)
-    if len(body) != int(answer.headers.get("Content-Length", len(body))):
-        raise http.client.IncompleteRead(body)
-    if key := environ.get(KEY):
-        from horovod.runner.http import signature
+def _is_signed(
+    environ: Mapping[str, str], sent: Mapping[str, str], answer: http.client.HTTPResponse, body: bytes
+) -> bool:
+    """Return whether the store of this job gave this answer to this request; True if the job has no key."""
+    if not (key := environ.get(KEY)):
+        return True
+    from horovod.runner.http import signature
 
-        expected = signature.of_answer(key, sent[signature.NONCE], answer.status, body)
-        if not signature.is_equal(answer.headers.get(signature.SIGNATURE, ""), expected):
-            raise ConnectionError(f"the answer from {environ[ADDRESS]}:{environ[PORT]} is not signed by this job")
-    return body
+    expected = signature.of_answer(key, sent[signature.NONCE], answer.status, body)
+    return bool(signature.is_equal(answer.headers.get(signature.SIGNATURE, ""), expected))
 
 
 def is_loopback(address: str) -> bool:

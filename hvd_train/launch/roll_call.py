@@ -11,7 +11,6 @@ import itertools
 import json
 import socket
 import time
-import urllib.error
 from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -71,12 +70,12 @@ def _all_of(environ: Mapping[str, str], scope: str, ranks: int, here: str) -> li
     begun, notice_s, patience_s = time.monotonic(), _FIRST_NOTICE_S, whole_number(environ.get(PATIENCE, "600"))
     if patience_s is None:
         raise UsageError(f"{PATIENCE} is {environ[PATIENCE]!r}; it must be a number of seconds")
-    while (texts := _get(environ, f"{scope}/all-of-{ranks}")) is None:  # the store has waited a second for them
+    while not (texts := _get(environ, f"{scope}/all-of-{ranks}")):  # the store has waited a second for them
         waited = time.monotonic() - begun
         if waited <= min(notice_s, patience_s):
             continue
         notice_s *= 2
-        absent = [rank for rank in range(ranks) if _get(environ, f"{here}/{rank}") is None]
+        absent = [rank for rank in range(ranks) if not _get(environ, f"{here}/{rank}")]
         hosts = {rank: _get(environ, f"started/{rank}") or "a host where it has not started" for rank in absent}
         missing = first_few([f"rank {rank} on {host}" for rank, host in hosts.items()])
         if missing and waited > patience_s:
@@ -91,14 +90,8 @@ def _put(environ: Mapping[str, str], path: str, text: str) -> None:
     client.put(environ, f"hvd_train.{path}", text, _REQUEST_S)
 
 
-def _get(environ: Mapping[str, str], path: str) -> str | None:
-    """Return the text under a path, or None if there is none. Raises OSError if the store does not answer."""
-    try:
-        return client.get(environ, f"hvd_train.{path}", _REQUEST_S)
-    except urllib.error.HTTPError as error:
-        if error.code != 404:
-            raise
-        return None
+def _get(environ: Mapping[str, str], path: str) -> str:
+    return client.get(environ, f"hvd_train.{path}", _REQUEST_S)
 
 
 def disagreement(facts_of: Sequence[Mapping[str, str]]) -> str | None:

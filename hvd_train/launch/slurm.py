@@ -7,7 +7,6 @@ import re
 import secrets
 import tempfile
 import time
-import urllib.error
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -87,8 +86,7 @@ def find_rank_0(environ: Mapping[str, str]) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            client.get(environ, "hvd_train/here", 5)
-        except urllib.error.HTTPError:  # a signed answer: not found
+            client.get(environ, "hvd_train/here", 5)  # there is no such text, but the answer is signed
             return
         except OSError as error:
             problem = error.strerror or str(error)

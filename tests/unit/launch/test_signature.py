@@ -1,7 +1,6 @@
 """Requests to the store of a job and its answers are signed; the server is Horovod's own."""
 
 import socket
-import urllib.error
 from collections.abc import Iterator
 from contextlib import ExitStack
 from uuid import uuid4
@@ -51,8 +50,7 @@ def test_ranks_share_texts(environ: dict[str, str], name: str, monkeypatch: pyte
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     client.put(environ, name, "some text")
     assert client.get(environ, name, 60) == "some text"
-    with pytest.raises(urllib.error.HTTPError, match="404"):
-        client.get(environ, f"{name}x", 60)
+    assert client.get(environ, f"{name}x", 60) == ""
 
 
 def test_a_server_that_is_gone_is_an_oserror() -> None:
@@ -87,8 +85,7 @@ def test_a_changed_request_is_refused(environ: dict[str, str], name: str) -> Non
         request = signed(environ, name)
         assert request.count(old) == 1
         assert answer(environ, request.replace(old, new)).split()[1] in (b"400", b"403")
-    with pytest.raises(urllib.error.HTTPError, match="404"):
-        client.get(environ, name, 60)
+    assert client.get(environ, name, 60) == ""
 
 
 def test_silent_connections_leave_room_for_ranks(
