@@ -44,17 +44,13 @@ class ImageFiles:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def path(self, index: int) -> Path:
-        """Return the path of the file of a sample."""
-        return self._root / os.fsdecode(self._names[index].numpy().tobytes().rstrip(b"\0"))
-
     def content_of_files(self) -> bytes:
         """Return bytes that are others if a name or a label is another."""
         return self._names.numpy().tobytes() + self.labels.numpy().tobytes()
 
     def __getitem__(self, index: int, /) -> tuple[Tensor, int]:
         """Return an item. Raises UsageError, which names the file."""
-        path = self.path(index)
+        path = self._root / os.fsdecode(self._names[index].numpy().tobytes().rstrip(b"\0"))
         try:
             image = decode(plain_file.read_bytes(path), self._max_pixels)
         except UNREADABLE as error:
@@ -67,10 +63,9 @@ def images_in(paths: Sequence[Path]) -> list[Path]:
     """Return these files, and the images below these folders. Raises UsageError if there are none."""
     found = list[Path]()
     for path in paths:
-        below = [path] if path.is_file() else sorted(path.rglob("*"))
-        images = [each for each in below if each == path or _is_image(str(each.relative_to(path)))]
-        if not images:
-            raise UsageError(f"{path}: {'it has no images' if path.exists() else 'no such image or folder'}")
+        below = [file for file in sorted(path.rglob("*")) if _is_image(str(file.relative_to(path)))]
+        if not (images := [path] if path.is_file() else below):
+            raise UsageError(f"{path}: no such image or folder with images")
         found += images
     return found
 

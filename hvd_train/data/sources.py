@@ -60,15 +60,15 @@ def open_data(
 
         assert config.data_dir is not None  # checked by DataConfig
         return open_split(config.data_dir, config, split) if split else open_folder(config.data_dir, config)
-    if own is None and config.data.startswith(HUGGING_FACE):
-        result: Any = open_saved(config.data.removeprefix(HUGGING_FACE), any_items=any_items)
-        data = _from_result(config.data, result, any_items=any_items)
-    elif own is not None or plugin.is_reference(config.data):
+    if own is None and config.data in _OPENERS:
+        data = _OPENERS[config.data](config, seed)
+    elif own is None and config.data.startswith(HUGGING_FACE):
+        saved = open_saved(config.data.removeprefix(HUGGING_FACE), any_items=any_items)
+        data = _from_result(config.data, saved, any_items=any_items)
+    else:
         function = own or plugin.load("data", config.data)
         result = plugin.call(f"--data {config.data}", function, "config", config)
-        data = _from_result(config.data, result, any_items=any_items and not isinstance(result, DataSet))
-    else:
-        data = _OPENERS[config.data](config, seed)
+        data = _from_result(config.data, result, any_items=any_items)
     if config.augment in ("trivial", "rand") or config.random_erasing:
         raise UsageError(
             f"--augment {config.augment} and --random-erasing do not go with --data {config.data}: they change the "
