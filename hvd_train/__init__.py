@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from hvd_train.run import train as train
     from hvd_train.session import Session as Session
     from hvd_train.session import parse_args as parse_args
-    from hvd_train.tasks.measures import Each as Each
-    from hvd_train.tasks.measures import Mean as Mean
-    from hvd_train.tasks.measures import Total as Total
+    from hvd_train.tasks.task import Each as Each
+    from hvd_train.tasks.task import Mean as Mean
     from hvd_train.tasks.task import Scores as Scores
     from hvd_train.tasks.task import Task as Task
+    from hvd_train.tasks.task import Total as Total
 
 _HOME = {
     "Config": "config",
     "DataSet": "data.dataset",
-    "Each": "tasks.measures",
+    "Each": "tasks.task",
     "HvdTrainError": "errors",
-    "Mean": "tasks.measures",
+    "Mean": "tasks.task",
     "Result": "result",
     "Scores": "tasks.task",
     "Session": "session",
     "Shards": "data.files",
     "Task": "tasks.task",
     "Tokens": "data.files",
-    "Total": "tasks.measures",
+    "Total": "tasks.task",
     "UsageError": "errors",
     "evaluate": "run",
     "parse_args": "session",

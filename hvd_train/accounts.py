@@ -11,8 +11,7 @@ from hvd_train.progress.metrics import Totals
 from hvd_train.run_files.journal import EpochRecord, StepRecord
 from hvd_train.run_files.ledger import Entry, extended
 from hvd_train.state import Answer
-from hvd_train.tasks.measures import LOSS
-from hvd_train.tasks.task import Scores
+from hvd_train.tasks.task import LOSS, Scores
 from hvd_train.training import Training
 from hvd_train.world.world import result_of_rank_0
 

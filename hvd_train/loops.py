@@ -19,8 +19,7 @@ from hvd_train.progress.order import Indices
 from hvd_train.result import Result, Stopped
 from hvd_train.run_files.journal import labelled
 from hvd_train.state import HEAD, START, STEPS, TAIL, Answer, Evaluation, Point, TrainState, set_values
-from hvd_train.tasks.measures import LOSS, Measure, Measures, Measuring
-from hvd_train.tasks.task import Goal, Scores, Task
+from hvd_train.tasks.task import LOSS, Goal, Measure, Measures, Measuring, Scores, Task
 from hvd_train.training import Training
 
 

@@ -18,16 +18,13 @@ from hvd_train.data.dataset import DataSet
 from hvd_train.data.loader import Collate, Loader, Prepare, open_loader
 from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError, counted, first_few
-from hvd_train.launch import launcher
 from hvd_train.network import buffers, freeze, models, normalization, optim, weights
 from hvd_train.network.device import autocast, choose_device, loss_scaler, num_cores, uses_channels_last, wire_format
 from hvd_train.network.models import Builder, micro_batch_sizes, warm_up
 from hvd_train.progress import order
 from hvd_train.state import TrainState
-from hvd_train.tasks import measures
 from hvd_train.tasks.builtin import CLASSIFICATION, open_task
-from hvd_train.tasks.measures import LOSS, Measuring
-from hvd_train.tasks.task import Goal, Task, goal_of, targets_of
+from hvd_train.tasks.task import LOSS, Goal, Measuring, Task, goal_of, kept_of, numbers_of, sum_of, targets_of
 from hvd_train.validate import scores_of
 from hvd_train.world.world import Place, World
 
@@ -99,7 +96,7 @@ def _compile(config: Config, world: World, parts: Parts) -> None:
         parts.model,
         parts.train_loader.example,
         autocast(config, parts.device),
-        loss=lambda model, batch: measures.sum_of(parts.task.measure(model, batch)[LOSS]),
+        loss=lambda model, batch: sum_of(parts.task.measure(model, batch)[LOSS]),
         evaluate=parts.evaluation.function,
         train_sizes=micro_batch_sizes(layout, num_samples),
         eval_sizes=eval_sizes,
@@ -201,8 +198,8 @@ def _measurings(task: Task, network: nn.Module, examples: Sequence[Any]) -> tupl
         training(network, examples[0], 2)
         for example in examples:
             evaluated = evaluation(network, example, 2)
-        numbers = measures.numbers_of(evaluated, evaluation.fields, torch.float64).cpu()
-    scores_of(task, evaluation.fields, numbers, 2, measures.kept_of(evaluated))
+        numbers = numbers_of(evaluated, evaluation.fields, torch.float64).cpu()
+    scores_of(task, evaluation.fields, numbers, 2, kept_of(evaluated))
     return training, evaluation
 
 

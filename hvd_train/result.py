@@ -19,8 +19,7 @@ from hvd_train.network.models import micro_batch_sizes
 from hvd_train.parts import Parts
 from hvd_train.run_files.journal import figure, labelled
 from hvd_train.state import TrainState
-from hvd_train.tasks.measures import LOSS
-from hvd_train.tasks.task import Task
+from hvd_train.tasks.task import LOSS, Task
 from hvd_train.world.world import Place
 
 

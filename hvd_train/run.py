@@ -34,8 +34,7 @@ from hvd_train.result import Result, Stopped
 from hvd_train.run_files import remote, run_folder, trackers
 from hvd_train.tasks import builtin as tasks
 from hvd_train.tasks.builtin import CLASSIFICATION
-from hvd_train.tasks.measures import Each, Measure, Measuring
-from hvd_train.tasks.task import Scores, Task
+from hvd_train.tasks.task import Each, Measure, Measuring, Scores, Task
 from hvd_train.training import Training
 from hvd_train.validate import evaluate as evaluate_model
 from hvd_train.world.world import LocalWorld, Place, World, together

@@ -31,8 +31,7 @@ from hvd_train.parts import as_constant, loader_processes, of_a_loop
 from hvd_train.progress.metrics import FACTS
 from hvd_train.run import OWN, check, opened
 from hvd_train.state import HEAD, START, values_of
-from hvd_train.tasks.measures import Function, Measuring
-from hvd_train.tasks.task import Goal, Scores, Task
+from hvd_train.tasks.task import Function, Goal, Measuring, Scores, Task
 from hvd_train.world.world import World
 
 T = TypeVar("T")

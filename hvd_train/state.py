@@ -24,8 +24,7 @@ from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files.journal import EpochRecord, StepRecord
 from hvd_train.run_files.ledger import Entry
-from hvd_train.tasks.measures import LOSS
-from hvd_train.tasks.task import Scores
+from hvd_train.tasks.task import LOSS, Scores
 from hvd_train.world.world import World
 
 START, HEAD, STEPS, TAIL = range(4)

@@ -34,8 +34,7 @@ from hvd_train.result import Result, describe, ending, summary
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.state import Answer, Label, Point, TrainState, confirm_equal, values_of
-from hvd_train.tasks.measures import Measuring
-from hvd_train.tasks.task import Scores, Task, targets_of
+from hvd_train.tasks.task import Measuring, Scores, Task, targets_of
 from hvd_train.updater import Updater, Votes, of_use
 from hvd_train.validate import evaluate
 from hvd_train.world.world import World, result_of_rank_0, together

@@ -20,8 +20,7 @@ from hvd_train.progress import order
 from hvd_train.progress.clock import Split
 from hvd_train.progress.order import Batch, MicroBatch, fingerprint, from_bytes, in_bytes
 from hvd_train.state import Answer, TrainState
-from hvd_train.tasks.measures import LOSS, Measures, Measuring, numbers_of, sum_of, totals_of
-from hvd_train.tasks.task import Scores
+from hvd_train.tasks.task import LOSS, Measures, Measuring, Scores, numbers_of, sum_of, totals_of
 from hvd_train.world.world import Gradients, World
 
 _WATCHED_UPDATES = 3

@@ -12,8 +12,7 @@ from hvd_train.errors import UsageError, first_few
 from hvd_train.network.buffers import unchanged
 from hvd_train.network.device import autocast
 from hvd_train.progress.order import BatchLayout, Order, assignments
-from hvd_train.tasks.measures import Field, Measuring, kept_of, numbers_of, totals_of
-from hvd_train.tasks.task import Scores, Task
+from hvd_train.tasks.task import Field, Measuring, Scores, Task, kept_of, numbers_of, totals_of
 from hvd_train.world.world import World
 
 

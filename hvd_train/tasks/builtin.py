@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from hvd_train import plugin
 from hvd_train.config import Config, DataConfig
 from hvd_train.errors import UsageError, unknown_name
-from hvd_train.tasks.measures import Mean, Measure, Total
-from hvd_train.tasks.task import Scores, Task
+from hvd_train.tasks.task import Mean, Measure, Scores, Task, Total
 
 CLASSIFICATION = "classification"
 VOID = 255  # the class of pixels that do not count, as in Pascal VOC and Cityscapes

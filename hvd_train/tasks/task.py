@@ -1,17 +1,56 @@
-"""A task as a value, the scores of an evaluation, and the goals of a training."""
+"""A task, the measures that it returns and their sums, the scores of an evaluation, and the goals of a training."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from hvd_train.config import ScheduleConfig
-from hvd_train.errors import UsageError
-from hvd_train.tasks.measures import LOSS, Function
+from hvd_train.errors import UsageError, first_few
+from hvd_train.progress.metrics import FACTS, Totals
+
+LOSS = "loss"
+
+
+@dataclass(slots=True)
+class Mean:
+    """A total divided by a count; both are summed over all micro-batches and ranks before the division.
+
+    `total` has one element. `count` is, for instance, the number of tokens without padding; by default it is the number
+    of samples.
+    """
+
+    total: Tensor
+    count: Tensor | int | None = None
+
+
+@dataclass(slots=True)
+class Total:
+    """Values that an evaluation sums elementwise, such as a confusion matrix. Training ignores them."""
+
+    values: Tensor
+
+
+@dataclass(slots=True)
+class Each:
+    """Values of each sample [n, ...] that an evaluation keeps, in the order of the set: for average precision and such.
+
+    They are kept as float32. Training ignores them.
+    """
+
+    values: Tensor
+
+
+Measure = Tensor | Mean | Total | Each
+"""A tensor has one number (or a bool) for each sample: the measure is its mean."""
+Measures = Mapping[str, Measure]
+Function = Callable[[nn.Module, Any], Measures]
+"""Computes the measures of a micro-batch: of a model, and a batch on the device of the rank."""
 
 
 @dataclass(frozen=True)
@@ -102,3 +141,127 @@ def targets_of(task: Task, schedule: ScheduleConfig) -> dict[Goal, float]:
         name, _, value = schedule.target.partition("=")
         targets[goal_of(task, name, "--target")] = float(value)
     return targets
+
+
+@dataclass(frozen=True)
+class Field:
+    """The place of a measure among the summed numbers."""
+
+    name: str
+    # A sum divided by the samples, a sum and what divides it, a `Total`, or an `Each`, which is not summed.
+    kind: Literal["samples", "count", "total", "each"]
+    shape: tuple[int, ...] = ()
+
+    @property
+    def is_mean(self) -> bool:
+        """Return whether the measure is a mean."""
+        return self.kind in ("samples", "count")
+
+    @property
+    def size(self) -> int:
+        """Return how many numbers it takes."""
+        return {"count": 2, "each": 0}.get(self.kind, math.prod(self.shape))
+
+
+class Measuring:
+    """A function of a task, whose measures have the same fields for each micro-batch.
+
+    The first measures decide; they need a loss if `trains`.
+    """
+
+    def __init__(self, function: Function, *, trains: bool = True) -> None:
+        self.function, self._trains, self._checked = function, trains, list[object]()
+        self.fields = self.means = tuple[Field, ...]()  # training sums the means
+        self.num_sums = 0
+
+    def __call__(self, model: nn.Module, batch: Any, num_samples: int) -> Measures:
+        """Return the measures of a micro-batch. Raises UsageError if their fields are others."""
+        return self.checked(self.function(model, batch), num_samples)
+
+    def checked(self, measures: Measures, num_samples: int) -> Measures:
+        """Return these measures of a micro-batch. Raises UsageError if their fields are others."""
+        items = measures.items() if isinstance(measures, Mapping) else ()
+        form = [num_samples, *((name, type(measure), getattr(measure, "shape", None)) for name, measure in items)]
+        if form != self._checked:  # a full check takes as long as a small layer
+            found = fields_of(measures, num_samples, trains=self._trains)
+            if not self.fields:
+                self.fields, self.means = found, tuple(field for field in found if field.is_mean)
+                self.num_sums = sum(field.size for field in self.means)
+            if odd := {*found} ^ {*self.fields}:
+                names = first_few(sorted({field.name for field in odd}), 3)
+                raise UsageError(f"there are other measures for one micro-batch than for another: {names}")
+            self._checked = form
+        return measures
+
+
+def fields_of(measures: Measures, num_samples: int, *, trains: bool = True) -> tuple[Field, ...]:
+    """Return the fields of the measures of `num_samples` samples: the loss first, totals last. Raises UsageError."""
+    if not isinstance(measures, Mapping) or not measures or (trains and LOSS not in measures):
+        raise UsageError(f"the task returned {_described(measures)}: return a dict of measures with a {LOSS!r}")
+    fields = [_field(name, measure, num_samples) for name, measure in measures.items()]
+    return tuple(sorted(fields, key=lambda field: (field.name != LOSS, not field.is_mean)))
+
+
+def _field(name: str, measure: Measure, num_samples: int) -> Field:
+    if not isinstance(name, str) or not name.isidentifier() or name in FACTS or name.startswith("val_"):
+        raise UsageError(f"there is a measure named {name!r}: take another name, of letters, digits and _")
+    match measure:
+        case Tensor() if measure.shape == (num_samples,):
+            return Field(name, "samples")
+        case Mean(Tensor() as total, count) if total.numel() == 1:
+            if not isinstance(count, Tensor) or count.numel() == 1:
+                return Field(name, "samples" if count is None else "count")
+        case Each(values) if name != LOSS and values.shape[:1] == (num_samples,):
+            return Field(name, "each", tuple(values.shape[1:]))
+        case Total(values) if name != LOSS:
+            return Field(name, "total", tuple(values.shape))
+    raise UsageError(
+        f"the measure {name!r} is {_described(measure)} for {num_samples} samples: it needs one number for "
+        "each sample (for a loss of torch: reduction='none'), or Mean(total, count) with one number as total"
+    )
+
+
+def _described(value: object) -> str:
+    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def sum_of(measure: Measure) -> Tensor:
+    """Return the sum of a measure over its samples, with its gradient: [] for a loss."""
+    assert not isinstance(measure, (Total, Each))
+    return measure.total if isinstance(measure, Mean) else measure.sum()
+
+
+@torch.no_grad()
+def numbers_of(measures: Measures, fields: Sequence[Field], dtype: torch.dtype) -> Tensor:
+    """Return the sums of the measures in `fields`, without gradients, [sum of `Field.size`] of `dtype`."""
+    numbers, totals = list[Tensor](), list[Tensor]()
+    for place in fields:
+        measure = measures[place.name]
+        if isinstance(measure, Each):
+            continue
+        if isinstance(measure, Total):
+            totals.append(measure.values.to(dtype).flatten())
+        elif isinstance(measure, Mean):
+            numbers.append(measure.total)
+            if measure.count is not None:
+                numbers.append(torch.as_tensor(measure.count, dtype=dtype, device=measure.total.device))
+        else:
+            numbers.append(measure.sum(dtype=dtype))
+    scalars = [number if number.dim() == 0 else number.view(()) for number in numbers]
+    of_means = torch.stack([number if number.dtype == dtype else number.to(dtype) for number in scalars])
+    return torch.cat([of_means, *totals]) if totals else of_means
+
+
+def kept_of(measures: Measures) -> dict[str, Tensor]:
+    """Return the values of each `Each`, float32 on the CPU."""
+    return {name: each.values.float().cpu() for name, each in measures.items() if isinstance(each, Each)}
+
+
+def totals_of(fields: Sequence[Field], numbers: Sequence[float], count: int) -> Totals:
+    """Return the totals of summed numbers of `count` samples, which begin with the numbers of these means."""
+    sums, divisors, at = dict[str, float](), dict[str, float](), 0
+    for place in fields:
+        by_count = place.kind == "count"
+        sums[place.name], divisors[place.name] = numbers[at], numbers[at + 1] if by_count else float(count)
+        at += 1 + by_count
+    return Totals(count, sums, divisors)

@@ -24,8 +24,7 @@ from hvd_train.result import Result
 from hvd_train.run import train
 from hvd_train.state import to_host
 from hvd_train.tasks.builtin import classification
-from hvd_train.tasks.measures import Mean, Measure, Measuring, Total
-from hvd_train.tasks.task import Scores, Task
+from hvd_train.tasks.task import Mean, Measure, Measuring, Scores, Task, Total
 from hvd_train.world.world import World
 from tests.support.worlds import own_generator
 

@@ -142,7 +142,7 @@ MISTAKES = [
     ("train --momentum 9", "--momentum is 9; it must be at least 0 and below 1"),
     ("train --target-accuracy 98", "--target-accuracy is 98; it must be at least 0 and at most 1"),
     ("train --target-accuracy 98%", "--target-accuracy is '98%'; it must be a number"),
-    ("train --decay-epochs 30,60", "--decay-epochs is '30,60'; it must be a whole number"),
+    ("train --decay-epochs 30,60", "--decay-epochs is '30,60'; it must be a number"),
     ("train --precision amp", "--precision is 'amp'; it must be one of fp32, fp16, bf16"),
     ("train --seed -1", "--seed is -1; it must be at least 0 and below 2**63"),
     ("train --max-time 3.0", "--max-time 3.0: write it with its units, as in 2h30m, 1.5h"),

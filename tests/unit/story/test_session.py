@@ -23,7 +23,7 @@ from hvd_train.loops import MicroBatch
 from hvd_train.run_files.ledger import audit
 from hvd_train.session import Session
 from hvd_train.state import set_values, to_host, values_of
-from hvd_train.tasks.measures import Measure
+from hvd_train.tasks.task import Measure
 from hvd_train.world.world import LocalWorld, World
 from tests.support import runs
 from tests.support.elastic import (

@@ -12,8 +12,7 @@ from hvd_train import Config
 from hvd_train.data.dataset import Arrays
 from hvd_train.data.loader import ArrayLoader
 from hvd_train.tasks.builtin import classification
-from hvd_train.tasks.measures import Measuring
-from hvd_train.tasks.task import Scores
+from hvd_train.tasks.task import Measuring, Scores
 from hvd_train.validate import evaluate
 from hvd_train.world.world import LocalWorld, World
 from tests.support import runs

@@ -14,8 +14,7 @@ from torch.utils.data import TensorDataset
 from hvd_train import UsageError, checkpoint, train
 from hvd_train.state import to_host
 from hvd_train.tasks.builtin import distillation, open_task
-from hvd_train.tasks.measures import Measuring, numbers_of
-from hvd_train.tasks.task import Scores
+from hvd_train.tasks.task import Measuring, Scores, numbers_of
 from hvd_train.validate import scores_of
 from hvd_train.world.world import LocalWorld, World
 from tests.support.elastic import ONE, THREE, TWO, Kill, run_elastic

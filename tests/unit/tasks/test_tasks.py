@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hvd_train import Each, Mean, Scores, Task, Total, UsageError, evaluate, train
 from hvd_train.progress.order import EpochOrder
 from hvd_train.tasks.builtin import hits
-from hvd_train.tasks.measures import fields_of, numbers_of, totals_of
+from hvd_train.tasks.task import fields_of, numbers_of, totals_of
 from hvd_train.world.world import LocalWorld, World
 from tests.support import runs
 from tests.support.runs import largest_difference, small_config, trained
