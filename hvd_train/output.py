@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hvd_train import checkpoint, config_file
 from hvd_train.checkpoint import Store
 from hvd_train.config import Config
@@ -21,7 +19,6 @@ from hvd_train.console import say
 from hvd_train.data import identity
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
-from hvd_train.network import optim
 from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files import remote, run_folder
 from hvd_train.run_files.journal import Journal
@@ -31,9 +28,9 @@ from hvd_train.state import Progress, Snapshot, TrainState, check_same_shapes
 from hvd_train.world.world import Place
 
 _PATIENCE_SECONDS = 45.0  # workers whose driver has died may take as long to notice it, commit and leave the folder
-# They decide which samples are left in the epoch, how images are normalised, and which parameters are trained.
-_FIXED = ("seed", "weights", "freeze", "unfreeze")
-_OF_GROUPS = ("optimizer", "optimizer_args", "learning_rate", "momentum", "nesterov", "weight_decay", "decay_of")
+# They decide which samples are left in the epoch, how images are normalised, and what has a state.
+_FIXED = ("seed", "weights", "freeze", "unfreeze", "optimizer", "decay_of", "ema_decay")
+_OF_GROUPS = ("optimizer_args", "learning_rate", "momentum", "nesterov", "weight_decay")
 _OF_CUT = ("batch_size", "global_batch_size", "accumulation_steps", "on_resize")
 
 
@@ -74,9 +71,7 @@ class Output:
                 found = checkpoint.newest_good(named, notes.append) if named.is_dir() else checkpoint.read(named)
                 if found is None:
                     raise UsageError(f"--resume {named}: none of its checkpoints is whole")
-                adapted, more = _adapted(found, state, self._config, first_layout)
-                notes.extend(more)
-                self._load(state, adapted)
+                self._load(state, _adapted(found, state, self._config, first_layout, notes.append))
             elif from_disk:
                 state.layout = first_layout()
 
@@ -194,9 +189,13 @@ def _claim(config: Config, start: Callable[[], None], *, abandoned: bool) -> Run
 
 
 def _adapted(
-    snapshot: Snapshot, state: TrainState, config: Config, first_layout: Callable[[], BatchLayout]
-) -> tuple[Snapshot, list[str]]:
-    """Adapt the snapshot in the file `config.run.resume` to `state`; return it and notes about what differs.
+    snapshot: Snapshot,
+    state: TrainState,
+    config: Config,
+    first_layout: Callable[[], BatchLayout],
+    note: Callable[[str], None],
+) -> Snapshot:
+    """Return the snapshot in the file `config.run.resume` with the settings of `config`; note what differs.
 
     Raises UsageError for another model and for settings that cannot change, and as `first_layout()` does.
     """
@@ -211,24 +210,16 @@ def _adapted(
         raise UsageError(f"--epochs {epochs}: {file} is of epoch {begun}: type --epochs {begun} or more")
     check_same_shapes(state.model.state_dict(), snapshot["model"])
     mine, theirs = config.settings(), old.settings()
-    notes, changed = list[str](), dict[str, Any](best=None)  # the best weights are not in the file
+    changed = dict[str, Any](best=None)  # the best weights are not in the file
     if differences:
-        notes.append(f"other settings than in {file} hold from here on: {'; '.join(differences)}")
+        note(f"other settings than in {file} hold from here on: {'; '.join(differences)}")
     if any(mine[name] != theirs[name] for name in _OF_CUT):
         changed["layout"] = dataclasses.asdict(first_layout())
     if any(mine[name] != theirs[name] for name in _OF_GROUPS):
         changed["point"] = {**snapshot["point"], "settings": []}  # else they are set last, over the new ones
-
-    if "" in snapshot["optimizers"]:  # several are a session's own
-        adapted = optim.adapted(snapshot["optimizers"][""], old.optimizer, state.optimizer, state.model)
-        if mine["optimizer"] != theirs["optimizer"] or adapted is None:
-            adapted = state.optimizer.state_dict()
-            notes.append(f"--optimizer {mine['optimizer']} starts with fresh state: {file} is of another optimizer")
-        changed["optimizers"] = {"": adapted}
-
-    if state.average is not None and snapshot["average"] is None:
-        weights = {f"module.{name}": value for name, value in snapshot["model"].items()}
-        changed["average"] = {"n_averaged": torch.tensor(1), **weights}
-        changed["buffers"] = snapshot["buffers"][:1] * 2  # the model's, for the average as well
-        notes.append(f"the moving average starts from the weights in {file}")
-    return {**snapshot, **changed}, notes
+        changed["optimizers"] = {}
+        for name in snapshot["optimizers"].keys() & state.optimizers.keys():
+            saved = snapshot["optimizers"][name]
+            groups = zip(saved["param_groups"], state.optimizers[name].state_dict()["param_groups"], strict=False)
+            changed["optimizers"][name] = {**saved, "param_groups": [theirs | own for theirs, own in groups]}
+    return {**snapshot, **changed}

@@ -1,9 +1,7 @@
 """Build the optimizer of a config, and the moving average of weights."""
 
 import ast
-import copy
 import inspect
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -94,25 +92,6 @@ def match_memory_format(optimizer: Optimizer) -> None:
         for name, value in values.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
                 values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-
-
-def adapted(
-    saved: Mapping[str, Any], config: OptimizerConfig, optimizer: Optimizer, model: nn.Module
-) -> dict[str, Any] | None:
-    """Return a state dict: the state in `saved`, the settings of `optimizer`. None if their parameters differ."""
-    their_groups = parameter_groups(config, model)  # `config` is of the saved optimizer, which has the same class
-    if [len(group["params"]) for group in their_groups] != [len(group["params"]) for group in saved["param_groups"]]:
-        return None
-    theirs, parameters = ([p for g in groups for p in g["params"]] for groups in (their_groups, optimizer.param_groups))
-    numbers = {parameter: number for number, parameter in enumerate(theirs)}
-    mine = optimizer.state_dict()
-    state = {
-        number: {**mine["state"].get(number, {}), **saved["state"].get(numbers.get(parameter), {})}
-        for number, parameter in enumerate(parameters)
-    }
-    # LAMB counts its steps in a tensor of each group.
-    counts = {name: value for name, value in saved["param_groups"][0].items() if name not in optimizer.defaults}
-    return {"state": state, "param_groups": [{**copy.deepcopy(counts), **group} for group in mine["param_groups"]]}
 
 
 def _never_compiled(cls: type[T]) -> type[T]:
