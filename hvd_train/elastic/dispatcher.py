@@ -25,7 +25,7 @@ import signal
 import threading
 import time
 import uuid
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,19 +70,16 @@ class RankAssignment:
 
 def assign_ranks(workers: Sequence[Worker]) -> list[RankAssignment]:
     """Return the ranks of these workers, in the order of `workers`."""
-    hosts_with: dict[int, list[str]] = defaultdict(list)  # by local rank
-    local_sizes: Counter[str] = Counter()
+    local_sizes, cross_sizes = Counter[str](), Counter[int]()  # by host, by local rank
     places = []
     for worker in workers:
         local_rank = local_sizes[worker.host]
-        places.append((local_rank, len(hosts_with[local_rank])))
-        hosts_with[local_rank].append(worker.host)
+        places.append((local_rank, cross_sizes[local_rank]))
         local_sizes[worker.host] += 1
-    size = len(workers)
+        cross_sizes[local_rank] += 1
     return [
-        RankAssignment(host, rank, local, cross, size, local_sizes[host], len(hosts_with[local]), worker.number)
-        for rank, (worker, (local, cross)) in enumerate(zip(workers, places, strict=True))
-        for host in [worker.host]
+        RankAssignment(it.host, rank, local, cross, len(workers), local_sizes[it.host], cross_sizes[local], it.number)
+        for rank, (it, (local, cross)) in enumerate(zip(workers, places, strict=True))
     ]
 
 
