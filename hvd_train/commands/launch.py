@@ -78,7 +78,7 @@ def launch(arguments: list[str]) -> int:
         inner = [PROGRAM, "launch", "--hosts", containers.HOST_FILE, *(["--elastic"] if options.elastic else [])]
         inner += [f"--{options.controller}"] if options.controller else []
         inner += [word for name in options.env for word in ("--env", name)]
-        return containers.run(hosts.named(options.hosts), options, [*inner, "--", *words], os.environ)
+        return containers.run(hosts.named(options.hosts), options, [*inner, "--", *words])
     command = _command(words, str if options.image or options.way == "apptainer" else start.shown)
     if options.requeue:
         command = _in_one_folder(command)

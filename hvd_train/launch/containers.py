@@ -6,12 +6,11 @@ job, which nobody can read in a command line or in the environment of a containe
 
 import os
 import shlex
-import shutil
 import socket
 import subprocess
 import tempfile
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -39,11 +38,9 @@ _READY = "until ssh localhost true; do sleep 0.2; done"
 class Job:
     """The shell lines of a job: a command runs in the container of this host, and the other hosts serve ranks."""
 
-    def __init__(
-        self, hosts: Sequence[Host], options: Namespace, command: Sequence[str], environ: Mapping[str, str], folder: str
-    ) -> None:
+    def __init__(self, hosts: Sequence[Host], options: Namespace, command: Sequence[str], folder: str) -> None:
         """Take the options of `hvd-train launch`, and the folder for the keys and the host file."""
-        self._engine, self._folder = shlex.split(environ.get("CONTAINER_ENGINE", "docker")), folder
+        self._engine, self._folder = shlex.split(os.environ.get("CONTAINER_ENGINE", "docker")), folder
         self._image, self._runs = options.image or "hvd_train", str(Path(options.runs).absolute())
         # The hosts' network, because ranks connect to one another on any port. --ipc host, because NCCL needs more
         # than the 64 MB of /dev/shm that a container has.
@@ -51,8 +48,8 @@ class Job:
         self._options += ["--security-opt", "no-new-privileges", "--env", f"HVD_TRAIN_SSH_PORT={options.port}"]
         for volume in (f"{self._runs}:/home/trainer/runs", *options.volume):
             self._options += ["--volume", volume]
-        self._options += shlex.split(environ.get("CONTAINER_FLAGS", ""))
-        self._options += ["--gpus", "all"] if num_gpus(environ) else []
+        self._options += shlex.split(os.environ.get("CONTAINER_FLAGS", ""))
+        self._options += ["--gpus", "all"] if num_gpus(os.environ) else []
         if os.path.isdir("/dev/infiniband"):  # the fast network for NCCL, which locks the memory that it reads
             self._options += ["--device", "/dev/infiniband", "--ulimit", "memlock=-1"]
         name = f"hvd_train-{socket.gethostname()}-{os.getpid()}"
@@ -87,25 +84,19 @@ class Job:
         return shlex.join(ssh.command(host, [*self._engine, *words]))
 
 
-def run(hosts: Sequence[Host], options: Namespace, command: Sequence[str], environ: Mapping[str, str]) -> int:
+def run(hosts: Sequence[Host], options: Namespace, command: Sequence[str]) -> int:
     """Run the job and return its exit code; with --dry-run print its lines. A signal lets the training commit.
 
     Raises UsageError if a step fails.
     """
     if options.dry_run:
         folder = f"{tempfile.gettempdir()}/hvd_train-{os.getpid()}"
-        job = Job(hosts, options, command, environ, folder)
+        job = Job(hosts, options, command, folder)
         begin = [*job.prepare, *chain(*job.starts.values()), *job.launcher]
         show("\n".join([*begin, shlex.join(job.run), *job.remove, f"rm -r {folder}"]))
         return 0
     with tempfile.TemporaryDirectory() as parent, ThreadPoolExecutor(len(hosts) + 1) as threads:
-        job = Job(hosts, options, command, environ, f"{parent}/keys")
-        for program, hint in (
-            (job.run[0], "CONTAINER_ENGINE names another"),
-            ("ssh-keygen", "apt install openssh-client"),
-        ):
-            if shutil.which(program) is None:
-                raise UsageError(f"there is no {program} on the PATH: {hint}")
+        job = Job(hosts, options, command, f"{parent}/keys")
         ssh.check_names([*job.starts])
         child = Child(STOPPING)
         try:
