@@ -1,11 +1,10 @@
-"""Restart a job when its launcher dies: `python -m hvd_train.elastic.supervisor [--restarts N] -- COMMAND ...`.
+"""Restart a job when its launcher dies: `python -m hvd_train.elastic.supervisor RESTARTS COMMAND ...`.
 
 If the command ends for good (done, wrong settings, stopped with a commit), so does the supervisor, with the same exit
 code. Otherwise it runs the command again, which resumes from its last commit. The wait before the next attempt doubles
 each time the command fails soon after its start.
 """
 
-import argparse
 import os
 import signal
 import sys
@@ -46,13 +45,9 @@ def keep_going(command: Sequence[str], restarts: int) -> int:
 
 
 def main() -> None:
-    """Run the command line `[--restarts N] -- COMMAND ...`."""
+    """Run the command line `RESTARTS COMMAND ...`."""
     outlive()
-    parser = argparse.ArgumentParser(prog="python -m hvd_train.elastic.supervisor", description=__doc__)
-    parser.add_argument("--restarts", type=int, default=10, help="attempts that may fail in a row (default: 10)")
-    parser.add_argument("command", nargs="+", help="what to keep going, after --")
-    options = parser.parse_args()
-    sys.exit(keep_going(options.command, options.restarts))
+    sys.exit(keep_going(sys.argv[2:], int(sys.argv[1])))
 
 
 if __name__ == "__main__":
