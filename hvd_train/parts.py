@@ -17,7 +17,7 @@ from hvd_train.data import sources
 from hvd_train.data.dataset import DataSet
 from hvd_train.data.loader import Collate, Loader, Prepare, open_loader
 from hvd_train.data.sources import OwnData
-from hvd_train.errors import UsageError, counted, first_few
+from hvd_train.errors import UsageError, counted, first_few, in_user_code
 from hvd_train.network import buffers, freeze, models, normalization, optim, weights
 from hvd_train.network.device import autocast, choose_device, loss_scaler, num_cores, uses_channels_last, wire_format
 from hvd_train.network.models import Builder, micro_batch_sizes, warm_up
@@ -147,8 +147,10 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
     examples = [loader.example(2) for loader in (train_loader, val_loader, test_loader) if loader is not None]
     try:
         training, evaluation = _measurings(task, network, examples)
-    except models.MISFITS as error:
-        raise models.cannot_take(name, error) from None
+    except (RuntimeError, ValueError, AssertionError) as error:  # torch's and torchvision's
+        why, (_, of_user) = str(error).partition("\n")[0], in_user_code(error)
+        where = f" ({of_user})" if of_user else ""
+        raise UsageError(f"model {name} cannot take the first two samples: {why}{where}") from None
     return Parts(device, data, task, {"": training}, evaluation, goal, network, train_loader, val_loader, test_loader)
 
 

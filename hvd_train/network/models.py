@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hvd_train import plugin
-from hvd_train.errors import UsageError, in_user_code, unknown_name
+from hvd_train.errors import UsageError, unknown_name
 from hvd_train.network.buffers import unchanged
 from hvd_train.plugin import TIMM
 from hvd_train.progress.order import BatchLayout
@@ -98,17 +98,6 @@ def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder
         extra = {"aux_logits": False} if name in ("googlenet", "inception_v3") else {}
         model = get_model(name, weights=None, num_classes=num_classes, **extra)
     return model
-
-
-MISFITS = (RuntimeError, ValueError, AssertionError)
-"""What torch and torchvision raise in a forward pass of inputs that do not fit the model."""
-
-
-def cannot_take(name: str, error: Exception) -> UsageError:
-    """Return the error for a forward pass that failed, with the place in the user's code, if it is there."""
-    _, place = in_user_code(error)
-    advice = f" ({place})" if place else "" if plugin.is_reference(name) else "; try another --image-size"
-    return UsageError(f"model {name} cannot take the first two samples: {str(error).splitlines()[0]}{advice}")
 
 
 def micro_batch_sizes(layout: BatchLayout, num_samples: int) -> list[int]:
