@@ -55,7 +55,6 @@ class DataSet:
     val: Source | None
     classes: tuple[str, ...]
     channels: int = 3
-    image_size: int | None = None  # the side in pixels; None if images come in any size
     mean: tuple[float, ...] = ()  # of each channel, values 0..1; without, images are not normalised
     std: tuple[float, ...] = ()
     augment: Augment | None = None  # changes whole batches of `Arrays`

@@ -5,7 +5,6 @@ import struct
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -79,7 +78,8 @@ def open_folder(root: Path, config: DataConfig) -> DataSet:
             raise UsageError(f"{root}: train/ and {split}/ must have the same classes; only in one: {first_few(only)}")
     train = _images(root / "train", classes, training_transform(config), config)
     val, *test = (_images(root / split, classes, evaluation_transform(config), config) for split in splits[1:])
-    return replace(of_classes(classes, config), train=train, val=val, test=test[0] if test else None)
+    last = test[0] if test else None
+    return DataSet(train, val, tuple(classes), mean=IMAGENET_MEAN, std=IMAGENET_STD, test=last)
 
 
 def open_split(root: Path, config: DataConfig, split: str) -> DataSet:
@@ -87,7 +87,7 @@ def open_split(root: Path, config: DataConfig, split: str) -> DataSet:
     part = root / split if any((root / name).is_dir() for name in ("train", "val", "test")) else root
     classes = _classes(part)
     images = _images(part, classes, evaluation_transform(config), config)
-    return replace(of_classes(classes, config), train=images, val=images)
+    return DataSet(images, images, tuple(classes), mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
 
 def _images(root: Path, classes: Sequence[str], transform: Transform, config: DataConfig) -> ImageFiles:
@@ -99,11 +99,6 @@ def _images(root: Path, classes: Sequence[str], transform: Transform, config: Da
     except FileNotFoundError as error:
         raise UsageError(f"{root}: {error}") from None
     return ImageFiles(root, [(path[start:], label) for path, label in samples], transform, config.max_image_pixels)
-
-
-def of_classes(classes: Sequence[str], config: DataConfig) -> DataSet:
-    """Return a data set of images in class folders, without the images."""
-    return DataSet((), None, tuple(classes), 3, config.image_size or 224, IMAGENET_MEAN, IMAGENET_STD)
 
 
 def training_transform(config: DataConfig) -> v2.Compose:

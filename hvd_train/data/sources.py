@@ -104,7 +104,7 @@ def _digits(config: DataConfig, seed: int) -> DataSet:
     shuffled = torch.from_numpy(np.random.default_rng(1998).permutation(len(labels)))
     train, val = (Arrays(images[part], labels[part], len(part)) for part in (shuffled[360:], shuffled[:360]))
     change = affine_jitter(degrees=10, shift=0.1, scale=0.1)
-    return DataSet(train, val, tuple(map(str, range(10))), 1, 8, (0.305,), (0.376,), change)
+    return DataSet(train, val, tuple(map(str, range(10))), 1, (0.305,), (0.376,), change)
 
 
 def crop_and_flip(padding: int) -> Augment:
@@ -146,7 +146,7 @@ def _cifar(config: DataConfig, seed: int) -> DataSet:
         Arrays(torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(part.targets), len(part))
         for part in parts
     )
-    return DataSet(train, val, tuple(parts[0].classes), 3, 32, *_CIFAR[name], crop_and_flip(padding=4))
+    return DataSet(train, val, tuple(parts[0].classes), 3, *_CIFAR[name], crop_and_flip(padding=4))
 
 
 def of_files(config: DataConfig, files: Sequence[Path], classes: tuple[str, ...]) -> DataSet:
@@ -156,12 +156,13 @@ def of_files(config: DataConfig, files: Sequence[Path], classes: tuple[str, ...]
     """
     from torchvision.transforms import v2
 
-    from hvd_train.data.folder import ImageFiles, evaluation_transform, of_classes, to_shape
+    from hvd_train.data.folder import ImageFiles, evaluation_transform, to_shape
 
     if config.data == FOLDER:
-        data, transform = of_classes(classes, config), evaluation_transform(config)
+        data = DataSet((), None, classes, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+        transform = evaluation_transform(config)
     elif config.data in _CIFAR:
-        data, transform = DataSet((), None, classes, 3, 32, *_CIFAR[config.data]), to_shape((3, 32, 32))
+        data, transform = DataSet((), None, classes, 3, *_CIFAR[config.data]), to_shape((3, 32, 32))
     else:
         data = open_data(config, 0)
         source: Any = data.train if data.val is None else data.val
@@ -184,7 +185,7 @@ def _synthetic(config: DataConfig, seed: int) -> DataSet:
     images = torch.randint(0, 256, (rows, 3, size, size), dtype=torch.uint8, generator=generator)
     labels = torch.randint(0, config.synthetic_classes, (rows,), generator=generator)
     train, val = (Arrays(images, labels, count) for count in (config.synthetic_samples, min(rows, 64)))
-    return DataSet(train, val, tuple(map(str, range(config.synthetic_classes))), 3, size, IMAGENET_MEAN, IMAGENET_STD)
+    return DataSet(train, val, tuple(map(str, range(config.synthetic_classes))), 3, IMAGENET_MEAN, IMAGENET_STD)
 
 
 _OPENERS: dict[str, Callable[[DataConfig, int], DataSet]] = {

@@ -170,7 +170,7 @@ def test_logits_equal_torchvision(name: str, monkeypatch: pytest.MonkeyPatch) ->
     parts = build(
         config,
         Place(),
-        Own(data=lambda _: DataSet(data, data, classes, image_size=96, mean=(0.1,) * 3, std=(0.7,) * 3)),
+        Own(data=lambda _: DataSet(data, data, classes, mean=(0.1,) * 3, std=(0.7,) * 3)),
     )
     weights.start_from("DEFAULT", parts.model, name, 1000)
     theirs = get_model(name, weights=chosen).eval()
