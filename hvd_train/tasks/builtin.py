@@ -19,13 +19,20 @@ IGNORED = -100  # the token that is not predicted, as in torch and Hugging Face
 Batch = tuple[Tensor, Tensor]  # inputs and targets
 
 
-def _output(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Return a model's output: of torchvision's segmentation its "out", of Hugging Face's models their logits."""
-    found: Any = model(inputs)
+def _answers(model: nn.Module, batch: Any) -> Batch:
+    """Return a model's outputs as float32, and the targets. Raises UsageError for items or outputs of another form.
+
+    torchvision's segmentation returns a dict with "out", Hugging Face's models an object with `logits`.
+    """
+    parts = batch if isinstance(batch, (tuple, list)) else [batch]
+    if len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
+        kinds = ", ".join(type(part).__name__ for part in parts)
+        raise UsageError(f"a batch of the data is ({kinds}): each item must be (input, target), of tensors or numbers")
+    found: Any = model(parts[0])
     found = found["out"] if isinstance(found, dict) and "out" in found else getattr(found, "logits", found)
     if not isinstance(found, Tensor):
         raise UsageError(f"the model returns {type(found).__name__}; it must return a tensor")
-    return found
+    return found.float(), parts[1]
 
 
 def _logits(model: nn.Module, images: Tensor, num_classes: int) -> Tensor:
@@ -37,17 +44,9 @@ def _logits(model: nn.Module, images: Tensor, num_classes: int) -> Tensor:
     raise UsageError(f"the model returns {found}; it must return logits of shape [batch, num_classes = {num_classes}]")
 
 
-def _pair(batch: Any) -> Batch:
-    """Return the inputs and targets of a batch. Raises UsageError for items of another form."""
-    parts = batch if isinstance(batch, (tuple, list)) else [batch]
-    if len(parts) == 2 and all(isinstance(part, Tensor) for part in parts):
-        return parts[0], parts[1]
-    found = ", ".join(type(part).__name__ for part in parts)
-    raise UsageError(f"a batch of the data is ({found}): each item must be (input, target), of tensors or numbers")
-
-
-def _same_shape(output: Tensor, targets: Tensor) -> Tensor:
-    """Return the output as targets lie. Raises UsageError, since torch would repeat one of them."""
+def _alike(model: nn.Module, batch: Any) -> Batch:
+    """Return outputs and targets of one shape. Raises UsageError for others, since torch would repeat one of them."""
+    output, targets = _answers(model, batch)
     if output.shape == (*targets.shape, 1):
         output = output.squeeze(-1)
     if targets.shape == (*output.shape, 1):
@@ -55,7 +54,7 @@ def _same_shape(output: Tensor, targets: Tensor) -> Tensor:
     if output.shape != targets.shape:
         shapes = f"{list(output.shape)} for targets of {list(targets.shape)}"
         raise UsageError(f"the model returns {shapes}; it must return their shape")
-    return output
+    return output, targets.float()
 
 
 def mixer(config: DataConfig, num_classes: int) -> Callable[[Tensor, Tensor], Batch]:
@@ -113,9 +112,8 @@ def regression() -> Task:
     """Return a task of the mean squared error to targets [n] or [n, ...]; `error` is the mean absolute one."""
 
     def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
-        inputs, targets = _pair(batch)
-        targets = targets.float()
-        distance = (_same_shape(_output(model, inputs).float(), targets) - targets).reshape(len(targets), -1)
+        output, targets = _alike(model, batch)
+        distance = (output - targets).reshape(len(targets), -1)
         return {"loss": distance.square().mean(1), "error": distance.detach().abs().mean(1)}
 
     return Task(measure, best="error")
@@ -125,9 +123,7 @@ def multi_label() -> Task:
     """Return a task of independent labels, targets [n, labels] of 0 and 1; the best has the highest F1 over all."""
 
     def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
-        inputs, targets = _pair(batch)
-        targets = targets.float()
-        logits = _same_shape(_output(model, inputs).float(), targets)
+        logits, targets = _alike(model, batch)
         right, found = targets > 0.5, logits.detach() > 0
         counts = torch.stack([(right & found).sum(), right.sum() + found.sum()])
         losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(1)
@@ -144,8 +140,7 @@ def segmentation(classes: tuple[str, ...]) -> Task:
     """Return a task of a class for each pixel, targets [n, h, w]; 255 does not count. The best has the mean IoU."""
 
     def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
-        images, masks = _pair(batch)
-        logits = _output(model, images).float()
+        logits, masks = _answers(model, batch)
         known, count = masks != VOID, logits.shape[1]
         loss = F.cross_entropy(logits, masks.long(), ignore_index=VOID, reduction="sum")
         answers = logits.detach().argmax(1)
@@ -178,8 +173,7 @@ def distillation(teacher: nn.Module, temperature: float = 4.0, share: float = 0.
     """
 
     def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
-        inputs, labels = _pair(batch)
-        logits, wanted = _output(model, inputs).float(), _output(teacher, inputs).float()
+        (logits, labels), (wanted, _) = _answers(model, batch), _answers(teacher, batch)
         answers, softened = ((each / temperature).log_softmax(1) for each in (logits, wanted))
         soft = temperature**2 * F.kl_div(answers, softened, reduction="none", log_target=True).sum(1)
         hard = F.cross_entropy(logits, labels, reduction="none")
@@ -193,9 +187,8 @@ def language_model() -> Task:
     """Return a task of the next token, targets [n, length]; -100 does not count. Each token weighs the same."""
 
     def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
-        tokens, following = _pair(batch)
-        logits = _output(model, tokens).float().flatten(0, -2)
-        loss = F.cross_entropy(logits, following.flatten(), ignore_index=IGNORED, reduction="sum")
+        logits, following = _answers(model, batch)
+        loss = F.cross_entropy(logits.flatten(0, -2), following.flatten(), ignore_index=IGNORED, reduction="sum")
         return {"loss": Mean(loss, (following != IGNORED).sum())}
 
     def summary(scores: Scores) -> dict[str, float]:
