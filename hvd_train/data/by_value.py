@@ -2,11 +2,7 @@
 
 import io
 import pickle
-import sys
-import types
 from collections import ChainMap
-from collections.abc import Iterator
-from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar
 
@@ -32,13 +28,3 @@ class ByValue:
         content = io.BytesIO()
         _Pickler(content).dump(self._thing)
         return pickle.loads, (content.getvalue(),)
-
-
-@contextmanager
-def without_script() -> Iterator[None]:
-    """Let processes that start inside this block not import the user's script, which would begin to train there."""
-    script, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = script

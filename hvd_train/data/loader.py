@@ -4,7 +4,9 @@ import itertools
 import multiprocessing
 import random
 import signal
+import sys
 import traceback
+import types
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 from typing_extensions import override
 
-from hvd_train.data.by_value import ByValue, without_script
+from hvd_train.data.by_value import ByValue
 from hvd_train.data.dataset import Arrays, Augment, DataSet, MapDataset, Source
 from hvd_train.data.trees import map_tensors
 from hvd_train.errors import UsageError, in_user_code
@@ -261,14 +263,17 @@ class MapLoader(Loader):
         self._sampler.epoch, self._sampler.micro_batches = epoch, wanted
         # Terminals send these to all processes of a job. The training needs its loader processes until its commit.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+        # Processes that start here must not import the user's script, which would begin to train there.
+        script, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
         try:
-            with without_script(), warnings.catch_warnings():
+            with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Got pickle error")  # the error below says it
                 batches = iter(self._loader)
         except Exception as error:  # noqa: BLE001  # a data set may raise anything when it is pickled
             reason = str(error).partition("\n")[0]
             raise UsageError(f"loader processes cannot be sent the data set ({reason}); type --workers 0") from None
         finally:
+            sys.modules["__main__"] = script
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         try:
             yield from batches
