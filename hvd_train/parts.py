@@ -4,7 +4,6 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch.utils.data import default_collate
 
 from hvd_train.config import Config, DataConfig
 from hvd_train.data import sources
-from hvd_train.data.dataset import DataSet
+from hvd_train.data.dataset import Augment, DataSet, Source
 from hvd_train.data.loader import Collate, Loader, Prepare, open_loader
 from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError, counted, first_few, in_user_code
@@ -128,15 +127,13 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
     colour = own.model is None and models.needs_colour(config.model.model)
     size = config.data.image_size if config.data.data != "folder" else None  # its images have their own size
     channels_last = uses_channels_last(config, device)
-    view = partial(Prepare, data, device, image_size=size, colour=colour, channels_last=channels_last)
-    changed, plain = view(augment=data.augment), view(augment=None)
-    train_loader, val_loader, test_loader = (
-        None
-        if source is None
-        else open_loader(source, prepare if data.images else None, device, config.seed, num_workers, collate)
-        for source, prepare in ((data.train, changed), (data.val, plain), (data.test, plain))
-    )
-    assert train_loader is not None
+
+    def loader_of(source: Source, augment: Augment | None = None) -> Loader:
+        prepare = Prepare(data, device, image_size=size, augment=augment, colour=colour, channels_last=channels_last)
+        return open_loader(source, prepare if data.images else None, device, config.seed, num_workers, collate)
+
+    train_loader = loader_of(data.train, data.augment)
+    val_loader, test_loader = (None if source is None else loader_of(source) for source in (data.val, data.test))
     name, channels = config.model.model, 3 if colour else data.channels
     network = models.build(name, num_classes=len(data.classes), channels=channels, seed=config.seed, own=own.model)
     network = network.to(device)
