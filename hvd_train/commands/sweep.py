@@ -102,7 +102,7 @@ def _try(name: str, config: Config, world: World, *, speaks: bool) -> dict[str, 
     started = time.perf_counter()
     folder = config.run.output_dir
     assert folder is not None
-    row: dict[str, Any] = {"name": name, "run": str(folder), "failed": None, "best": None, "loss": None}
+    row: dict[str, Any] = {"name": name, "run": str(folder), "failed": None, "best": None, "higher": False}
     with contextlib.ExitStack() as stack:
         if speaks:
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -115,31 +115,26 @@ def _try(name: str, config: Config, world: World, *, speaks: bool) -> dict[str, 
             if speaks:
                 figure, higher = history.read(folder).goal
                 row |= {"figure": figure, "higher": higher, "best": history.number(result.best, figure)}
-                row |= {"loss": history.number(result.scores, "loss"), "epochs": result.epochs}
         except Exception as error:  # noqa: BLE001  # a model may raise anything
             row["failed"] = str(error) if isinstance(error, HvdTrainError) else f"{type(error).__name__}: {error}"
     row["seconds"] = round(time.perf_counter() - started, 1)
     if speaks:
-        console.show(f"{name}: {row['failed'] or _score(row)} ({row['seconds']:.0f} s)")
+        console.show(f"{name}: {_outcome(row)} ({row['seconds']:.0f} s)")
     return row
 
 
 def _conclude(rows: list[dict[str, Any]], folder: Path) -> None:
-    rows.sort(key=_place)
-    lines = [("training", "best", "loss", "seconds", "run")]
+    """Show the best first and the failed last, and write all rows."""
+    rows.sort(key=lambda row: row["best"] or 0.0, reverse=any(row["higher"] for row in rows))
+    rows.sort(key=lambda row: (row["failed"] is not None, row["best"] is None))
+    lines = [("training", "result", "seconds", "run")]
     for row in rows:
-        score = f"failed: {textwrap.shorten(row['failed'], 60)}" if row["failed"] else _score(row)
-        loss = "-" if row["loss"] is None else f"{row['loss']:.4f}"
-        lines.append((row["name"], score, loss, f"{row['seconds']:.0f}", row["run"]))
+        lines.append((row["name"], textwrap.shorten(_outcome(row), 60), f"{row['seconds']:.0f}", row["run"]))
     console.show(record.table(lines))
     durable.write_text(folder / "sweep.json", json.dumps(rows, indent=1) + "\n")
 
 
-def _place(row: dict[str, Any]) -> tuple[bool, bool, float, str]:
-    """Return a key: the best first, those without a score later, and failed ones last."""
-    best = row["best"]
-    return row["failed"] is not None, best is None, (best or 0.0) * (-1 if row.get("higher") else 1), row["name"]
-
-
-def _score(row: dict[str, Any]) -> str:
+def _outcome(row: dict[str, Any]) -> str:
+    if row["failed"]:
+        return f"failed: {row['failed']}"
     return "not evaluated" if row["best"] is None else labelled(row["figure"], row["best"])
