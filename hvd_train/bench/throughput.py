@@ -10,7 +10,7 @@ from hvd_train.bench.record import Measurement
 from hvd_train.config import Config
 from hvd_train.data.loader import Ahead, Loader
 from hvd_train.network import freeze, optim
-from hvd_train.network.device import peak_memory_gib, split_on, synchronize, uses_channels_last, wire_format
+from hvd_train.network.device import peak_memory_gib, split_on, synchronize, wire_format
 from hvd_train.parts import fresh_state, warm_parts
 from hvd_train.progress.clock import PHASES
 from hvd_train.progress.order import Batch, EpochOrder, assignments, choose_layout
@@ -41,7 +41,7 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Me
     """Time steps and return the record on all ranks. Raises UsageError as a training does when it starts."""
     with closing(Stepper(config, world)) as stepper:
         stepper.take(WARM_UP)
-        skipped_before, results, own_seconds = stepper.state.progress.skipped, [], []
+        results, own_seconds = [], []
         for _ in range(repetitions):
             world.gather(None)  # wait for all ranks
             synchronize(stepper.device)
@@ -50,16 +50,14 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Me
             own_seconds.append(time.perf_counter() - started)
         peaks = world.gather(peak_memory_gib(stepper.device))
         seconds = [max(of_ranks) for of_ranks in zip(*world.gather(own_seconds), strict=True)]
-    skipped = stepper.state.progress.skipped - skipped_before
     speeds = [images / slowest for (images, _), slowest in zip(results, seconds, strict=True)]
     device, layout, (mean, interval) = stepper.device, stepper.state.layout, record.estimate(speeds)
     about = {"workers": world.place.size, "device": device.type, "controller": world.transport(device)}
     about |= {"global_batch_size": layout.global_batch, "batch_size": layout.micro_batch}
-    about |= {"channels_last": uses_channels_last(config, device), "steps": steps, "repetitions": repetitions}
+    about |= {"steps": steps, "repetitions": repetitions}
     return {
         "samples_per_second": round(mean, 3),
         "samples_per_second_interval": interval,
-        "samples_per_second_per_worker": round(mean / world.place.size, 3),
         "samples_per_second_of_repetitions": [round(samples_per_second, 3) for samples_per_second in speeds],
         "seconds_per_step": round(sum(seconds) / (steps * repetitions), 6),
         "split": {phase: round(sum(split[phase] for _, split in results) / repetitions, 6) for phase in PHASES},
@@ -67,7 +65,7 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Me
         "compression": wire_format(config, device),
         "parameters": sum(parameter.numel() for parameter in stepper.state.model.parameters()),
         "peak_memory_gib": round(max(peaks), 3),
-        "skipped_steps": skipped,
+        "skipped_steps": stepper.state.progress.skipped,
         "config": config.as_dict(),
     }
 
@@ -112,8 +110,7 @@ def table(measured: Measurement) -> str:
     settings, step = measured["config"], measured["seconds_per_step"]
     data, size, ends = settings["data"], settings["image_size"], measured["samples_per_second_interval"]
     interval = f" (95%: {ends[0]:,.1f} to {ends[1]:,.1f})" if ends else ""
-    split, skipped = measured["split"].items(), measured["skipped_steps"]
-    phases = [(phase, f"{1000 * seconds:,.3f}", f"{seconds / step:.1%}") for phase, seconds in split]
+    split = [(phase, f"{1000 * own:,.3f}", f"{own / step:.1%}") for phase, own in measured["split"].items()]
     return (
         f"{settings['model']} ({measured['parameters'] / 1e6:.2f} M parameters) on {data}"
         f"{f' images of {size} pixels' if size else ''}, "
@@ -121,7 +118,6 @@ def table(measured: Measurement) -> str:
         f"{measured['workers']} x {measured['device']} ({measured['controller']}), "
         f"{measured['global_batch_size']} images a step in micro-batches of {measured['batch_size']}\n"
         f"images/s         {measured['samples_per_second']:,.1f}{interval}\n"
-        f"a worker         {measured['samples_per_second_per_worker']:,.1f}\n"
-        f"ms a step        {1000 * step:,.2f}\n{record.table([('phase', 'ms a step', 'share'), *phases])}"
-        f"{f'{chr(10)}{skipped} steps were skipped: their loss or gradient was not finite' if skipped else ''}"
+        f"ms a step        {1000 * step:,.2f}\n"
+        f"skipped steps    {measured['skipped_steps']}\n{record.table([('phase', 'ms a step', 'share'), *split])}"
     )

@@ -19,7 +19,7 @@ def test_the_record_of_a_step() -> None:
     config = throughput.without_files(small_config(), own_data=False)
     found = throughput.measure(config, LocalWorld(), steps=2, repetitions=2)
     assert set(found["split"]) == set(PHASES)
-    assert found["samples_per_second"] == found["samples_per_second_per_worker"] > 0
+    assert found["samples_per_second"] > 0
     assert len(found["samples_per_second_of_repetitions"]) == 2
     json.dumps(found, allow_nan=False)
 
