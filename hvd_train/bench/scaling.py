@@ -5,10 +5,9 @@ import io
 import itertools
 import math
 import shlex
-import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from subprocess import DEVNULL
 
 from hvd_train import config_file, plain_file
 from hvd_train.bench import record
@@ -17,6 +16,7 @@ from hvd_train.config import Config
 from hvd_train.console import show
 from hvd_train.errors import UsageError, counted
 from hvd_train.launch import start
+from hvd_train.launch.child import STOPPING, Child
 from hvd_train.launch.hosts import Host
 from hvd_train.launch.launcher import program, reasons
 from hvd_train.progress import order
@@ -99,22 +99,15 @@ def run(
 
 
 def train(line: Sequence[str], config: Config, folder: Path) -> str | None:
-    """Train one size; return why it failed, or None. Raises KeyboardInterrupt after SIGINT or SIGTERM."""
+    """Train one size; return why it failed, or None. Raises KeyboardInterrupt after a signal."""
     durable.write_text(folder.with_suffix(".yaml"), config_file.dump(config))
     log_file = folder.with_suffix(".log")
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    child = Child(STOPPING)
     with open(log_file, "ab", opener=plain_file.in_place) as log:
         begins = log.tell()
-        # In a session of its own, so that Ctrl-C in a terminal reaches the job once.
-        process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-    try:
-        code = process.wait()
-    except KeyboardInterrupt:
-        process.terminate()
-        process.wait()
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        code = child.run(line, stdin=DEVNULL, stdout=log, stderr=log)
+    if child.received:
+        raise KeyboardInterrupt
     if code == 0 and (folder / run_folder.SUMMARY).exists():
         return None
     output = log_file.read_bytes()[begins:].decode(errors="replace")

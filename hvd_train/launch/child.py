@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
+from typing import Any
 
 STOPPING: dict[int, int] = dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1), signal.SIGTERM)
 
@@ -24,11 +25,11 @@ class Child:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._pass_on)
 
-    def run(self, command: Sequence[str], variables: Mapping[str, str] | None = None) -> int:
-        """Run the command and return its exit code; 128 + N if signal N ended it."""
+    def run(self, command: Sequence[str], variables: Mapping[str, str] | None = None, **files: Any) -> int:
+        """Run the command and return its exit code; 128 + N if signal N ended it. `files` as of Popen."""
         environment = {**os.environ, **(variables or {})}
         # In its own process group: a terminal's Ctrl-C comes here, and is passed on once.
-        with subprocess.Popen(command, start_new_session=True, env=environment) as self._process:
+        with subprocess.Popen(command, start_new_session=True, env=environment, **files) as self._process:
             if self.received:  # while it was starting
                 self._process.send_signal(self._passed[self.received])
             code = self._process.wait()

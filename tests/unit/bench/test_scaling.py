@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -13,6 +14,7 @@ import pytest
 from hvd_train import config_file, recipes
 from hvd_train.bench import scaling
 from hvd_train.errors import UsageError
+from hvd_train.launch.child import STOPPING
 from tests.support.run_folders import epoch, start, step, write
 
 
@@ -60,11 +62,20 @@ def test_each_size_updates_the_table(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "\x1b" not in printed
 
 
+@pytest.fixture
+def _handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def train(program: str) -> str | None:
     line = [sys.executable, "-c", f"import os, signal, sys\nfrom pathlib import Path\n{program}"]
     return scaling.train(line, recipes.digits(), Path("np-2"))
 
 
+@pytest.mark.usefixtures("_handlers")
 def test_a_failed_training_has_a_reason() -> None:
     """It is the last error since this start, otherwise the exit code."""
     Path("np-2.log").write_text("hvd-train: an old error\n")
@@ -77,15 +88,14 @@ def test_a_failed_training_has_a_reason() -> None:
     assert "digits" in Path("np-2.yaml").read_text()
 
 
+@pytest.mark.usefixtures("_handlers")
 def test_a_signal_reaches_the_training() -> None:
     """Then the bench stops, too."""
     blocked = "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})"
     program = f"{blocked}\nos.kill({os.getpid()}, signal.SIGTERM)\nsignal.sigwait({{signal.SIGTERM}})\nprint('ended')"
-    before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
         train(program)
     assert Path("np-2.log").read_text() == "ended\n"
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_row_has_the_figure_of_its_task() -> None:
