@@ -79,7 +79,7 @@ def ours(hosts: Hosts, folder: Path, listed: tuple[str, ...]) -> Iterator[Case]:
                 found.append((record["time"], str(world), size))
         return found
 
-    with job(hosts, folder, "--restarts", "1", listed=listed, training=training.split()) as running:
+    with job(hosts, folder, listed=listed, training=training.split()) as running:
         yield running.launcher, steps, running.worker
 
 

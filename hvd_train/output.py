@@ -169,7 +169,7 @@ def _claim(config: Config, start: Callable[[], None], *, abandoned: bool) -> Run
     `abandoned`: this job has formed a world without the process that has it, which must not write any more. Workers of
     a dead driver do write: they end with a commit, which this waits for.
     """
-    owner = os.environ.get(launcher.OWNER, "")
+    owner = os.environ.get(launcher.JOB, "")
     patience = 0.0 if abandoned or not launcher.elastic(os.environ) else _PATIENCE_SECONDS
     deadline, waits = time.monotonic() + patience, False
     while True:

@@ -52,9 +52,6 @@ def parser() -> Parser:
     elastic.add_argument("--max-np", type=from_one, metavar="N", help="the most workers (default: all slots)")
     elastic.add_argument("--discover", metavar="COMMAND", help="a command that prints the lines of a host file")
     elastic.add_argument("--interface", metavar="NAMES", help="network interfaces between the hosts")
-    elastic.add_argument(
-        "--restarts", type=from_one, default=10, metavar="N", help="failures of the driver in a row (10)"
-    )
     boxes = parser.add_argument_group("containers")
     boxes.add_argument("--image", metavar="IMAGE", help="the image (hvd_train, or hvd_train.sif for Apptainer)")
     boxes.add_argument("--volume", action="append", default=[], metavar="FROM:TO", help="a folder of each host")

@@ -32,7 +32,7 @@ def prove(arguments: list[str]) -> int:
 
     folder, ranks = Path(mkdtemp(prefix="hvd-train-prove-")), str(options.np)
     several = start.horovodrun(options.np, (), "gloo")
-    elastic = [launcher.program(PROGRAM), "launch", "--elastic", "--np", ranks, "--restarts", "1", "--"]
+    elastic = [launcher.program(PROGRAM), "launch", "--elastic", "--np", ranks, "--"]
 
     alone = Run(folder / "alone", command)
     if failed := alone.complete():

@@ -19,9 +19,7 @@ says that the worker is evicted. A worker ends with its process, on another host
 it is evicted.
 """
 
-import os
 import re
-import signal
 import threading
 import time
 import uuid
@@ -35,7 +33,7 @@ from hvd_train.elastic.roster import COMMITTED, Command, End, Finish, FormWorld,
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher, roll_call
 from hvd_train.launch.exit_report import ExitReport
-from hvd_train.launch.launcher import CONTINUES, JOB, OWNER, REPLACES, SLOT, SUPERVISOR, WORKER
+from hvd_train.launch.launcher import CONTINUES, JOB, REPLACES, SLOT, WORKER
 
 _TICK_S = 0.1
 _LOOK_S = 1.0  # between two looks for hosts
@@ -122,11 +120,7 @@ class Dispatcher:
         """Run the job until it is over and no process is left; return how it finished."""
         try:
             _in_a_thread(self.watch_hosts)  # a rendezvous must not wait for the user's command
-            supervisor = os.environ.pop(SUPERVISOR, None)
             while self._finish is None:
-                if supervisor and os.getppid() != int(supervisor):
-                    supervisor = None
-                    os.kill(os.getpid(), signal.SIGTERM)  # commit and end: no process would restart this job
                 if self._interrupted.is_set():
                     self._wait_for_last_commits()
                 else:
@@ -288,8 +282,8 @@ class Dispatcher:
     def _environment_of(self, worker: Worker) -> dict[str, str]:
         slot = (worker.host, worker.slot)
         predecessor, self._last_in_slot[slot] = self._last_in_slot.get(slot), worker.number
-        variables = {JOB: self._name, OWNER: os.environ.get(OWNER, self._name)}
-        variables |= {WORKER: str(worker.number), SLOT: str(worker.slot), "HOROVOD_HOSTNAME": worker.host}
+        variables = {JOB: self._name, WORKER: str(worker.number), SLOT: str(worker.slot)}
+        variables["HOROVOD_HOSTNAME"] = worker.host
         variables |= _BEFORE_ITS_FIRST_RANK | {"HOROVOD_LOCAL_SIZE": str(self._roster.hosts[worker.host])}
         if predecessor is not None:
             variables[REPLACES] = str(predecessor)

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
@@ -34,13 +33,6 @@ class Child:
                 self._process.send_signal(self._passed[self.received])
             code = self._process.wait()
         return code if code >= 0 else 128 - code
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for a signal; return whether there was one."""
-        end = time.monotonic() + seconds
-        while not self.received and time.monotonic() < end:
-            time.sleep(0.1)
-        return bool(self.received)
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
         again, self.received = self.received, self.received or number

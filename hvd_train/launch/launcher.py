@@ -69,13 +69,11 @@ def refuse_others(environ: Mapping[str, str], command: Sequence[str], *, alone: 
         raise UsageError(f"{ours.launcher} started {ours.size} processes, and {one}")
 
 
-# Variables that the driver of an elastic job, or its supervisor, sets for the processes that it starts:
+# Variables that the driver of an elastic job sets for the processes that it starts:
 WORKER = "HVD_TRAIN_WORKER"  # a number, unique in the job for ever
 SLOT = "HVD_TRAIN_SLOT"  # the worker's slot of its host (its GPU), for life
-JOB = "HVD_TRAIN_JOB"  # a unique name
-OWNER = "HVD_TRAIN_OWNER"  # a name that survives a restart of the driver; the run folder has it too
+JOB = "HVD_TRAIN_JOB"  # a unique name; the run folder has it, too
 REPLACES = "HVD_TRAIN_REPLACES"  # the number of the worker that had the slot before
-SUPERVISOR = "HVD_TRAIN_SUPERVISOR"  # the process id of the supervisor; the driver ends with it
 INTERFACES = "HVD_TRAIN_INTERFACES"  # network interfaces that the user named, if any
 CONTINUES = "HVD_TRAIN_CONTINUES"  # "1" if the process continues a job, so that `--resume never` no longer holds
 

@@ -131,8 +131,7 @@ def elastic(options: Namespace, environ: Mapping[str, str]) -> list[str]:
     slots = sum(host.slots for host in listed)
     ranks = options.np or max(min(slots, options.max_np or slots), options.min_np)
     python = shown("python")
-    words = [python, "-m", "hvd_train.elastic.supervisor", str(options.restarts)]
-    words += [python, "-m", "hvd_train.elastic.driver", "-np", str(ranks), "--min-np", str(options.min_np)]
+    words = [python, "-m", "hvd_train.elastic.driver", "-np", str(ranks), "--min-np", str(options.min_np)]
     words += ["--host-discovery-script", discover]
     words += ["--max-np", str(options.max_np)] if options.max_np else []
     return words + (["--network-interfaces", options.interface] if options.interface else [])

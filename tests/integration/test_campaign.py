@@ -29,7 +29,6 @@ EPOCHS = 10
 STEPS = EPOCHS * STEPS_PER_EPOCH
 COMMIT_STEPS = 20
 LAUNCHER = "h4"
-OPTIONS = ("--restarts", "100")
 # No --output-dir: the same command finds its run again. One evaluation, at the end: only faults cause a pause.
 MORE = f"{TO_TRAIN} --commit-steps {COMMIT_STEPS} --keep-checkpoints 2 --eval-epochs {EPOCHS}"
 TRAINING = arguments(EPOCHS, "tests.support.on_demand:wide", MORE)
@@ -104,13 +103,14 @@ class Campaign:
         wait_for("the workers to end", lambda: not {*workers} & {*self.workers()}, limit_s=600)
 
     def type_again(self, workers: list[psutil.Process]) -> None:
-        """Boot the launcher's host and repeat the command, perhaps only after the earlier workers have ended."""
+        """Repeat the command, perhaps only after the earlier workers have ended."""
         if self.chance.random() < 0.5:
             self.ends(workers)
-        self.hosts.boot(LAUNCHER)
+        if LAUNCHER not in self.hosts.inits:
+            self.hosts.boot(LAUNCHER)
         folder = self.job.folder
         output = folder / f"output-{len(list(folder.glob('output*.txt'))) + 1}.txt"
-        line = command(self.hosts, folder, OPTIONS, TRAINING, start_on=LAUNCHER)
+        line = command(self.hosts, folder, (), TRAINING, start_on=LAUNCHER)
         self.job.launcher = self.typed.enter_context(started(line, folder, output))
         self.ends(workers)
 
@@ -171,17 +171,17 @@ class Campaign:
         self.hosts.plug(host)
 
     def kill_driver(self) -> None:
+        """Kill the driver and repeat the command; near the end that could start another run."""
+        if self.watch.last > STEPS - 60:
+            return self.kill_workers()
         workers = self.workers()
         self.job.driver.kill()
-        self.ends(workers)
+        return self.type_again(workers)
 
     def lose_launcher(self) -> None:
-        """Kill the launcher's host, perhaps a worker's host as well, and repeat the command.
-
-        Near the end only the driver dies: the command could start another run.
-        """
+        """Kill the launcher's host, perhaps a worker's host as well, and repeat the command."""
         if self.watch.last > STEPS - 60:
-            return self.kill_driver()
+            return self.kill_workers()
         workers = self.workers()
         self.power_off(LAUNCHER)
         if self.chance.random() < 0.5:
@@ -211,7 +211,7 @@ def test_campaign(hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[st
         with (
             capsys.disabled(),
             ExitStack() as typed,
-            job(hosts, folder, *OPTIONS, training=TRAINING, start_on=LAUNCHER) as running,
+            job(hosts, folder, training=TRAINING, start_on=LAUNCHER) as running,
         ):
             watch = Watch(folder)
             watch.start()

@@ -114,10 +114,10 @@ def resumed_at(running: Job) -> int:
 def test_the_same_command_resumes_on_other_hosts(
     number: signal.Signals, hosts: Hosts, tmp_path: Path, expected: Weights
 ) -> None:
-    """After Ctrl-C or the death of the launcher, all workers commit once and end."""
+    """After Ctrl-C or the death of the driver, all workers commit once and end."""
     with job(hosts, tmp_path) as running:
         running.after(20)
-        running.supervisor.send_signal(number)
+        running.driver.send_signal(number)
         if number == signal.SIGINT:
             assert running.launcher.wait(200) == 128 + number, running.output
             assert f"at step {running.steps}, committed" in running.output

@@ -337,14 +337,9 @@ class Job:
         return self.hosts.workers(host)[0]
 
     @property
-    def supervisor(self) -> psutil.Process:
-        """The supervisor, which replaced the script's process."""
-        return psutil.Process(self.launcher.pid).children()[0]
-
-    @property
     def driver(self) -> psutil.Process:
-        """Horovod's launcher with our driver in it."""
-        return next(p for p in self.supervisor.children() if "hvd_train.elastic.driver" in p.cmdline())
+        """The driver, which replaced the process of `hvd-train launch`."""
+        return psutil.Process(self.launcher.pid).children()[0]
 
     def list(self, *lines: str) -> None:
         list_hosts(self.folder, lines)

@@ -150,7 +150,7 @@ def kind_of(process: psutil.Process) -> str:
         return "mpirun"
     if names & {"srun", "slurmstepd", "slurmd", "slurmctld"} or line[0].startswith("slurmstepd"):
         return "Slurm"
-    is_launcher = names & {"horovodrun", "hvd_train.elastic.driver", "hvd_train.elastic.supervisor"}
+    is_launcher = names & {"horovodrun", "hvd_train.elastic.driver"}
     return "rank" if "hvd-train" in names and not is_launcher else "launcher"
 
 

@@ -1,7 +1,5 @@
 """An elastic job whose workers are threads: their environment, the driver's answers, and how the job ends."""
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ from hvd_train.elastic.dispatcher import Dispatcher
 from hvd_train.elastic.roster import Finish
 from hvd_train.launch import launcher
 from hvd_train.launch.exit_report import ExitReport
-from hvd_train.launch.launcher import CONTINUES, JOB, OWNER, REPLACES, SLOT, SUPERVISOR, WORKER
+from hvd_train.launch.launcher import CONTINUES, JOB, REPLACES, SLOT, WORKER
 from tests.support.jobs import Job
 from tests.support.launching import wait_for
 
@@ -75,15 +73,14 @@ def trains(job: Job) -> list[int]:
     return numbers
 
 
-def test_a_worker_gets_its_place_and_its_job(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(OWNER, "the supervisor's")
+def test_a_worker_gets_its_place_and_its_job(patient: None) -> None:
     job = Job({"a": 2, "b": 1})
     job.start()
     variables = sorted(job.variables.items())
     places = sorted((its["HOROVOD_HOSTNAME"], its["HOROVOD_LOCAL_SIZE"], its[SLOT]) for _, its in variables)
     assert places == [("a", "2", "0"), ("a", "2", "1"), ("b", "1", "0")]
     for number, its in variables:
-        assert (its[WORKER], its[OWNER]) == (str(number), "the supervisor's")
+        assert its[WORKER] == str(number)
         assert not {REPLACES, CONTINUES} & its.keys()
     assert len({its[JOB] for _, its in variables}) == 1
     job.interrupted.set()
@@ -186,18 +183,6 @@ def test_after_a_signal_the_job_waits_for_other_hosts(hangs: bool, two: Job, mon
         assert not over.wait(0.3)
     limit(monkeypatch, "dispatcher._QUIET_S", 0.01)
     assert over.wait(60)
-
-
-def test_a_job_whose_supervisor_has_died_stops(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    signals: list[tuple[int, int]] = []
-    monkeypatch.setattr(os, "kill", lambda process, number: signals.append((process, number)))
-    monkeypatch.setenv(SUPERVISOR, str(os.getpid()))  # it is not our parent
-    job = Job({"a": 1})
-    job.start()
-    wait_for("a signal", lambda: signals)
-    job.interrupted.set()
-    job.end()
-    assert signals == [(os.getpid(), signal.SIGTERM)]
 
 
 def test_after_a_failure_the_last_list_is_used(capsys: pytest.CaptureFixture[str], patient: None) -> None:

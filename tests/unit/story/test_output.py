@@ -54,7 +54,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def elastic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(launcher.OWNER, "job")
+    monkeypatch.setenv(launcher.JOB, "job")
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
 
 
@@ -64,7 +64,7 @@ def test_an_elastic_job_waits_for_the_end_of_another_process(
 ) -> None:
     """For 45 s; it continues once the folder is free, and never takes another job's folder."""
     living = opened(small_config(), state)
-    monkeypatch.setenv(launcher.OWNER, "another job")
+    monkeypatch.setenv(launcher.JOB, "another job")
     with pytest.raises(UsageError, match="another process is training in run"):
         claim(small_config(), state)
     assert clock.sleeps == 5
@@ -84,7 +84,7 @@ def test_a_job_takes_its_own_folder_over(state: TrainState, monkeypatch: pytest.
     found = claim(config, state)
     assert found.path == former.path
     assert not former.commit_last(state).result()
-    monkeypatch.setenv(launcher.OWNER, "another job")
+    monkeypatch.setenv(launcher.JOB, "another job")
     other = claim(config, state)
     assert (other.path != former.path, other.earlier) == (True, False)
     former.close()
