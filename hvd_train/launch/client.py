@@ -7,9 +7,7 @@ import http.client
 import socket
 from collections.abc import Collection, Mapping, MutableMapping
 from contextlib import closing, suppress
-from functools import cache
 from http import HTTPStatus
-from typing import Any
 
 from hvd_train.errors import UsageError
 from hvd_train.launch import ssh
@@ -56,15 +54,11 @@ def _request(environ: Mapping[str, str], method: str, path: str, data: bytes, ti
 
 def headers(environ: Mapping[str, str], method: str, path: str, body: bytes = b"") -> dict[str, str]:
     """Return the header lines that sign a request for "/SCOPE/KEY"; none if the job has no key."""
-    key = environ.get(KEY)
-    return dict(_requester().headers(key, method, path, body)) if key else {}
-
-
-@cache
-def _requester() -> Any:
+    if not (key := environ.get(KEY)):
+        return {}
     from horovod.runner.http import signature
 
-    return signature.Requester()
+    return dict(signature.headers(key, method, path, body))
 
 
 def _is_signed(

@@ -1,12 +1,16 @@
-"""Sign the requests of ranks to the job's store, and its answers; horovod/common/gloo/signature.h says why.
+"""Sign the requests of ranks to the job's store, and its answers (HMAC-SHA-256).
 
-Each request has a nonce, and the answer is signed with it, so neither can be sent again.
+The store is where ranks learn each other's addresses, and it listens on a network. The launcher and its ranks share a
+key, which travels in their environments and is never sent. Each request has a nonce, and the answer is signed with it,
+so neither can be sent again.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
+import itertools
 import os
 import secrets
 import sys
@@ -22,6 +26,7 @@ NONCE, DIGEST, SIGNATURE = "Horovod-Nonce", "Horovod-Digest", "Horovod-Signature
 MOST_BYTES = 64 << 20
 """The longest body of a request. (The addresses of 1,024 ranks take 170 KB.)"""
 _WINDOW = 1024
+_numbers = itertools.count()
 
 
 def make_key() -> str:
@@ -58,28 +63,17 @@ def _signed(key: str, message: str) -> str:
     return hmac.new(key.encode(), message.encode(), hashlib.sha256).hexdigest()
 
 
-class Requester:
-    """Signs the requests of this process."""
+def headers(key: str, method: str, path: str, body: bytes) -> dict[str, str]:
+    """Return the header lines that sign a request of this process; none without a key."""
+    if not key:
+        return {}
+    nonce = f"{_name_of_process(os.getpid())}-{next(_numbers)}"
+    return {NONCE: nonce, DIGEST: digest(body), SIGNATURE: of_request(key, method, path, nonce, digest(body))}
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._count = 0
-        self._process = self._name = ""
 
-    def headers(self, key: str, method: str, path: str, body: bytes) -> dict[str, str]:
-        """Return the header lines of a request, none without a key."""
-        if not key:
-            return {}
-        nonce = self._nonce()
-        signature = of_request(key, method, path, nonce, digest(body))
-        return {NONCE: nonce, DIGEST: digest(body), SIGNATURE: signature}
-
-    def _nonce(self) -> str:
-        with self._lock:
-            if self._process != str(os.getpid()):  # at first, and in a fork
-                self._process, self._name = str(os.getpid()), secrets.token_hex(16)
-            self._count += 1
-            return f"{self._name}-{self._count}"
+@functools.cache
+def _name_of_process(pid: int) -> str:  # a fork has another
+    return secrets.token_hex(16)
 
 
 class Seen:
