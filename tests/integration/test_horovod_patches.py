@@ -159,7 +159,7 @@ def test_c8_sums_are_right(ranks: int, env: dict[str, object], controller: str) 
 
 
 def test_c9_a_sum_does_not_wait_for_the_clock(controller: str, tmp_path: Path) -> None:
-    """A cycle begins as soon as a tensor waits, unless HVD_TRAIN_EAGER_CYCLES=0; an idle rank wakes up rarely.
+    """A cycle begins as soon as a tensor waits; an idle rank wakes up rarely.
 
     Cycles by the clock would take at least 80 s in the first case. An idle second has 50 cycles instead of 1,000.
     """
@@ -170,7 +170,6 @@ def test_c9_a_sum_does_not_wait_for_the_clock(controller: str, tmp_path: Path) -
         return float(took.read_text())
 
     assert taken("sums", HOROVOD_CYCLE_TIME=4000) < 20 * 3.9
-    assert taken("sums", HOROVOD_CYCLE_TIME=200, HVD_TRAIN_EAGER_CYCLES=0) > 20 * 0.19
     assert taken("rests") < 500
 
 
