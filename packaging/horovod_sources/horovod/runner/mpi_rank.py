@@ -24,21 +24,35 @@ import time
 from collections.abc import MutableMapping
 
 ROUTE_TO = "HOROVOD_ROUTE_TO"
+_GLOO = "HOROVOD_GLOO_IFACE"
 NOTICE = "<horovodrun: rank {} ended {}>"
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _SIGNALS = (signal.SIGCHLD, signal.SIGUSR1)
 
 
 def choose_interface(environ: MutableMapping[str, str]) -> None:
-    """Set the network interface, if the user has not: the one that leads to horovodrun's address in `ROUTE_TO`."""
-    with contextlib.suppress(KeyError, OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((environ[ROUTE_TO], 9))  # sends nothing; any port will do
+    """Set the network interface, if the user has not: the one that leads to horovodrun's address in `ROUTE_TO`.
+
+    Without that address, set Gloo's: the one that has the address of the host's name, or else the first but `lo`. Gloo
+    itself ends a rank on a host whose name has no address, and believes 127.0.1.1, which Debian gives a host's name.
+    """
+    names: dict[str, str] = {}
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # it has no address
                 found = fcntl.ioctl(probe, 0x8915, struct.pack("256s", name.encode()))  # SIOCGIFADDR
-                if socket.inet_ntoa(found[20:24]) == probe.getsockname()[0]:
-                    for variable in ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include"):
-                        environ.setdefault(variable, name)
+                names.setdefault(socket.inet_ntoa(found[20:24]), name)
+        if ROUTE_TO in environ:
+            probe.connect((environ[ROUTE_TO], 9))  # sends nothing; any port will do
+            if chosen := names.get(probe.getsockname()[0]):
+                for variable in (_GLOO, "NCCL_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include"):
+                    environ.setdefault(variable, chosen)
+        elif not environ.get(_GLOO):
+            address = ""
+            with contextlib.suppress(OSError, UnicodeError):
+                address = socket.gethostbyname(socket.gethostname())
+            others = [name for name in names.values() if name != "lo"]
+            environ[_GLOO] = names.get(address) or next(iter(others), "lo")
 
 
 def end_with_parent(signum: int) -> None:
