@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from horovod_build.cache import cached_wheel, say
 from horovod_build.machine import BuildError, installed_version
-from horovod_build.patches import Patch, load_patches
+from horovod_build.patches import load_patches
 from horovod_build.plan import RELEASE, Plan, make_plan
 from horovod_build.wheel import obtain_wheel, step
 
@@ -56,12 +56,6 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     if options.jobs is not None and options.jobs < 1:
         parser.error("--jobs takes a number from 1")
     return options
-
-
-def listed(patch: Patch) -> str:
-    """Return one line on a patch: its name, reason, file and added files."""
-    files = " + ".join([patch.file, *(source.path for source in patch.adds)])
-    return f"{patch.name:4}{patch.why}  [{files}]"
 
 
 def describe(plan: Plan) -> list[str]:
@@ -112,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if options.list_patches:
-            print("\n".join(listed(patch) for patch in load_patches()))
+            print("\n".join(f"{patch.name:4}{patch.why}  [{patch.file}]" for patch in load_patches()))
             return 0
         plan = make_plan(options.without_patches, options.without_mpi, options.without_cuda)
         for line in describe(plan):

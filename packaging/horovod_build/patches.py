@@ -12,22 +12,13 @@ SOURCE_DIR = Path(__file__).resolve().parents[1] / "horovod_sources"
 
 
 @dataclass(frozen=True)
-class Source:
-    """A file that a patch adds: its path in the release and in `horovod_sources/`, and its text."""
-
-    path: str
-    text: str
-
-
-@dataclass(frozen=True)
 class Patch:
-    """A file of `patches/`: a line `Why: ...`, a line `Adds: PATH ...` if it needs new files, and a unified diff."""
+    """A file of `patches/`: a line `Why: ...` and a unified diff."""
 
     name: str
     file: str
     why: str
     text: str
-    adds: tuple[Source, ...] = ()
 
     @property
     def needed_to_build(self) -> bool:
@@ -35,29 +26,22 @@ class Patch:
         return self.name.startswith("B")
 
 
-def load_patches(folder: Path = PATCH_DIR, source_folder: Path = SOURCE_DIR) -> list[Patch]:
-    """Read all patches in the order of application: by name, B first.
-
-    Raises BuildError if a patch does not say why, or adds a file that is not in `source_folder`.
-    """
+def load_patches(folder: Path = PATCH_DIR) -> list[Patch]:
+    """Read all patches in the order of application: by name, B first. Raises BuildError if one does not say why."""
     patches = []
     for path in sorted(folder.glob("*.patch"), key=_sort_key):
         text = path.read_text(encoding="utf-8")
         first, _, diff = text.partition("\n")
         if not first.startswith("Why: "):
             raise BuildError(f"patch {path.name} does not open with a line 'Why: ...'")
-        adds: tuple[Source, ...] = ()
-        if diff.startswith("Adds: "):
-            second, _, diff = diff.partition("\n")
-            adds = tuple(_load_source(source_folder, name, path.name) for name in second.split()[1:])
-        patches.append(Patch(path.stem.split("-")[0], path.name, first.removeprefix("Why: ").strip(), diff, adds))
+        patches.append(Patch(path.stem.split("-")[0], path.name, first.removeprefix("Why: ").strip(), diff))
     return patches
 
 
-def _load_source(folder: Path, name: str, patch: str) -> Source:
-    if not (folder / name).is_file():
-        raise BuildError(f"patch {patch} adds {name}, which is not in {folder.name}/")
-    return Source(name, (folder / name).read_text(encoding="utf-8"))
+def load_sources() -> dict[str, str]:
+    """Read the new files that the patches need, by their paths in the release."""
+    paths = [path for path in sorted(SOURCE_DIR.rglob("*")) if path.suffix in (".cc", ".h", ".py")]
+    return {str(path.relative_to(SOURCE_DIR)): path.read_text(encoding="utf-8") for path in paths}
 
 
 def _sort_key(path: Path) -> tuple[str, int, str]:
@@ -88,10 +72,9 @@ def parse_diff(text: str) -> list[tuple[str, list[list[str]]]]:
 
 
 def apply_patch(patch: Patch, tree: Path) -> None:
-    """Apply a patch to the unpacked release and add the patch's new files.
+    """Apply a patch to the unpacked release.
 
-    Raises BuildError if a hunk does not fit in exactly one place, if the diff itself makes a file, or if the release
-    already has a file that the patch adds.
+    Raises BuildError if a hunk does not fit in exactly one place, or if the diff itself makes a file.
     """
     files = parse_diff(patch.text)
     if not files:
@@ -101,19 +84,18 @@ def apply_patch(patch: Patch, tree: Path) -> None:
         content = path.read_text(encoding="utf-8") if path.exists() else ""
         for number, (old, new) in enumerate(hunks, 1):
             if not old:
-                raise BuildError(
-                    f"patch {patch.file} makes {name}: put new files into {SOURCE_DIR.name}/ and name them in a second "
-                    "line 'Adds: ...' of the patch"
-                )
+                raise BuildError(f"patch {patch.file} makes {name}: put new files into {SOURCE_DIR.name}/")
             count = content.count(old)
             if count != 1:
                 where = "nowhere" if count == 0 else f"in {count} places"
                 raise BuildError(f"patch {patch.file} does not fit: change {number} of {name} belongs {where}")
             content = content.replace(old, new)
         path.write_text(content, encoding="utf-8")
-    for source in patch.adds:
-        path = tree / source.path
-        if path.exists():
-            raise BuildError(f"patch {patch.file} adds {source.path}, which the release already has")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(source.text, encoding="utf-8")
+
+
+def add_sources(sources: dict[str, str], tree: Path) -> None:
+    """Write new files into the unpacked release. Raises FileExistsError if it has one of them."""
+    for name, text in sources.items():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        with (tree / name).open("x", encoding="utf-8") as file:
+            file.write(text)

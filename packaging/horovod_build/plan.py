@@ -28,7 +28,7 @@ from horovod_build.machine import (
     find_mpi,
     find_torch,
 )
-from horovod_build.patches import Patch, load_patches
+from horovod_build.patches import Patch, load_patches, load_sources
 
 RELEASE, SHA256 = "0.28.1", "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 RECIPE = 1  # part of the cache key: raise it when this package builds differently from the same inputs
@@ -41,6 +41,7 @@ class Plan:
     """Everything that a build depends on."""
 
     patches: tuple[Patch, ...]
+    sources: dict[str, str]
     torch: Torch
     compiler: Compiler
     mpi: Mpi | None
@@ -52,7 +53,7 @@ class Plan:
             "recipe": RECIPE,
             "horovod": f"{RELEASE} {SHA256}",
             "patches": digest("".join(f"{p.file}\n{p.why}\n{p.text}" for p in self.patches)),
-            "sources": digest("".join(f"{s.path}\n{s.text}" for p in self.patches for s in p.adds)),
+            "sources": digest("".join(f"{path}\n{text}" for path, text in self.sources.items())),
             "cmake": digest("".join(path.read_text(encoding="utf-8") for path in CMAKE_FILES)),
             "python": sysconfig.get_config_var("SOABI"),
             "machine": platform.machine(),
@@ -112,4 +113,5 @@ def make_plan(without_patches: bool = False, without_mpi: bool = False, without_
         raise BuildError(*problems)
     chosen = tuple(patch for patch in patches if patch.needed_to_build or not without_patches)
     mpi = None if without_mpi else find_mpi()
-    return Plan(chosen, torch, compiler, mpi, cuda)
+    sources = {} if without_patches else load_sources()
+    return Plan(chosen, sources, torch, compiler, mpi, cuda)

@@ -23,7 +23,7 @@ from typing import Any
 
 from horovod_build.cache import build_folder, cache_folder, cached_wheel, file_digest, publish, say
 from horovod_build.machine import BuildError, Mpi, cpu_flags, find_cmake, output_of
-from horovod_build.patches import apply_patch
+from horovod_build.patches import add_sources, apply_patch
 from horovod_build.plan import CMAKE_FILES, RELEASE, SHA256, Plan
 
 PROGRESS_EVERY_S = 15.0
@@ -57,13 +57,13 @@ def build(plan: Plan, jobs: int) -> Path:
         env = build_environment(plan, shop, jobs)
         with step(f"fetched horovod {RELEASE}"):
             archive = fetch_release(shop, env)
-        num_added = sum(len(patch.adds) for patch in plan.patches)
-        with step(f"unpacked, applied {len(plan.patches)} patches and added {num_added} files"):
+        with step(f"unpacked, applied {len(plan.patches)} patches and added {len(plan.sources)} files"):
             with tarfile.open(archive) as tar:
                 tar.extractall(shop.folder)  # noqa: S202 - pip has checked its digest
             tree = shop.folder / archive.name.removesuffix(".tar.gz")
             for patch in plan.patches:
                 apply_patch(patch, tree)
+            add_sources(plan.sources, tree)
         record = json.dumps(build_record(plan), indent=1) + "\n"
         (tree / "horovod" / "hvd_train_build.json").write_text(record, encoding="utf-8")
         say(f"compiling with {jobs} jobs (minutes); log: {log}")
@@ -128,10 +128,7 @@ def build_record(plan: Plan) -> dict[str, Any]:
         "nvcc": plan.cuda.version if plan.cuda else None,
         "cuda_archs": list(plan.cuda.archs) if plan.cuda else None,
         "compiler": str(plan.compiler),
-        "patches": [
-            {"name": patch.name, "file": patch.file, "why": patch.why, "adds": [source.path for source in patch.adds]}
-            for patch in plan.patches
-        ],
+        "patches": [{"name": patch.name, "file": patch.file, "why": patch.why} for patch in plan.patches],
         "built": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from horovod_build import machine, patches
 from horovod_build.machine import BuildError, Compiler, Cuda, Mpi, Torch
-from horovod_build.patches import SOURCE_DIR, Patch, Source, apply_patch, load_patches
+from horovod_build.patches import Patch, add_sources, apply_patch, load_patches
 from horovod_build.plan import Plan
 
 from tests.support.launching import write_program
@@ -44,15 +44,14 @@ def test_missing_build_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_key_changes_with_every_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda(Path("/cuda"), "13.2", (80, 90), "2.30.7", Path("/libnccl.so.2"), Path("/include"), True)
-    added = (Source("horovod/new.cc", "int x;\n"),)
-    patches = (Patch("B1", "B1-x.patch", "compiles", "diff"), Patch("C1", "C1-y.patch", "fixes", "diff", added))
+    patches = (Patch("B1", "B1-x.patch", "compiles", "diff"), Patch("C1", "C1-y.patch", "fixes", "diff"))
     mpi = Mpi("Open MPI", "4.1.8", Path("/env/bin/mpicxx"), Path("/env"))
     torch, compiler = Torch("2.15.0+cu132", "13.2", tmp_path), Compiler("g++", "g++", "12.2.0")
-    plan = Plan(patches, torch, compiler, mpi, cuda)
+    plan = Plan(patches, {"horovod/new.cc": "int x;\n"}, torch, compiler, mpi, cuda)
     own_mpi = replace(mpi, prefix=None)
     changes = [
         {"patches": (patches[0], replace(patches[1], text="another diff"))},
-        {"patches": (patches[0], replace(patches[1], adds=(Source("horovod/new.cc", "int y;\n"),)))},
+        {"sources": {"horovod/new.cc": "int y;\n"}},
         {"torch": replace(torch, version="2.15.1")},
         {"compiler": replace(compiler, version="13.1.0")},
         {"mpi": replace(mpi, version="5.0.11")},
@@ -129,51 +128,44 @@ DIFF = "--- a/one.txt\n+++ b/one.txt\n@@ -1,3 +1,3 @@\n first\n-second\n+2nd\n t
 FITS = "first\nsecond\nthird\n"
 
 
-def test_a_patch_changes_and_adds_files() -> None:
-    for path, text in {
-        "patches/C1-test.patch": f"Why: for the test.\nAdds: folder/new.txt\n{DIFF}",
-        "sources/folder/new.txt": "made\n",
-        "tree/one.txt": f"zero\n{FITS}",
-    }.items():
-        Path(path).parent.mkdir(parents=True)
+def test_a_patch_changes_files() -> None:
+    for path, text in {"patches/C1-test.patch": f"Why: for the test.\n{DIFF}", "tree/one.txt": f"zero\n{FITS}"}.items():
+        Path(path).parent.mkdir()
         Path(path).write_text(text)
-    (patch,) = load_patches(Path("patches"), Path("sources"))
+    (patch,) = load_patches(Path("patches"))
     apply_patch(patch, Path("tree"))
     assert Path("tree/one.txt").read_text() == "zero\nfirst\n2nd\nthird\n"
-    assert Path("tree/folder/new.txt").read_text() == "made\n"
 
 
 @pytest.mark.parametrize(
-    ("diff", "adds", "content", "error"),
+    ("diff", "content", "error"),
     [
-        (DIFF, (), "nothing of it\n", r"T1\.patch does not fit.*one\.txt.*nowhere"),
-        (DIFF, (), FITS * 2, r"T1\.patch does not fit.*one\.txt.*in 2 places"),
-        (DIFF, (Source("two.txt", "ours\n"),), FITS, r"T1\.patch adds two\.txt, which the release already has"),
-        ("--- /dev/null\n+++ b/new.txt\n@@ -0,0 +1 @@\n+made\n", (), FITS, r"T1\.patch makes new\.txt: put new files"),
+        (DIFF, "nothing of it\n", r"T1\.patch does not fit.*one\.txt.*nowhere"),
+        (DIFF, FITS * 2, r"T1\.patch does not fit.*one\.txt.*in 2 places"),
+        ("--- /dev/null\n+++ b/new.txt\n@@ -0,0 +1 @@\n+made\n", FITS, r"T1\.patch makes new\.txt: put new files"),
     ],
-    ids=["nowhere", "two places", "replaces a file", "makes a file"],
+    ids=["nowhere", "two places", "makes a file"],
 )
-def test_a_patch_that_does_not_fit_stops_the_build(
-    diff: str, adds: tuple[Source, ...], content: str, error: str
-) -> None:
+def test_a_patch_that_does_not_fit_stops_the_build(diff: str, content: str, error: str) -> None:
     Path("one.txt").write_text(content)
-    Path("two.txt").write_text("of the release\n")
     with pytest.raises(BuildError, match=error):
-        apply_patch(Patch("T1", "T1.patch", "for the test", diff, adds), Path())
-    assert Path("two.txt").read_text() == "of the release\n"
+        apply_patch(Patch("T1", "T1.patch", "for the test", diff), Path())
+
+
+def test_a_new_file_replaces_none_of_the_release() -> None:
+    add_sources({"folder/new.txt": "made\n"}, Path())
+    assert Path("folder/new.txt").read_text() == "made\n"
+    with pytest.raises(FileExistsError):
+        add_sources({"folder/new.txt": "ours\n"}, Path())
 
 
 def test_patches_are_well_formed() -> None:
-    """`patch -p1` accepts each hunk, C10 follows C9, and each new file belongs to one patch that is not B."""
+    """`patch -p1` accepts each hunk, and C10 follows C9."""
     found = load_patches()
     names = [patch.name for patch in found]
     assert names == sorted(names, key=lambda name: (name[0], int(name[1:])))
-    assert not any(patch.adds for patch in found if patch.needed_to_build)
     for patch in found:
         heads = re.findall(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@", patch.text, re.MULTILINE)
         hunks = [hunk for _, of_file in patches.parse_diff(patch.text) for hunk in of_file]
         counts = [[int(count or 1) for count in head] for head in heads]
         assert counts == [[len(side.splitlines()) for side in hunk] for hunk in hunks] != [], patch.file
-    paths = [path.relative_to(SOURCE_DIR) for path in SOURCE_DIR.rglob("*") if path.is_file()]
-    sources = sorted(str(path) for path in paths if "__pycache__" not in path.parts and path.name[0] != ".")
-    assert sorted(source.path for patch in found for source in patch.adds) == sources
