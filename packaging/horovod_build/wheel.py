@@ -26,8 +26,6 @@ from horovod_build.machine import BuildError, Mpi, cpu_flags, find_cmake, output
 from horovod_build.patches import add_sources, apply_patch
 from horovod_build.plan import CMAKE_FILES, RELEASE, SHA256, Plan
 
-PROGRESS_EVERY_S = 15.0
-
 
 @contextlib.contextmanager
 def step(what: str) -> Iterator[None]:
@@ -96,20 +94,15 @@ def fetch_release(shop: Workshop, env: dict[str, str]) -> Path:
 
 
 def show_progress() -> Callable[[str], None]:
-    """Return a function that reads make's output by lines and shows how far the compilation is.
-
-    It shows each new percentage on a terminal, else one every 15 s.
-    """
-    live, start = sys.stdout.isatty(), time.monotonic()
-    shown, last = -1, start
+    """Return a function that reads make's output by lines, and prints how far the compilation is."""
+    shown = 0
 
     def feed(line: str) -> None:
-        nonlocal shown, last
-        match, now = re.search(r"\[ *(\d+)%\]", line), time.monotonic()
-        if match and int(match[1]) > shown and (live or now - last >= PROGRESS_EVERY_S):
-            shown, last = int(match[1]), now
-            text = f"horovod: compiling {shown}% ({now - start:.0f} s)"
-            print(f"\r{text}" if live and shown < 100 else f"\r{text}\n" if live else f"{text}\n", end="", flush=True)
+        nonlocal shown
+        match = re.search(r"\[ *(\d+)%\]", line)
+        if match and int(match[1]) >= shown + 5:
+            shown = int(match[1])
+            say(f"compiling {shown}%")
 
     return feed
 
