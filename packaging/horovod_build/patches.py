@@ -13,17 +13,12 @@ SOURCE_DIR = Path(__file__).resolve().parents[1] / "horovod_sources"
 
 @dataclass(frozen=True)
 class Patch:
-    """A file of `patches/`: a line `Why: ...` and a unified diff."""
+    """A file of `patches/`: a line `Why: ...` and a unified diff. Names with B: needed to compile at all."""
 
     name: str
     file: str
     why: str
     text: str
-
-    @property
-    def needed_to_build(self) -> bool:
-        """Whether the release does not compile without this patch: its name begins with B."""
-        return self.name.startswith("B")
 
 
 def load_patches(folder: Path = PATCH_DIR) -> list[Patch]:

@@ -61,7 +61,7 @@ class Plan:
             "cpu_flags": cpu_flags(),
             "torch": self.torch.version,
             "torch_cuda": self.torch.cuda,
-            "compiler": str(self.compiler),
+            "compiler": self.compiler.name,
             "flags": {name: os.environ.get(name, "") for name in ("CPPFLAGS", "CXXFLAGS", "LDFLAGS")},
             "mpi": str(self.mpi) if self.mpi else None,
             "nvcc": self.cuda.version if self.cuda else None,
@@ -111,7 +111,7 @@ def make_plan(without_patches: bool = False, without_mpi: bool = False, without_
     patches = attempt(load_patches) or []
     if problems:
         raise BuildError(*problems)
-    chosen = tuple(patch for patch in patches if patch.needed_to_build or not without_patches)
+    chosen = tuple(patch for patch in patches if patch.name.startswith("B") or not without_patches)
     mpi = None if without_mpi else find_mpi()
     sources = {} if without_patches else load_sources()
     return Plan(chosen, sources, torch, compiler, mpi, cuda)

@@ -120,7 +120,7 @@ def build_record(plan: Plan) -> dict[str, Any]:
         "nccl": plan.cuda.nccl_version if plan.cuda else None,
         "nvcc": plan.cuda.version if plan.cuda else None,
         "cuda_archs": list(plan.cuda.archs) if plan.cuda else None,
-        "compiler": str(plan.compiler),
+        "compiler": plan.compiler.name,
         "patches": [{"name": patch.name, "file": patch.file, "why": patch.why} for patch in plan.patches],
         "built": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }

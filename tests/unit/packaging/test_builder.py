@@ -45,16 +45,16 @@ def test_missing_build_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_key_changes_with_every_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda(Path("/cuda"), "13.2", (80, 90), "2.30.7", Path("/libnccl.so.2"), Path("/include"), True)
     patches = (Patch("B1", "B1-x.patch", "compiles", "diff"), Patch("C1", "C1-y.patch", "fixes", "diff"))
-    mpi = Mpi("Open MPI", "4.1.8", Path("/env/bin/mpicxx"), Path("/env"))
-    torch, compiler = Torch("2.15.0+cu132", "13.2", tmp_path), Compiler("g++", "g++", "12.2.0")
+    mpi = Mpi("Open MPI 4.1.8", Path("/env/bin/mpicxx"), Path("/env"))
+    torch, compiler = Torch("2.15.0+cu132", "13.2", tmp_path), Compiler("g++", "g++ 12.2.0")
     plan = Plan(patches, {"horovod/new.cc": "int x;\n"}, torch, compiler, mpi, cuda)
     own_mpi = replace(mpi, prefix=None)
     changes = [
         {"patches": (patches[0], replace(patches[1], text="another diff"))},
         {"sources": {"horovod/new.cc": "int y;\n"}},
         {"torch": replace(torch, version="2.15.1")},
-        {"compiler": replace(compiler, version="13.1.0")},
-        {"mpi": replace(mpi, version="5.0.11")},
+        {"compiler": replace(compiler, name="g++ 13.1.0")},
+        {"mpi": replace(mpi, name="Open MPI 5.0.11")},
         {"mpi": replace(own_mpi, mpicxx=Path("/opt/a/bin/mpicxx"))},
         {"mpi": replace(own_mpi, mpicxx=Path("/opt/b/bin/mpicxx"))},
         {"cuda": replace(cuda, archs=(90,))},
