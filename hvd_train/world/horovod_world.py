@@ -2,8 +2,6 @@
 
 import ctypes
 import os
-import platform
-import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,8 +27,6 @@ from hvd_train.world.world import Gradients, PendingSum, Place, World, complete_
 
 T = TypeVar("T")
 
-_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # the number of this system call
-_SHORTEST_SLICE_NS = 100_000  # the kernel allows no less
 _CORE = hvd.mpi_ops._basics.MPI_LIB_CTYPES
 if _HAS_C8 := hasattr(_CORE, "horovod_squares"):
     _CORE.horovod_place.restype, _CORE.horovod_squares.restype = ctypes.c_bool, ctypes.c_double
@@ -216,12 +212,8 @@ def start(communicator: Any = None) -> Place:
 
     Raises: RankLost, ValueError or OSError: if the ranks cannot connect.
     """
-    _set_time_slice(_SHORTEST_SLICE_NS)
-    try:
-        with as_rank_lost():
-            hvd.init(comm=communicator)
-    finally:
-        _set_time_slice(0)  # the kernel's default
+    with as_rank_lost():
+        hvd.init(comm=communicator)
     return Place(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
 
 
@@ -316,19 +308,3 @@ def _begin_rendezvous_of_srun() -> None:
         ) from None
     server.init([])
     threading.Thread(target=server.serve_forever, daemon=True).start()
-
-
-def _set_time_slice(nanoseconds: int) -> None:
-    """Set the time slice of this thread, and of threads that it starts, by sched_setattr(2); ignore errors.
-
-    Since Linux 6.6 a thread that wakes waits for the end of the running thread's slice, which the kernel checks once a
-    tick, usually every 4 ms. A reduction by Gloo, whose threads wake at every message, takes less. Since Linux 6.12 a
-    thread with a shorter slice runs first (Documentation/scheduler/sched-eevdf.rst).
-    """
-    number = _SCHED_SETATTR.get(platform.machine())
-    if number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
-        return
-    nice = os.getpriority(os.PRIO_PROCESS, 0)  # of the thread, on Linux
-    # struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period
-    attributes = struct.pack("=IIQiIQQQ", 48, os.SCHED_OTHER, 0, nice, 0, nanoseconds, 0, 0)
-    ctypes.CDLL(None).syscall(number, 0, attributes, 0)
