@@ -190,9 +190,7 @@ class Dispatcher:
             if process is None or process.end.is_set():
                 return "end"
             self._roster.heartbeat_received(number, now)
-            if self._roster.wants_stop():
-                return "stop"
-            return "change" if self._roster.wants_change() else "train"
+            return self._roster.requested()
 
     def signal_received(self, number: int) -> str:
         """Note that a worker got a signal, and answer as for a heartbeat."""

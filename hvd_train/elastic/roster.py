@@ -25,10 +25,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Literal
 
 from hvd_train.launch.exit_report import ExitReport
 
@@ -182,7 +183,7 @@ class Roster:
     world: tuple[Worker, ...] = ()  # the members of the last world in the order of ranks, also after their exit
     worlds_formed: int = 0
     _workers: list[Worker] = field(default_factory=list)
-    _slots: dict[tuple[str, int], _SlotRecord] = field(default_factory=dict)
+    _slots: dict[tuple[str, int], _SlotRecord] = field(default_factory=lambda: defaultdict(_SlotRecord))
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(FIRST_NUMBER))
     _exit_codes: dict[Worker, int] = field(default_factory=dict)
     _connect_errors: dict[int, str] = field(default_factory=dict)  # why workers could not synchronize in the last world
@@ -250,7 +251,7 @@ class Roster:
         exit_code = worker.meant_exit_code(exit_code)
         is_ending = worker.stage is Stage.ENDING
         self._exit_codes[worker] = _EVICTED if is_ending and not worker.got_signal else exit_code
-        slot = self._record(worker)
+        slot = self._slots[worker.host, worker.slot]
         slot.failures = 1 if now - worker.started_at >= STEADY_S else slot.failures + 1
         empty_s = back_off_s(BACK_OFF_S, LONGEST_BACK_OFF_S, slot.failures - 1)
         if exit_code in STOPPED and not is_ending:
@@ -289,22 +290,18 @@ class Roster:
             commands += [*(self._end(worker, "") for worker in others), self._finish]
         return commands
 
-    def wants_change(self) -> bool:
-        """Return whether members should form another world after the next step."""
+    def requested(self) -> Literal["train", "change", "stop"]:
+        """Return what members should do after the next step: stop if all got a signal, or change to another world."""
         members = self._members()
+        if members and all(worker.got_signal for worker in members):
+            return "stop"
         if not members or any(worker.stage is not Stage.TRAINING for worker in members):
-            return False
-        if any(worker.got_signal for worker in members):
-            return True
+            return "train"
         staying = [worker for worker in members if self._is_listed(worker)]
         ready = [worker for worker in self._in(Stage.READY) if self._is_listed(worker)]
         is_enough = len(staying) + len(ready) >= self.min_workers
-        return is_enough and (len(staying) < len(members) or bool(ready))
-
-    def wants_stop(self) -> bool:
-        """Return whether members should commit and end: all got a signal."""
-        members = self._members()
-        return bool(members) and all(worker.got_signal for worker in members)
+        is_other = is_enough and (len(staying) < len(members) or bool(ready))
+        return "change" if is_other or any(worker.got_signal for worker in members) else "train"
 
     def worker(self, number: int) -> Worker | None:
         """Return the worker with this number, or None if it has exited."""
@@ -316,11 +313,9 @@ class Roster:
     def _members(self) -> list[Worker]:
         return [worker for worker in self.world if worker in self._workers and worker.stage not in _ON_THE_WAY_OUT]
 
-    def _record(self, worker: Worker) -> _SlotRecord:
-        return self._slots.setdefault((worker.host, worker.slot), _SlotRecord())
-
     def _keep_empty(self, worker: Worker, until: float) -> None:
-        self._record(worker).not_before = max(self._record(worker).not_before, until)
+        record = self._slots[worker.host, worker.slot]
+        record.not_before = max(record.not_before, until)
 
     def _is_listed(self, worker: Worker) -> bool:
         return worker.slot < self.hosts.get(worker.host, 0)
@@ -358,8 +353,7 @@ class Roster:
         room = self.max_workers - len([worker for worker in self._workers if worker.stage not in _ON_THE_WAY_OUT])
         for host, num_slots in self.hosts.items():
             for slot in range(num_slots):
-                record = self._slots.setdefault((host, slot), _SlotRecord())
-                if room > 0 and (host, slot) not in taken and record.not_before <= now:
+                if room > 0 and (host, slot) not in taken and self._slots[host, slot].not_before <= now:
                     worker = Worker(next(self._numbers), host, slot, started_at=now, last_heartbeat=now)
                     self._workers.append(worker)
                     commands.append(Start(worker))
@@ -421,7 +415,7 @@ class Roster:
         """End the newcomers of these hosts, and use no slot there until the list changes."""
         for host in hosts:
             for slot in range(self.hosts.get(host, 0)):
-                self._slots.setdefault((host, slot), _SlotRecord()).not_before = math.inf
+                self._slots[host, slot].not_before = math.inf
         line = f"ranks could not connect to the newcomers on {', '.join(sorted(hosts))} ({reason}); "
         line += "no worker is started there until the list changes for these hosts"
         newcomers = [worker for worker in self._workers if worker.host in hosts and not worker.connected]
@@ -453,7 +447,7 @@ class Roster:
         return [Notice(line)]
 
     def _error_that_repeats(self) -> Finish | None:
-        hopeful = [worker for worker in self._in(Stage.STARTING) if not self._record(worker).failures]
+        hopeful = [worker for worker in self._in(Stage.STARTING) if not self._slots[worker.host, worker.slot].failures]
         if self._errors < SAME_ERRORS or (self._error_place == BUILDING and (hopeful or self._in(Stage.READY))):
             return None
         place = "before the ranks connected" if self._error_place == BUILDING else f"in step {self._error_place + 1}"

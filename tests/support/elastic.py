@@ -222,7 +222,7 @@ class ElasticThreadWorld(ThreadWorld):
             if (event := Tell(self._step, self.place.rank)) in job.events:
                 job.events.remove(event)
                 job.roster.signal_received(self._number, job._seconds)
-            return "stop" if job.roster.wants_stop() else "change" if job.roster.wants_change() else "train"
+            return job.roster.requested()
 
     @override
     @contextmanager

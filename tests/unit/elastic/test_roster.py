@@ -29,11 +29,11 @@ def test_a_newcomer_joins_when_it_is_ready() -> None:
     play.find({"a": 1, "b": 1, "c": 1})
     new = play.started[-1]
     play.wait(60)
-    assert not play.roster.wants_change()
+    assert play.roster.requested() == "train"
     play.ask(new)
-    assert (play.world, play.roster.wants_change()) == (old, True)
+    assert (play.world, play.roster.requested()) == (old, "change")
     play.ask(*old)
-    assert (play.world, play.roster.wants_change()) == ([*old, new], False)
+    assert (play.world, play.roster.requested()) == ([*old, new], "train")
 
 
 def test_a_host_that_keeps_failing_is_tried_at_growing_intervals() -> None:
@@ -100,7 +100,7 @@ def test_a_host_that_is_no_longer_listed_leaves_after_a_step() -> None:
     play.roster.rank_requested(ready, play.now)
     play.find({"b": 1})
     assert play.evicted == dict.fromkeys((building, ready), "its host is no longer listed")
-    assert play.roster.wants_change()
+    assert play.roster.requested() == "change"
     play.ask(one, two)
     assert play.world == [two]
     assert play.killed == []
@@ -111,9 +111,9 @@ def test_the_state_outlives_a_change_of_all_hosts() -> None:
     (old,) = play.world
     play.find({"b": 1})
     new = play.newest("b")
-    assert not play.roster.wants_change()
+    assert play.roster.requested() == "train"
     play.ask(new)
-    assert play.roster.wants_change()
+    assert play.roster.requested() == "change"
     play.ask(old)
     assert (play.world, play.evicted) == ([old, new], {})
     play.ask(old, new)
@@ -176,7 +176,7 @@ def test_there_are_never_more_workers_than_max_np() -> None:
     assert len(play.started) == 3
     play.ask(*play.started)
     play.find({"a": 2, "b": 2, "c": 4})
-    assert not play.roster.wants_change()
+    assert play.roster.requested() == "train"
     play.end(play.world[0], 137)
     assert len(play.started) == 4
     play.wait(100)
@@ -262,8 +262,7 @@ def test_a_worker_that_gets_a_signal_leaves_and_the_others_continue() -> None:
     play = training({"a": 1, "b": 1, "c": 1})
     one, signalled, three = play.world
     play.signal(signalled)
-    assert play.roster.wants_change()
-    assert not play.roster.wants_stop()
+    assert play.roster.requested() == "change"
     assert not play.evicted
     play.ask(signalled)
     assert (list(play.evicted), play.killed) == ([signalled], [])
@@ -301,7 +300,7 @@ def test_if_all_workers_get_a_signal_the_job_stops(together: bool) -> None:
     if not together:
         play.ask(one, two)
     play.signal(two)
-    assert play.roster.wants_stop()
+    assert play.roster.requested() == "stop"
     play.end(one, 143)
     play.end(two, 143)
     assert play.finish == Finish(143, "stopped, and committed")

@@ -58,7 +58,7 @@ class Complete(ElasticThreadWorld):
 
     def _a_newcomer_is_due(self) -> bool:
         roster = self._job.roster
-        if roster.wants_change() or roster.wants_stop() or self._job.finish:
+        if roster.requested() != "train" or self._job.finish:
             return False
         slots = min(sum(roster.hosts.values()), roster.max_workers)
         whole = all(roster.worker(one.number) and one.stage is Stage.TRAINING for one in roster.world)
