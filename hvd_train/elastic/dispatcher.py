@@ -4,14 +4,14 @@ A worker talks to the driver over HTTP, through Horovod's rendezvous server; N i
 
 | request                           | when                                 | answer                                    |
 |-----------------------------------|--------------------------------------|-------------------------------------------|
-| GET heartbeat/N                   | every second, and between two worlds | `train`, `change`, `stop` or `end`        |
+| GET heartbeat/N                   | every second, from its start         | `train`, `change`, `stop` or `end`        |
 | GET leaving/N                     | instead, after a signal to it        | the same                                  |
 | PUT facts/N                       | once, when it has built the model    |                                           |
 | GET problem/N                     | right after that                     | why it cannot join the job, or nothing    |
 | GET rank_and_size/HOST:N          | then, for its first rank             | its ranks once a world forms; -1 to leave |
 | GET elsewhere/N                   | before it connects to the others     | the driver's address for other hosts      |
 | PUT connect_error/N               | if it could not connect              |                                           |
-| GET rank_and_size/HOST:LOCAL_RANK | then, by Horovod's core              | as for its first rank                     |
+| GET rank_and_size/HOST:N          | for its next rank, by Horovod's core | the same                                  |
 | PUT exit_report/N                 | when it ends                         |                                           |
 
 The answer `change` asks a member to leave its world after the next step, `stop` asks it to commit and end, and `end`
@@ -109,7 +109,6 @@ class Dispatcher:
         self._name = uuid.uuid4().hex
         self._changed = threading.Condition()
         self._processes: dict[int, _WorkerProcess] = {}
-        self._number_of: dict[tuple[str, int], int] = {}  # by host and local rank
         self._last_in_slot: dict[tuple[str, int], int] = {}  # the newest worker's number, by host and slot
         self._finish: Finish | None = None
         self._facts: Mapping[str, str] | None = None  # versions and settings of the first worker
@@ -165,12 +164,11 @@ class Dispatcher:
             process = self._processes.get(number)
             return process.problem if process else ""
 
-    def wait_for_ranks(self, host: str, local_rank: int) -> RankAssignment | None:
+    def wait_for_ranks(self, number: int) -> RankAssignment | None:
         """Wait for a worker's ranks in a new world; return None if it must leave."""
         with self._changed:
-            number = self._number_of.get((host, local_rank), local_rank)  # in its first request it is the number
             process = self._processes.get(number)
-            if process is None:
+            if process is None or process.end.is_set():
                 return None
             process.assignment, process.waiting = None, True
             self._roster.rank_requested(number, time.monotonic())
@@ -252,7 +250,6 @@ class Dispatcher:
         elif isinstance(command, FormWorld):
             assignments = assign_ranks(command.workers)
             self._publish_world(assignments)
-            self._number_of = {(ranks.hostname, ranks.local_rank): ranks.worker for ranks in assignments}
             for ranks in assignments:
                 self._processes[ranks.worker].assignment = ranks
         elif isinstance(command, Notice):

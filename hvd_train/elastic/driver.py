@@ -82,8 +82,7 @@ def handler(dispatcher: Dispatcher, server: DriverServer) -> type[RendezvousHand
             if scope in answers:
                 return answers[scope](int(key)).encode()
             if scope == "rank_and_size":
-                host, _, number = key.partition(":")
-                ranks = dispatcher.wait_for_ranks(host, int(number))
+                ranks = dispatcher.wait_for_ranks(int(key.partition(":")[2]))
                 return ranks.to_response_string().encode() if ranks else _NO_RANK
             value: bytes | None = super()._get_value(scope, key)
             return value

@@ -46,7 +46,7 @@ SAME_ERRORS = 3  # an error that repeats this often, in any worker, ends the job
 NEAR_STEPS = 1  # samples may be read one step ahead, so one damaged image can end workers in neighbouring steps
 BUILDING = -10  # the place of an error before the first rank, in place of the number of finished steps
 
-FIRST_NUMBER = 1000  # of a worker; no host has that many local ranks
+FIRST_NUMBER = 1000  # of a worker
 SILENT_S = 10.0  # a worker sends a heartbeat every second; a longer silence counts as its death
 SILENT_WHILE_REJOINING_S = 3.0  # the same while the other members wait for it
 REPORT_S = 40.0  # from the first survivor that asks for a rank to the last; Gloo waits 30 s for lost packets

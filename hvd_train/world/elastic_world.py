@@ -99,19 +99,6 @@ class Heartbeat:
         self._wake.clear()
 
 
-def announce_rejoining(environ: Mapping[str, str], connect_error: str) -> None:
-    """Report to our driver, and check that this worker is not evicted, before Horovod's core asks for the next rank.
-
-    The core asks by host and local rank, which another process has by now if this one was evicted. `connect_error` says
-    why the ranks could not connect or synchronize. Raises: SystemExit (0): if this worker is evicted; OSError: if the
-    driver cannot be reached.
-    """
-    if connect_error:
-        client.put(environ, f"connect_error/{environ[WORKER]}", connect_error, _ANSWER_S)
-    if client.get(environ, f"heartbeat/{environ[WORKER]}", _ANSWER_S) == "end":
-        raise SystemExit(0)
-
-
 def wait_for_first_rank(environ: MutableMapping[str, str], facts: Mapping[str, str]) -> None:
     """Wait for a rank, and set the variables that Horovod's core reads.
 
@@ -190,7 +177,9 @@ class ElasticWorld(horovod_world.HorovodWorld):
             try:
                 if self._has_had_rank:
                     horovod_world.stop()
-                    announce_rejoining(os.environ, self._connect_error)
+                    if self._connect_error:
+                        client.put(os.environ, f"connect_error/{os.environ[WORKER]}", self._connect_error, _ANSWER_S)
+                    os.environ["HOROVOD_LOCAL_RANK"] = os.environ[WORKER]  # Horovod's core asks for a rank with it
                 else:
                     wait_for_first_rank(os.environ, self._facts)
                     self._has_had_rank = True

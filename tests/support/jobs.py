@@ -129,9 +129,8 @@ class Job:
 
     def ask(self, *numbers: int) -> dict[int, RankAssignment | None]:
         """Let these workers ask for a rank at the same time, and return the answers."""
-        host_of = {worker.number: worker.host for worker in self.started}
         with ThreadPoolExecutor(len(numbers)) as pool:
-            answers = pool.map(self.dispatcher.wait_for_ranks, [host_of[number] for number in numbers], numbers)
+            answers = pool.map(self.dispatcher.wait_for_ranks, numbers)
         return dict(zip(numbers, answers, strict=True))
 
     def end(self) -> Finish:

@@ -97,7 +97,7 @@ def test_a_worker_that_ends_is_replaced(two: Job, capsys: pytest.CaptureFixture[
     assert (successor[REPLACES], successor[CONTINUES]) == (str(second), "1")
     assert "worker b[0] ended with exit code 255 (a signal has killed it, or its ssh" in capsys.readouterr().err
     assert two.dispatcher.heartbeat_received(second) == "end"
-    assert two.dispatcher.wait_for_ranks("b", second) is None
+    assert two.dispatcher.wait_for_ranks(second) is None
     assert two.dispatcher.heartbeat_received(first) == "train"
     assert two.ask(first)[first] is not None
 
@@ -110,7 +110,7 @@ def test_a_worker_with_other_versions_is_refused(two: Job) -> None:
     assert two.dispatcher.problem_of(first) == two.dispatcher.problem_of(7) == ""
     refused = "the ranks differ in torch: 2.15 on a; 2.14 on b; set up the same on all"
     assert two.dispatcher.problem_of(second) == refused
-    assert two.dispatcher.wait_for_ranks("a", 7) is None
+    assert two.dispatcher.wait_for_ranks(7) is None
 
 
 def test_an_error_is_printed_once(two: Job, capsys: pytest.CaptureFixture[str]) -> None:

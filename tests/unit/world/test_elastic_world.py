@@ -1,5 +1,6 @@
 """How an elastic worker continues in the next world; Horovod is simulated."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -20,9 +21,9 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
     for name in ("HOROVOD_DISABLE_GROUP_FUSION", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "NCCL_RUNTIME_CONNECT"):
         monkeypatch.setenv(name, "set by a test")
     monkeypatch.setenv("HVD_TRAIN_SLOT", "1")
-    for question in ("wait_for_first_rank", "announce_rejoining"):
-        monkeypatch.setattr(elastic_world, question, lambda *_: None)
-    for question in ("get", "choose_interface"):
+    monkeypatch.setattr(elastic_world, "wait_for_first_rank", lambda *_: None)
+    monkeypatch.setenv("HOROVOD_LOCAL_RANK", "0")
+    for question in ("get", "put", "choose_interface"):
         monkeypatch.setattr(elastic_world.client, question, lambda *_: None)
     monkeypatch.setenv(elastic_world.WORKER, "1007")
     monkeypatch.setattr(elastic_world.Heartbeat, "start", lambda *_: None)
@@ -59,3 +60,4 @@ def test_a_fault_and_a_change_lead_into_the_next_world(starts: Starts) -> None:
     world.meet(sync, RankLost("gone"))
     world.meet(sync)
     assert synced == [4, 3, 2, 3, 5]
+    assert os.environ["HOROVOD_LOCAL_RANK"] == "1007", "Horovod's core asks with the number, which no other worker has"

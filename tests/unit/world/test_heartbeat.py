@@ -48,16 +48,6 @@ def test_a_worker_reports_its_facts_and_gets_its_first_rank(driver: tuple[list[s
         elastic_world.wait_for_first_rank(environment, {})
 
 
-def test_an_evicted_worker_does_not_ask_for_the_rank_of_its_successor(driver: tuple[list[str], list[str]]) -> None:
-    """The successor has the same host and local rank."""
-    answers, asked = driver
-    answers += ["end", "train"]
-    with pytest.raises(SystemExit, match="0"):
-        elastic_world.announce_rejoining({WORKER: "1007"}, "")
-    elastic_world.announce_rejoining({WORKER: "1007"}, "connection refused")
-    assert asked == ["heartbeat/1007", "connect_error/1007 connection refused", "heartbeat/1007"]
-
-
 def requested_after(
     answers: list[str],
     monkeypatch: pytest.MonkeyPatch,
