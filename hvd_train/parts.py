@@ -118,7 +118,7 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
         data = replace(data, mean=mean, std=std)
     task = open_task(config, data.classes, own.task)
     for constant in task.constants:
-        as_constant(constant, device)
+        constant.to(device).eval().requires_grad_(requires_grad=False)
     schedule = config.schedule
     if (targets_of(task, schedule) or schedule.patience) and data.val is None:
         raise UsageError("--target, --target-accuracy and --patience need a validation set; the data have none")
@@ -179,11 +179,6 @@ def of_a_loop(
     task = Task(Mapping.get, best="")  # type: ignore[arg-type]  # the user's loop measures
     measuring, goal = {name: Measuring(task.measure) for name in optimizers}, Goal("best", higher=True)
     return Parts(device, source, task, measuring, Measuring(task.measure), goal, model, loader, None, None), optimizers
-
-
-def as_constant(module: nn.Module, device: torch.device) -> None:
-    """Move a module that is not trained to a device, in evaluation mode and without gradients."""
-    module.to(device).eval().requires_grad_(requires_grad=False)
 
 
 def _measurings(task: Task, network: nn.Module, examples: Sequence[Any]) -> tuple[Measuring, Measuring]:

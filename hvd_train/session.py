@@ -27,7 +27,7 @@ from hvd_train.flags import settings_parser
 from hvd_train.launch.exit_report import report_once
 from hvd_train.loops import Loops, Step
 from hvd_train.network import buffers
-from hvd_train.parts import as_constant, loader_processes, of_a_loop
+from hvd_train.parts import loader_processes, of_a_loop
 from hvd_train.progress.metrics import FACTS
 from hvd_train.run import OWN, check, opened
 from hvd_train.state import HEAD, START, values_of
@@ -164,7 +164,7 @@ class Session(Loops):
         if self.training.has_joined:
             raise UsageError("call session.constant before the first loop or evaluation")
         self._constants += 1
-        as_constant(module, self.device)
+        module.to(self.device).eval().requires_grad_(requires_grad=False)
         self.training.world.compare({f"constant module {self._constants}": buffers.digest_of_module(module)})
         return module
 
