@@ -56,10 +56,9 @@ def combinations(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Return name and arguments of every combination of values with commas."""
     parts: list[list[tuple[str, str]]] = []
     for before, argument in zip(["", *arguments], arguments, strict=False):
-        flag, equals, value = argument.partition("=") if argument.startswith("-") else (before, "", argument)
-        many, name = "," in value, flag.lstrip("-")
-        words = [(one, f"{flag}={one}" if equals else one or argument) for one in value.split(",")]
-        parts.append([(f"{name}={one}" if many else "", word) for one, word in words])
+        begin, equals, text = argument.rpartition("=")
+        values, name = text.split(","), (begin or before).lstrip("-")
+        parts.append([(f"{name}={one}" if values[1:] else "", f"{begin}{equals}{one}") for one in values])
     return [
         (" ".join(name for name, _ in chosen if name) or "only", [word for _, word in chosen])
         for chosen in itertools.product(*parts)
