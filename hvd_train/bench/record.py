@@ -1,8 +1,7 @@
-"""Means with their intervals, tables, and the JSON record of a measurement. No torch."""
+"""Tables, and the JSON record of a measurement. No torch."""
 
 import json
 import os
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,6 @@ from hvd_train.errors import UsageError
 from hvd_train.run_files import durable
 
 Measurement = dict[str, Any]  # the result of a measurement, ready for JSON; docs/measuring.md explains its keys
-
-
-def estimate(values: Sequence[float]) -> tuple[float, list[float] | None]:
-    """Return the mean of positive values and its 95% interval by Student's t (None: a single value)."""
-    from scipy import stats  # slow to import
-
-    mean = statistics.fmean(values)
-    if len(values) == 1:
-        return mean, None
-    half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
-    return mean, [round(max(0.0, mean - half), 6), round(mean + half, 6)]  # few values make it wide
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

@@ -1,6 +1,7 @@
 """Measure the real optimizer step, without metrics, commits, evaluations and files."""
 
 import itertools
+import statistics
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -51,13 +52,12 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Me
         peaks = world.gather(peak_memory_gib(stepper.device))
         seconds = [max(of_ranks) for of_ranks in zip(*world.gather(own_seconds), strict=True)]
     speeds = [images / slowest for (images, _), slowest in zip(results, seconds, strict=True)]
-    device, layout, (mean, interval) = stepper.device, stepper.state.layout, record.estimate(speeds)
+    device, layout = stepper.device, stepper.state.layout
     about = {"workers": world.place.size, "device": device.type, "controller": world.transport(device)}
     about |= {"global_batch_size": layout.global_batch, "batch_size": layout.micro_batch}
     about |= {"steps": steps, "repetitions": repetitions}
     return {
-        "samples_per_second": round(mean, 3),
-        "samples_per_second_interval": interval,
+        "samples_per_second": round(statistics.fmean(speeds), 3),
         "samples_per_second_of_repetitions": [round(samples_per_second, 3) for samples_per_second in speeds],
         "seconds_per_step": round(sum(seconds) / (steps * repetitions), 6),
         "split": {phase: round(sum(split[phase] for _, split in results) / repetitions, 6) for phase in PHASES},
@@ -108,8 +108,8 @@ class Stepper:
 def table(measured: Measurement) -> str:
     """Write the record as a table."""
     settings, step = measured["config"], measured["seconds_per_step"]
-    data, size, ends = settings["data"], settings["image_size"], measured["samples_per_second_interval"]
-    interval = f" (95%: {ends[0]:,.1f} to {ends[1]:,.1f})" if ends else ""
+    data, size = settings["data"], settings["image_size"]
+    speeds = measured["samples_per_second_of_repetitions"]
     split = [(phase, f"{1000 * own:,.3f}", f"{own / step:.1%}") for phase, own in measured["split"].items()]
     return (
         f"{settings['model']} ({measured['parameters'] / 1e6:.2f} M parameters) on {data}"
@@ -117,7 +117,7 @@ def table(measured: Measurement) -> str:
         f"{settings['precision']}, compression {measured['compression']}\n"
         f"{measured['workers']} x {measured['device']} ({measured['controller']}), "
         f"{measured['global_batch_size']} images a step in micro-batches of {measured['batch_size']}\n"
-        f"images/s         {measured['samples_per_second']:,.1f}{interval}\n"
+        f"images/s         {measured['samples_per_second']:,.1f} ({min(speeds):,.1f} to {max(speeds):,.1f})\n"
         f"ms a step        {1000 * step:,.2f}\n"
         f"skipped steps    {measured['skipped_steps']}\n{record.table([('phase', 'ms a step', 'share'), *split])}"
     )

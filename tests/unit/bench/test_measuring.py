@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hvd_train import cli, recipes
-from hvd_train.bench import batch, record, throughput
+from hvd_train.bench import batch, throughput
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.progress.clock import PHASES
@@ -31,15 +31,6 @@ def test_random_images_replace_files() -> None:
         assert (config.data.data, config.data.image_size, config.model.weights) == ("synthetic", size, None)
         assert config.data.synthetic_classes == classes
     assert throughput.without_files(recipes.get("digits"), own_data=False).data.data == "digits"
-
-
-def test_the_interval_is_students() -> None:
-    """A single repetition has none, and its ends are not negative."""
-    values = [9.0, 12.0, 10.0]
-    assert record.estimate(values) == (pytest.approx(10.333, abs=1e-3), pytest.approx([6.539, 14.128], abs=1e-3))
-    assert record.estimate([3.0, 3.0]) == (3.0, [3.0, 3.0])
-    assert record.estimate([3.0]) == (3.0, None)
-    assert record.estimate([1.0, 100.0])[1][0] == 0
 
 
 def test_batches_double_until_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
