@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from dataclasses import dataclass
-from functools import partial
 
 from hvd_train.console import PROGRAM, printable, show
 from hvd_train.flags import parse_flags
@@ -16,8 +15,6 @@ class DoctorOptions:
 
     json: bool = False
     """Print one JSON object."""
-    quick: bool = False
-    """Leave out the allreduces."""
     hosts: str | None = None
     """Examine the hosts of a host file, or of a list as in h1:2,h2:2 or node[01-04]:8, from the first, over ssh."""
 
@@ -31,12 +28,10 @@ def doctor(arguments: list[str]) -> int:
 
     from hvd_train.doctor import cluster, machine
 
-    examine = partial(cluster.examine, listed) if listed else machine.examine
     with Console(stderr=True).status("examining"):
-        findings = examine(quick=options.quick)
+        findings = cluster.examine(listed) if listed else machine.examine()
     broken, warned = (", ".join(it.name for it in findings if it.verdict == kind) for kind in ("broken", "warning"))
     verdict = (f"Broken: {broken}." if broken else "Nothing is broken.") + (f" Warnings: {warned}." if warned else "")
-    verdict += " No allreduce was tried." if options.quick else ""
     if options.json:
         report = {"ok": not broken, "verdict": verdict, "findings": [dataclasses.asdict(it) for it in findings]}
         print(json.dumps(report, indent=1))

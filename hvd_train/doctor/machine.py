@@ -146,15 +146,15 @@ def check_shared_memory(facts: Facts) -> Finding:
 MACHINE_CHECKS = (_check_python, _check_torch, _check_gpus, _check_horovod, check_shared_memory)
 
 
-def examine(*, quick: bool) -> list[Finding]:
-    """Return all findings about this machine; `quick` leaves out the allreduces."""
+def examine() -> list[Finding]:
+    """Return all findings about this machine."""
     # The programs of this Python environment come first: it need not be activated.
     path = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
     environ = {**os.environ, "PATH": path}
     probe = run((sys.executable, "-c", PROBE), environ)
     facts = {**agent.facts(), "probe": probe, "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
     findings = [check(facts) for check in MACHINE_CHECKS]
-    horovodrun = None if quick else shutil.which("horovodrun", path=path)
+    horovodrun = shutil.which("horovodrun", path=path)
     controllers = [
         name for name in ("gloo", "mpi") if probe.get(name) and (name == "gloo" or shutil.which("mpirun", path=path))
     ]

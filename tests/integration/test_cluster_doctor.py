@@ -76,7 +76,7 @@ def test_faults_are_named(name: str, hosts: Hosts, tmp_path: Path) -> None:
     """A finding names the host and what to type; findings about sound hosts stay ok."""
     fault, expected = FAULTS[name]
     fault(hosts, tmp_path)
-    code, found = examined(hosts, tmp_path, "-H", "h1,h2,h3", "--quick")
+    code, found = examined(hosts, tmp_path, "-H", "h1,h2,h3")
     assert code == 1
     for line, verdict, what, todo in expected:
         assert (found[line]["verdict"], what in found[line]["what"]) == (verdict, True), found

@@ -181,7 +181,7 @@ def test_watch_and_report_accept_values_of_any_type() -> None:
 def test_only_broken_findings_make_the_doctor_fail(
     verdict: Verdict, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("hvd_train.doctor.machine.examine", lambda quick: [Finding("x", verdict, "y", "z")])
+    monkeypatch.setattr("hvd_train.doctor.machine.examine", lambda: [Finding("x", verdict, "y", "z")])
     assert cli.run(["doctor", "--json"]) == code
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
     assert finding == {"name": "x", "verdict": verdict, "what": "y", "todo": "z"}
@@ -204,7 +204,7 @@ def test_control_characters_are_not_printed(
     path.write_text(f"{HOSTILE} slots=2\n")
     shown(2, "doctor", "--hosts", str(path))
     finding = Finding(HOSTILE, "broken", HOSTILE, HOSTILE)
-    monkeypatch.setattr("hvd_train.doctor.machine.examine", lambda quick: [finding])
+    monkeypatch.setattr("hvd_train.doctor.machine.examine", lambda: [finding])
     shown(1, "doctor")
     monkeypatch.setattr("hvd_train.run.train", Mock(side_effect=ValueError(HOSTILE)))
     shown(1, "sweep", "digits", "--output-dir", "out")

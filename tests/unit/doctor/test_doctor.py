@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from hvd_train.doctor import agent, cluster, machine
+from hvd_train.doctor.machine import Finding
 from hvd_train.launch import ssh
 from hvd_train.launch.hosts import Host
 
@@ -33,10 +34,11 @@ def test_each_end_of_a_program_has_a_line(monkeypatch: pytest.MonkeyPatch) -> No
     assert error("sleep", "60") == "no end in 0 s"
 
 
-def test_a_cluster_of_one_host_is_examined() -> None:
+def test_a_cluster_of_one_host_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "run_trial", lambda name, *_: Finding(name, "ok", "the sum is right"))
     assert ssh.is_here(socket.gethostname())
     assert not ssh.is_here("h1.invalid")
-    findings = cluster.examine([Host("localhost", 1)], quick=True)
+    findings = cluster.examine([Host("localhost", 1)])
     found = {finding.name: finding.verdict for finding in findings}
     assert found["localhost"] == found["python"] == "ok"
     assert "connections" not in found
