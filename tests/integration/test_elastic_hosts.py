@@ -180,6 +180,7 @@ def test_a_driver_that_is_out_of_reach_and_then_dies(hosts: Hosts, tmp_path: Pat
         steps = running.steps
         running.driver.kill()
         wait_for("a commit", lambda: newest_commit(running.run) >= steps)
+    with job(hosts, tmp_path, listed=("h2", "h3"), training=RARE) as running:
         running.completes(expected)
     assert "BrokenPipe" not in running.output
 
