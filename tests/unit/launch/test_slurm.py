@@ -52,9 +52,10 @@ def test_tasks_find_rank_0_by_their_key(task: dict[str, str], monkeypatch: pytes
     task[client.PORT] = str(server.start(address="127.0.0.1"))
     monkeypatch.setattr(slurm, "_PATIENCE_S", 0.0)
     try:
-        slurm.find_rank_0({**task, client.KEY: key})
+        slurm.find_rank_0(task)
+        monkeypatch.setenv(client.KEY, others.pop())
         with pytest.raises(UsageError, match="not signed by this job"):
-            slurm.find_rank_0({**task, client.KEY: others.pop()})
+            slurm.find_rank_0(task)
     finally:
         server.stop()
 
