@@ -28,6 +28,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from horovod.runner.common.util.hosts import SlotInfo
+
 from hvd_train.console import say
 from hvd_train.elastic.roster import COMMITTED, Command, End, Finish, FormWorld, Notice, Roster, Start, Worker
 from hvd_train.errors import UsageError
@@ -47,26 +49,7 @@ RunWorker = Callable[[Worker, Mapping[str, str], threading.Event], int]
 """Runs a worker's process with these variables until it ends or the event is set; returns its exit code."""
 
 
-@dataclass(frozen=True)
-class RankAssignment:
-    """The ranks of one worker in one world, with the fields of Horovod's `SlotInfo`."""
-
-    hostname: str
-    rank: int
-    local_rank: int
-    cross_rank: int  # the number of its host among the hosts that have this local rank
-    size: int
-    local_size: int
-    cross_size: int
-    worker: int  # its number, which stays the same while its ranks change
-
-    def to_response_string(self) -> str:
-        """Return the ranks in the form that Horovod's core reads."""
-        values = (self.rank, self.size, self.local_rank, self.local_size, self.cross_rank, self.cross_size)
-        return ",".join(map(str, values))
-
-
-def assign_ranks(workers: Sequence[Worker]) -> list[RankAssignment]:
+def assign_ranks(workers: Sequence[Worker]) -> list[SlotInfo]:
     """Return the ranks of these workers, in the order of `workers`."""
     local_sizes, cross_sizes = Counter[str](), Counter[int]()  # by host, by local rank
     places = []
@@ -76,7 +59,7 @@ def assign_ranks(workers: Sequence[Worker]) -> list[RankAssignment]:
         local_sizes[worker.host] += 1
         cross_sizes[local_rank] += 1
     return [
-        RankAssignment(it.host, rank, local, cross, len(workers), local_sizes[it.host], cross_sizes[local], it.number)
+        SlotInfo(it.host, rank, local, cross, len(workers), local_sizes[it.host], cross_sizes[local])
         for rank, (it, (local, cross)) in enumerate(zip(workers, places, strict=True))
     ]
 
@@ -84,7 +67,7 @@ def assign_ranks(workers: Sequence[Worker]) -> list[RankAssignment]:
 @dataclass
 class _WorkerProcess:
     end: threading.Event = field(default_factory=threading.Event)  # ends the process when set
-    assignment: RankAssignment | None = None
+    assignment: SlotInfo | None = None
     waiting: bool = False  # for a rank
     problem: str = ""  # why it cannot join this job, if it cannot
 
@@ -96,7 +79,7 @@ class Dispatcher:
         self,
         roster: Roster,
         find_hosts: Callable[[], Mapping[str, int]],
-        publish_world: Callable[[Sequence[RankAssignment]], None],
+        publish_world: Callable[[Sequence[SlotInfo]], None],
         run_worker: RunWorker,
         interrupted: threading.Event,
     ) -> None:
@@ -164,7 +147,7 @@ class Dispatcher:
             process = self._processes.get(number)
             return process.problem if process else ""
 
-    def wait_for_ranks(self, number: int) -> RankAssignment | None:
+    def wait_for_ranks(self, number: int) -> SlotInfo | None:
         """Wait for a worker's ranks in a new world; return None if it must leave."""
         with self._changed:
             process = self._processes.get(number)
@@ -250,8 +233,8 @@ class Dispatcher:
         elif isinstance(command, FormWorld):
             assignments = assign_ranks(command.workers)
             self._publish_world(assignments)
-            for ranks in assignments:
-                self._processes[ranks.worker].assignment = ranks
+            for worker, ranks in zip(command.workers, assignments, strict=True):
+                self._processes[worker.number].assignment = ranks
         elif isinstance(command, Notice):
             say(command.message)
         else:

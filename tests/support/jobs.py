@@ -4,7 +4,9 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from hvd_train.elastic.dispatcher import Dispatcher, RankAssignment
+from horovod.runner.common.util.hosts import SlotInfo
+
+from hvd_train.elastic.dispatcher import Dispatcher
 from hvd_train.elastic.roster import End, Finish, FormWorld, Notice, Roster, Start, Worker
 from hvd_train.launch.exit_report import During, ExitReport
 from tests.support.launching import wait_for
@@ -127,7 +129,7 @@ class Job:
             end.wait(0.01)
         return 143
 
-    def ask(self, *numbers: int) -> dict[int, RankAssignment | None]:
+    def ask(self, *numbers: int) -> dict[int, SlotInfo | None]:
         """Let these workers ask for a rank at the same time, and return the answers."""
         with ThreadPoolExecutor(len(numbers)) as pool:
             answers = pool.map(self.dispatcher.wait_for_ranks, numbers)
