@@ -4,7 +4,7 @@ import difflib
 import re
 import sysconfig
 import traceback
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PosixPath
 from typing import Any, NoReturn, TypeVar
@@ -113,15 +113,15 @@ class Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:  # noqa: D102
         raise UsageError(message.removeprefix("argument "))
 
-    def read(self, arguments: Sequence[str]) -> dict[str, Any]:
-        """Return the values of the given arguments by name; words may stand between flags. Raises UsageError."""
+    def read(self, arguments: Sequence[str]) -> Namespace:
+        """Return the values of the arguments; words may stand between flags. Raises UsageError."""
         dashed = [re.sub(r"^--[\w-]+", lambda flag: flag[0].replace("_", "-"), argument) for argument in arguments]
         options, rest = self.parse_known_intermixed_args(dashed)
         if unknown := next((word for word in rest if word.startswith("-")), None):
             raise unknown_name("argument", unknown.partition("=")[0], self._option_string_actions)
         if rest:
             raise UsageError(f"unexpected {rest[0]!r}: leave it out (a switch, such as --compile, takes no value)")
-        return {name: value for name, value in vars(options).items() if value is not None}
+        return options
 
 
 def from_one(text: str) -> int:

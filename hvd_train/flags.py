@@ -1,19 +1,18 @@
-"""Read command line flags into a dataclass or one by one. An error is one line with the nearest flag."""
+"""The flags of the settings. An error is one line with the nearest flag."""
 
 import ast
 import inspect
 import sys
-from argparse import BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Mapping, Sequence
+from argparse import SUPPRESS, BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Mapping
 from functools import cache
 from itertools import pairwise
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from hvd_train.config import GROUPS, Config, typed
+from hvd_train.config import GROUPS, Config
 from hvd_train.errors import Parser, from_one
 
-T = TypeVar("T")
 # Other flags of a setting, most of them of other trainers.
 ALIASES = {
     "batch_size": ("-b", "--b"),
@@ -29,41 +28,30 @@ ALIASES = {
 }
 
 
-def parse_flags(cls: type[T], arguments: Sequence[str], program: str, words: str = "") -> T:
-    """Make a dataclass of command line flags, one for each field; the field `words` takes the words without a flag.
-
-    Raises UsageError in one line; SystemExit after `--help`.
-    """
-    parser = Parser(prog=program, description=inspect.getdoc(cls))
-    _add_fields(parser, cls, vars(cls), words)
-    hints = get_type_hints(cls)
-    return cls(**{name: typed(name, value, hints[name]) for name, value in parser.read(arguments).items()})
-
-
 def settings_parser(program: str, shown: Config, about: str | None = None) -> Parser:
-    """Return a parser with a flag for each setting, which gives a text; the help has the values of `shown`."""
+    """Return a parser with a flag for each setting, which gives a text; the help has the values of `shown`.
+
+    Its result has the flags that are given, and no others.
+    """
     parser = Parser(
-        prog=program, usage=f"{program} [FLAGS]", description=about, formatter_class=RawDescriptionHelpFormatter
-    )
+        prog=program, usage=f"{program} [FLAGS]", description=about, formatter_class=RawDescriptionHelpFormatter,
+        argument_default=SUPPRESS,
+    )  # fmt: skip
     _add_fields(parser, Config, shown.settings())
     for name, cls in GROUPS.items():
         _add_fields(parser.add_argument_group(name, cls.__doc__), cls, shown.settings())
     return parser
 
 
-def _add_fields(parser: Any, cls: type[Any], shown: Mapping[str, Any], words: str = "") -> None:
-    """Add a flag for each field of a dataclass, with its value in `shown`; the field `words` has no flag."""
+def _add_fields(parser: Any, cls: type[Any], shown: Mapping[str, Any]) -> None:
+    """Add a flag for each field of a dataclass, with its value in `shown`."""
     hints = get_type_hints(cls)
     for name, about in texts(cls.__module__)[cls.__name__].items():
         hint, value, flag = hints[name], shown.get(name), f"--{name.replace('_', '-')}"
         value = " ".join(map(str, value)) if isinstance(value, tuple) else value
         default = "" if value is None or value is False or value == "" else f" (default: {value})"
         about = (about + default).replace("%", "%%")
-        if name == words:
-            count = "?" if NoneType in get_args(hint) else "*" if get_origin(hint) is tuple else None
-            parser.add_argument(name, nargs=count, metavar=name.upper(), help=about)
-        else:
-            parser.add_argument(flag, *ALIASES.get(name, ()), dest=name, help=about, **_kind(hint))
+        parser.add_argument(flag, *ALIASES.get(name, ()), dest=name, help=about, **_kind(hint))
 
 
 def _kind(hint: Any) -> dict[str, Any]:

@@ -239,7 +239,7 @@ def parse_args(parser: ArgumentParser | None = None, **defaults: Any) -> tuple[N
     own, rest = parser.parse_known_args() if parser is not None else (Namespace(), sys.argv[1:])
     sys.excepthook = _in_one_line
     config = Config().replace(**defaults)
-    config = config.replace(**settings_parser(f"python {sys.argv[0]}", config).read(rest))
+    config = config.replace(**vars(settings_parser(f"python {sys.argv[0]}", config).read(rest)))
     torch.manual_seed(config.seed)
     return own, config
 

@@ -9,95 +9,23 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from hvd_train import plain_file
 from hvd_train.console import PROGRAM, printable, say, show
-from hvd_train.errors import UsageError, counted, first_few
-from hvd_train.flags import parse_flags
+from hvd_train.errors import Parser, UsageError, counted, first_few, from_one
 from hvd_train.launch import launcher
 from hvd_train.run_files import durable, run_folder
 from hvd_train.run_files.journal import labelled
 
-
-@dataclass(frozen=True)
-class EvaluateOptions:
-    """Score a run's best weights, or a checkpoint: loss, top-1, top-5 and top-1 of each class."""
-
-    target: Path | None = None
-    """Run folder, checkpoint or model-best.pt of a run; default: the newest run."""
-    data_dir: Path | None = None
-    """Another folder of the data. Of class folders, the split is enough, or the folder holds the classes."""
-    split: Literal["train", "val", "test"] = "val"
-    """The part of the data to evaluate."""
-    data: str | None = None
-    """Another data set with the same classes: a name as for `train`, or your own as package.module:function."""
-    json: bool = False
-    """Print one JSON object, with every digit."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """The device of the model."""
-    trust: bool = False
-    """Import the code that the run names as its model or data; it runs with your permissions."""
-
-
-@dataclass(frozen=True)
-class PredictOptions:
-    """Print the most probable classes of image files, as in `hvd-train predict runs/NAME photo.jpg photos/`."""
-
-    paths: tuple[Path, ...]
-    """Run folder, checkpoint or model-best.pt of a run (default: the newest run); then image files and folders."""
-    top: int = 5
-    """Number of classes to print for each image."""
-    output: Path | None = None
-    """Write a CSV file of them, one line for each image, in place of printing them."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """The device of the model."""
-    trust: bool = False
-    """Import the code that the run names as its model or data; it runs with your permissions."""
-
-
-@dataclass(frozen=True)
-class AuditOptions:
-    """Check in ledger.jsonl that every sample counted exactly once in each finished epoch; exit code 1 if not."""
-
-    run: Path | None = None
-    """Run folder of a training with --ledger; default: the newest run."""
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """Write the best weights of a run or checkpoint as weights.pt, model.pt2 (torch.export) and model.json."""
-
-    target: Path | None = None
-    """Run folder, checkpoint or model-best.pt of a run; default: the newest run."""
-    output: Path | None = None
-    """Folder for the files; default: RUN/export, or CHECKPOINT.export."""
-    trust: bool = False
-    """Import the code that the run names as its model or data; it runs with your permissions."""
-
-
-@dataclass(frozen=True)
-class WatchOptions:
-    """Show a running or finished training, read from its files; this ends when the run has ended."""
-
-    run: Path | None = None
-    """Run folder; default: the newest run."""
-    once: bool = False
-    """Print the state now and end; this is the default without a terminal."""
-
-
-@dataclass(frozen=True)
-class ReportOptions:
-    """Write one HTML page, complete in itself, about one run or many: what they reached, and how they differ."""
-
-    runs: tuple[Path, ...]
-    """Run folders, and folders of `sweep` and `bench scaling`; default: the newest run."""
-    output: Path = Path("report.html")
-    """File of the page; an earlier report of this name is replaced, no other file is."""
+_TARGET = "run folder, checkpoint or model-best.pt of a run; default: the newest run"
+_RUN = "run folder; default: the newest run"
+_TRUSTS = "import the code that the run names as its model or data; it runs with your permissions"
+_TRUST: dict[str, Any] = {"action": "store_true", "help": _TRUSTS}
+_DEVICE: dict[str, Any] = {"choices": ("auto", "cpu", "cuda"), "default": "auto", "help": "the device of the model"}
 
 
 def _newest() -> Path:
@@ -125,7 +53,18 @@ def _runs_in(paths: Sequence[Path]) -> Sequence[Path]:
 
 def evaluate(arguments: list[str]) -> int:
     """Evaluate on all ranks, print the scores on rank 0 and return 0. Raises UsageError for a wrong target."""
-    options = parse_flags(EvaluateOptions, arguments, f"{PROGRAM} evaluate", "target")
+    about = "Score a run's best weights, or a checkpoint: loss, top-1, top-5 and top-1 of each class."
+    parser = Parser(prog=f"{PROGRAM} evaluate", description=about)
+    parser.add_argument("target", nargs="?", type=Path, metavar="RUN", help=_TARGET)
+    folder = "another folder of the data; of class folders, the split is enough, or the folder holds the classes"
+    parser.add_argument("--data-dir", type=Path, metavar="FOLDER", help=folder)
+    parser.add_argument("--split", choices=("train", "val", "test"), default="val", help="the part of the data (val)")
+    other = "another data set with the same classes: a name as for `train`, or your own as package.module:function"
+    parser.add_argument("--data", metavar="NAME", help=other)
+    parser.add_argument("--json", action="store_true", help="print one JSON object, with every digit")
+    parser.add_argument("--device", **_DEVICE)
+    parser.add_argument("--trust", **_TRUST)
+    options = parser.read(arguments)
     from hvd_train import run  # imports torch
     from hvd_train.world.world import together
 
@@ -149,13 +88,21 @@ def evaluate(arguments: list[str]) -> int:
 
 def predict(arguments: list[str]) -> int:
     """Print or write the classes of images, and return 0. Raises UsageError for wrong targets, images or output."""
-    options = parse_flags(PredictOptions, arguments, f"{PROGRAM} predict", "paths")
+    about = f"Print the most probable classes of image files, as in `{PROGRAM} predict runs/NAME photo.jpg photos/`."
+    parser = Parser(prog=f"{PROGRAM} predict", description=about)
+    parser.add_argument(
+        "paths", nargs="*", type=Path, metavar="PATH", help=f"{_TARGET}; then images and folders of them"
+    )
+    parser.add_argument("--top", type=from_one, default=5, metavar="N", help="classes to print for each image (5)")
+    lines = "write a CSV file of them, one line for each image, in place of printing them"
+    parser.add_argument("--output", type=Path, metavar="FILE", help=lines)
+    parser.add_argument("--device", **_DEVICE)
+    parser.add_argument("--trust", **_TRUST)
+    options = parser.read(arguments)
     paths, output = options.paths, options.output
     named = [path for path in paths[:1] if path.suffix in (".pt", ".ckpt") or (path / run_folder.CONFIG).exists()]
     if len(paths) == len(named):
         raise UsageError(f"name images or folders of images: {PROGRAM} predict RUN photo.jpg photos/")
-    if options.top < 1:
-        raise UsageError(f"--top is {options.top}; it must be at least 1")
     if output is not None and not output.parent.is_dir():
         raise UsageError(f"--output {output}: there is no folder {output.parent}")
     from hvd_train.data.folder import images_in  # imports torch
@@ -179,7 +126,10 @@ def predict(arguments: list[str]) -> int:
 
 def audit(arguments: list[str]) -> int:
     """Print the verdict; return 0 if every sample counted exactly once, else 1. Raises UsageError without a ledger."""
-    options = parse_flags(AuditOptions, arguments, f"{PROGRAM} audit", "run")
+    about = "Check in ledger.jsonl that every sample counted exactly once in each finished epoch; exit code 1 if not."
+    parser = Parser(prog=f"{PROGRAM} audit", description=about)
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help=f"{_RUN}; it was trained with --ledger")
+    options = parser.read(arguments)
     from hvd_train.run_files import ledger
 
     verdict = ledger.audit(options.run or _newest())
@@ -189,7 +139,13 @@ def audit(arguments: list[str]) -> int:
 
 def export(arguments: list[str]) -> int:
     """Export the model, print the path of each file and return 0. Raises UsageError if that cannot be done."""
-    options = parse_flags(ExportOptions, arguments, f"{PROGRAM} export", "target")
+    about = "Write the best weights of a run or checkpoint as weights.pt, model.pt2 (torch.export) and model.json."
+    parser = Parser(prog=f"{PROGRAM} export", description=about)
+    parser.add_argument("target", nargs="?", type=Path, metavar="RUN", help=_TARGET)
+    folder = "folder for the files; default: RUN/export, or CHECKPOINT.export"
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help=folder)
+    parser.add_argument("--trust", **_TRUST)
+    options = parser.read(arguments)
     from hvd_train.export import export  # imports torch
 
     target = options.target or _newest()
@@ -203,7 +159,12 @@ def export(arguments: list[str]) -> int:
 
 def watch(arguments: list[str]) -> int:
     """Show the run until it ends, or once, and return 0. Raises UsageError if there is no run to show."""
-    options = parse_flags(WatchOptions, arguments, f"{PROGRAM} watch", "run")
+    about = "Show a running or finished training, read from its files; this ends when the run has ended."
+    parser = Parser(prog=f"{PROGRAM} watch", description=about)
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help=_RUN)
+    once = "print the state now and end; this is the default without a terminal"
+    parser.add_argument("--once", action="store_true", help=once)
+    options = parser.read(arguments)
     from hvd_train.report.watch import watch
 
     watch(options.run or _newest(), once=options.once or not sys.stdout.isatty(), interval_s=1.0)
@@ -212,7 +173,13 @@ def watch(arguments: list[str]) -> int:
 
 def report(arguments: list[str]) -> int:
     """Write the page, print its path and return 0. Raises UsageError if a folder or the output cannot be used."""
-    options = parse_flags(ReportOptions, arguments, f"{PROGRAM} report", "runs")
+    about = "Write one HTML page, complete in itself, about one run or many: what they reached, and how they differ."
+    parser = Parser(prog=f"{PROGRAM} report", description=about)
+    folders = "run folders, and folders of `sweep` and `bench scaling`; default: the newest run"
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help=folders)
+    page = "file of the page (report.html); an earlier report of this name is replaced, no other file is"
+    parser.add_argument("--output", type=Path, default=Path("report.html"), metavar="FILE", help=page)
+    options = parser.read(arguments)
     runs = _runs_in(options.runs) or [_newest()]
     from hvd_train.report.report import compose  # imports matplotlib
 

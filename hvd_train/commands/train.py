@@ -97,8 +97,8 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
     shown = recipes.RECIPES.get("".join(words[:1]), recipes.digits)()
     parser = settings_parser(f"{PROGRAM} {command} [RECIPE] [DATA_DIR]", shown, _ABOUT)
     parser.add_argument("--config", metavar="FILE", help="read all settings from a config.yaml")
-    parser.add_argument("--try", action="store_true", default=None, help="try the recipe for a minute")
-    given = parser.read(arguments)
+    parser.add_argument("--try", action="store_true", help="try the recipe for a minute")
+    given = vars(parser.read(arguments))
     path, tries, recipe = given.pop("config", None), given.pop("try", False), given.pop("recipe", None)
     if words:
         named, recipe = recipe, words.pop(0)

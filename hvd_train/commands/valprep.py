@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from hvd_train import plain_file
 from hvd_train.console import PROGRAM, show
-from hvd_train.errors import UsageError, first_few
-from hvd_train.flags import parse_flags
+from hvd_train.errors import Parser, UsageError, first_few
 
 _IMAGE, _UNFINISHED = "ILSVRC2012_val_{:08}", ".unsorted"
 _NEXT_TO_IT = "ILSVRC2012_devkit_t12", "LOC_val_solution.csv"
@@ -17,23 +15,19 @@ _NEXT_TO_IT = "ILSVRC2012_devkit_t12", "LOC_val_solution.csv"
 _LINE = re.compile(r"(ILSVRC2012_val_\d{8})(?:\.JPEG)?[\s,]+(n\d{8})\b")
 
 
-@dataclass(frozen=True)
-class ValprepOptions:
-    """Sort the validation images of ImageNet (ILSVRC2012) into class folders, as training needs them.
-
-    Nothing moves before all images are found. If it is killed, the same command finishes.
-    """
-
-    folder: Path
-    """The folder with ILSVRC2012_val_00000001.JPEG and so on: val/ of the data folder."""
-    labels: Path | None = None
-    """The folder ILSVRC2012_devkit_t12, Kaggle's LOC_val_solution.csv, or a text of image names and classes; default:
-    one of the first two next to FOLDER."""
+_ABOUT = """Sort the validation images of ImageNet (ILSVRC2012) into class folders, as training needs them.
+Nothing moves before all images are found. If it is killed, the same command finishes."""
 
 
 def valprep(arguments: list[str]) -> int:
     """Sort the images, print what was done and return 0. Raises UsageError before an image moves."""
-    options = parse_flags(ValprepOptions, arguments, f"{PROGRAM} valprep", "folder")
+    parser = Parser(prog=f"{PROGRAM} valprep", description=_ABOUT)
+    images = "the folder with ILSVRC2012_val_00000001.JPEG and so on: val/ of the data folder"
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help=images)
+    lists = f"{_NEXT_TO_IT[0]}, Kaggle's {_NEXT_TO_IT[1]}, or a text of image names and classes"
+    default = "default: one of the first two next to FOLDER"
+    parser.add_argument("--labels", type=Path, metavar="PATH", help=f"{lists}; {default}")
+    options = parser.read(arguments)
     folder: Path = options.folder
     near = [path for name in _NEXT_TO_IT if (path := folder.resolve().parent / name).exists()]
     labels = options.labels or (near[0] if near else None)

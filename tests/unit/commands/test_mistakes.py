@@ -69,7 +69,7 @@ MISTAKES = [
     ("evaluate gone", "gone: no such run folder, checkpoint or weights"),
     ("evaluate", "which run? there is none in runs/: name a run folder"),
     ("evaluate notes.txt", "notes.txt is not a checkpoint of hvd_train"),
-    ("evaluate --device gpu", "--device is 'gpu'; it must be one of auto, cpu, cuda"),
+    ("evaluate --device gpu", "--device: invalid choice: 'gpu' (choose from"),
     ("export gone", "gone: no such run folder, checkpoint or weights"),
     ("watch", "which run? there is none in runs/: name a run folder"),
     ("watch gone", "gone: no such run folder"),

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from hvd_train import Config, _version, errors, plugin
-from hvd_train.commands.runs import ReportOptions
 from hvd_train.errors import TYPES, HvdTrainError, UsageError
-from hvd_train.flags import parse_flags, settings_parser, take
+from hvd_train.flags import settings_parser, take
 
 
 def test_help_says_what_the_command_does(capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,8 +23,11 @@ def test_help_says_what_the_command_does(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_files_may_follow_flags() -> None:
-    found = parse_flags(ReportOptions, ["a", "--output", "b", "c", "b"], "report", "runs")
-    assert (found.runs, found.output) == ((Path("a"), Path("c"), Path("b")), Path("b"))
+    parser = errors.Parser()
+    parser.add_argument("runs", nargs="*")
+    parser.add_argument("--output")
+    found = parser.read(["a", "--output", "b", "c", "b"])
+    assert (found.runs, found.output) == (["a", "c", "b"], "b")
 
 
 def test_a_flag_is_removed_from_the_arguments_of_another_parser() -> None:
