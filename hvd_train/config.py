@@ -1,4 +1,4 @@
-"""The configuration of a run: seven groups of settings, which check themselves, and checks across groups.
+"""The configuration of a run: seven groups of settings, and checks of numbers and of what goes together.
 
 The text below a field is its flag's help. Field names are unique across the groups, so flags need no prefix. Every
 field that is not made with `free` decides the result, so it must not change when a run is resumed.
@@ -27,33 +27,32 @@ _FITS: dict[str, Callable[[float], bool]] = {
     "at least 1": lambda value: value >= 1,
     "at least 0 and below 1": lambda value: 0 <= value < 1,
     "at least 0 and at most 1": lambda value: 0 <= value <= 1,
+    "at least 0 and below 2**63": lambda value: 0 <= value < 2**63,  # what torch.manual_seed takes
     "a number above 0": lambda value: 0 < value < math.inf,
 }
 
 
-def free(default: T) -> T:
-    """Return a dataclass field that may differ on resume, since it does not change the result."""
-    value: T = field(default=default, metadata={"free": True})
+def number(default: T, wanted: str) -> T:
+    """Return a dataclass field whose value is None or fits `wanted`, a key of _FITS."""
+    value: T = field(default=default, metadata={"wanted": wanted})
     return value
 
 
-def _check(group: object, wanted: str, *names: str) -> None:
-    """Raise UsageError if a field is not None and not as `wanted`, a key of _FITS."""
-    for name in names:
-        value = getattr(group, name)
-        if value is not None and not _FITS[wanted](value):
-            raise UsageError(f"--{name.replace('_', '-')} is {value:g}; it must be {wanted}")
+def free(default: T, wanted: str = "") -> T:
+    """Return a dataclass field that may differ on resume, since it does not change the result."""
+    value: T = field(default=default, metadata={"free": True, "wanted": wanted})
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
     """How long a run trains, and how the learning rate moves."""
 
-    epochs: int = 10
+    epochs: int = number(10, "at least 1")
     """Passes over the training set."""
-    target_accuracy: float | None = free(None)
+    target_accuracy: float | None = free(None, "at least 0 and at most 1")
     """Stop after the evaluation whose top-1 reaches this share, 0 to 1."""
-    patience: int | None = free(None)
+    patience: int | None = free(None, "at least 1")
     """Stop when this many epochs in a row have brought no better evaluation."""
     target: str | None = free(None)
     """Stop after the evaluation in which a figure is as good as this: NAME=VALUE, as in --target loss=0.1"""
@@ -62,25 +61,18 @@ class ScheduleConfig:
     schedule: str = "cosine"
     """Learning rate after the warm-up: constant, cosine (a half one), linear, step, one-cycle (30% warm-up), or
     package.module:function of the epochs done, which returns the share of the peak learning rate."""
-    final_factor: float = 0.0
+    final_factor: float = number(0.0, "at least 0 and at most 1")
     """The share of the peak learning rate at which --schedule cosine and linear end."""
-    warmup_epochs: float = 0.0
+    warmup_epochs: float = number(0.0, "at least 0")
     """Epochs (fractions allowed) over which the learning rate rises linearly from 0."""
     decay_epochs: tuple[float, ...] = (30, 60, 80)
     """Epochs at which --schedule step multiplies the learning rate by `decay-factor`."""
-    decay_factor: float = 0.1
+    decay_factor: float = number(0.1, "a number above 0")
     """What --schedule step multiplies the learning rate by at each of `decay-epochs`."""
 
     def __post_init__(self) -> None:
-        _check(self, "at least 0", "warmup_epochs")
-        _check(self, "at least 0 and at most 1", "final_factor")
         if ":" not in self.schedule and self.schedule not in _SCHEDULES:
             raise unknown_name("schedule", self.schedule, _SCHEDULES)
-        _check(self, "at least 1", "epochs", "patience")
-        _check(self, "a number above 0", "target_accuracy", "decay_factor")
-        _check(self, "at least 0 and at most 1", "target_accuracy")
-        if self.warmup_epochs > self.epochs:
-            raise UsageError(f"--warmup-epochs {self.warmup_epochs:g} is more than --epochs {self.epochs}")
         if self.target is not None and not re.fullmatch(r"[^\W\d]\w*=[-+]?[0-9.]*[0-9](e[-+]?[0-9]+)?", self.target):
             raise UsageError(f"--target {self.target}: type NAME=VALUE, a figure of the task and a number")
 
@@ -96,34 +88,30 @@ class DataConfig:
     """Folder of the data; for `folder` it holds train/ and val/, with one folder per class."""
     download: bool = free(False)
     """Fetch the data set into the data folder if it is not there (cifar10, cifar100)."""
-    image_size: int | None = None
+    image_size: int | None = number(None, "at least 1")
     """Side of the square images the model sees, in pixels; default: the data set's own size."""
-    val_crop_size: int | None = None
+    val_crop_size: int | None = number(None, "at least 1")
     """Side of the square crop that evaluation sees, in pixels, for `folder`; default: image-size."""
-    val_resize_size: int | None = None
+    val_resize_size: int | None = number(None, "at least 1")
     """Length of an image's shorter side before that crop, in pixels, for `folder`; default: 256/224 of the crop."""
-    max_image_pixels: int = free(90_000_000)
+    max_image_pixels: int = free(90_000_000, "at least 1")
     """Pixels of the largest image file that is decoded, for `folder`; decoding takes up to 25 bytes a pixel."""
     augment: Literal["standard", "trivial", "rand", "none"] = "standard"
     """Random changes to images: what is usual for the data set; for `folder` also TrivialAugment or RandAugment."""
-    random_erasing: float = 0.0
+    random_erasing: float = number(0.0, "at least 0 and at most 1")
     """Probability that a rectangle of a training image is blanked, for `folder`."""
-    mixup: float = 0.0
+    mixup: float = number(0.0, "at least 0")
     """Blend the images of a micro-batch in pairs, with shares drawn from Beta(mixup, mixup); 0 turns it off."""
-    cutmix: float = 0.0
+    cutmix: float = number(0.0, "at least 0")
     """Paste a rectangle of another image into each, its area from Beta(cutmix, cutmix); or mixup if both are on."""
-    workers: int | None = free(None)
+    workers: int | None = free(None, "at least 0")
     """Loader processes per rank, for files (0: the training process); default: one for each core, at most 4."""
-    synthetic_samples: int = 2048
+    synthetic_samples: int = number(2048, "at least 1")
     """Number of training images of the `synthetic` data set."""
-    synthetic_classes: int = 1000
+    synthetic_classes: int = number(1000, "at least 1")
     """Number of classes of the `synthetic` data set."""
 
     def __post_init__(self) -> None:
-        _check(self, "at least 0", "mixup", "cutmix", "workers")
-        _check(self, "at least 1", "image_size", "val_crop_size", "val_resize_size")
-        _check(self, "at least 1", "max_image_pixels", "synthetic_samples", "synthetic_classes")
-        _check(self, "at least 0 and at most 1", "random_erasing")
         if (self.val_resize_size or math.inf) < (self.val_crop_size or 1):
             raise UsageError(f"--val-resize-size is {self.val_resize_size}; it must be at least {self.val_crop_size}")
         if self.data != "folder" and (self.val_crop_size or self.val_resize_size):
@@ -156,19 +144,18 @@ class ModelConfig:
 class BatchConfig:
     """The samples of a step, and how the workers share them."""
 
-    batch_size: int | None = None
+    batch_size: int | None = number(None, "at least 1")
     """Samples per worker in one forward pass (and the group that batch norm normalises over); default: 16 to 48."""
-    global_batch_size: int | None = None
+    global_batch_size: int | None = number(None, "at least 1")
     """Samples per optimizer step over all workers; default: batch size x accumulation steps x workers at the start."""
-    accumulation_steps: int = 1
+    accumulation_steps: int = number(1, "at least 1")
     """Forward passes per worker and optimizer step; a global batch size and the number of workers decide it."""
-    eval_batch_size: int = 256
+    eval_batch_size: int = number(256, "at least 1")
     """Samples per worker in one forward pass of an evaluation."""
     on_resize: Literal["global", "per-worker"] = "global"
     """When workers come or go: keep the global batch, or the batch per worker (the learning rate follows)."""
 
     def __post_init__(self) -> None:
-        _check(self, "at least 1", "batch_size", "global_batch_size", "accumulation_steps", "eval_batch_size")
         if self.batch_size is None and self.global_batch_size is None:
             raise UsageError("no batch size: give --batch-size (per worker) or --global-batch-size")
         at_once = self.batch_size and self.batch_size * self.accumulation_steps
@@ -186,36 +173,32 @@ class OptimizerConfig:
     """sgd, adam, adamw, timm's lars or lamb for large batches, or package.module:Class, such as torch.optim:RAdam."""
     optimizer_args: tuple[str, ...] = ()
     """More arguments of the optimizer, NAME=VALUE: --optimizer-args betas=0.9,0.95 eps=1e-6"""
-    learning_rate: float = 0.1
+    learning_rate: float = number(0.1, "a number above 0")
     """Peak learning rate, for a global batch of `lr-base-batch` if it is scaled."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
     """How the learning rate follows the global batch: not at all, in proportion, or with its square root."""
-    lr_base_batch: int = 256
+    lr_base_batch: int = number(256, "at least 1")
     """The global batch for which `learning-rate` was chosen (with --lr-scaling linear or sqrt)."""
-    momentum: float = 0.9
+    momentum: float = number(0.9, "at least 0 and below 1")
     """Momentum of SGD and LARS."""
     nesterov: bool = False
     """Use Nesterov momentum, with sgd or lars."""
-    weight_decay: float = 5e-4
+    weight_decay: float = number(5e-4, "at least 0")
     """Strength of the weight decay."""
     decay_of: Literal["all", "weights"] = "all"
     """What weight decay applies to: all parameters, or all but biases and normalisation layers."""
-    label_smoothing: float = 0.0
+    label_smoothing: float = number(0.0, "at least 0 and below 1")
     """Share of the target spread evenly over all classes, from 0 to below 1."""
-    clip_norm: float | None = None
+    clip_norm: float | None = number(None, "a number above 0")
     """Largest 2-norm of the whole gradient; a larger gradient is scaled down to it."""
-    ema_decay: float | None = None
+    ema_decay: float | None = number(None, "at least 0 and below 1")
     """Evaluate and keep a moving average of weights: `ema-decay` (say 0.999) of it plus the rest of the new ones."""
 
     def __post_init__(self) -> None:
-        _check(self, "at least 0", "weight_decay")
         if ":" not in self.optimizer and self.optimizer not in _OPTIMIZERS:
             raise unknown_name("optimizer", self.optimizer, _OPTIMIZERS)
         if wrong := [each for each in self.optimizer_args if not re.fullmatch(r"[^\W\d]\w*=.+", each)]:
             raise UsageError(f"--optimizer-args {wrong[0]}: type NAME=VALUE, as in eps=1e-6")
-        _check(self, "at least 1", "lr_base_batch")
-        _check(self, "at least 0 and below 1", "momentum", "label_smoothing", "ema_decay")
-        _check(self, "a number above 0", "learning_rate", "clip_norm")
         if self.nesterov and (self.optimizer not in ("sgd", "lars") or self.momentum == 0):
             raise UsageError("--nesterov needs --optimizer sgd or lars with a momentum above 0, else --no-nesterov")
 
@@ -251,15 +234,15 @@ class RunConfig:
     resume: str = free("auto")
     """auto: resume from the newest good checkpoint of the run folder; never: start again; or a checkpoint file, or the
     folder of another run, from which a new run continues: with other settings, or for more epochs."""
-    commit_steps: int | None = free(None)
+    commit_steps: int | None = free(None, "at least 1")
     """Steps from one checkpoint to the next."""
-    commit_seconds: float | None = free(60.0)
+    commit_seconds: float | None = free(60.0, "a number above 0")
     """Write a checkpoint when the last one is this many seconds old."""
     weights_format: Literal["pt", "safetensors"] = free("pt")
     """safetensors: also write the best and the final weights in that format, in addition to .pt."""
-    keep_checkpoints: int = free(3)
+    keep_checkpoints: int = free(3, "at least 1")
     """Number of the newest checkpoints to keep."""
-    log_steps: int = free(10)
+    log_steps: int = free(10, "at least 1")
     """Steps from one line of metrics to the next."""
     progress: Literal["auto", "bar", "lines"] = free("auto")
     """bar: progress in one live line; lines: a line every ten seconds; auto: bar for one process at a terminal."""
@@ -270,14 +253,12 @@ class RunConfig:
     """Where values go besides metrics.jsonl: tensorboard, csv, wandb or mlflow, several with commas, or none."""
     ledger: bool = free(False)
     """Write the samples of each step to ledger.jsonl, for `hvd-train audit`."""
-    eval_epochs: int = free(1)
+    eval_epochs: int = free(1, "at least 1")
     """Epochs from one evaluation to the next (the last epoch is always evaluated)."""
     profile: str | None = free(None)
     """Trace these steps on all ranks, into files of the run folder: 20, or 20:25 (both included)."""
 
     def __post_init__(self) -> None:
-        _check(self, "at least 1", "commit_steps", "keep_checkpoints", "log_steps", "eval_epochs")
-        _check(self, "a number above 0", "commit_seconds")
         _ = self.max_seconds, self.profiled_steps, self.trackers  # may raise
         if self.copy_to and not self.output_dir:
             raise UsageError(f"--copy-to {self.copy_to}: name a folder of this machine, too: --output-dir FOLDER")
@@ -323,9 +304,9 @@ class RunConfig:
 class Config:
     """A complete run. Raises UsageError if a value, or two values together, cannot be."""
 
-    recipe: str = "custom"
+    recipe: str = free("custom")
     """The recipe to start from; it names the run folder."""
-    seed: int = 0
+    seed: int = number(0, "at least 0 and below 2**63")
     """Decides the initial weights, the order of the samples and every random change to them."""
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -336,10 +317,14 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
+        for name, value in self.settings().items():
+            wanted = _FIELDS[name].metadata.get("wanted")
+            if wanted and value is not None and not _FITS[wanted](value):
+                raise UsageError(f"--{name.replace('_', '-')} is {value:g}; it must be {wanted}")
+        if (warmup := self.schedule.warmup_epochs) > self.schedule.epochs:
+            raise UsageError(f"--warmup-epochs {warmup:g} is more than --epochs {self.schedule.epochs}")
         if self.batch.on_resize == "per-worker" and self.optimizer.lr_scaling == "none":
             raise UsageError("--on-resize per-worker changes the global batch: add --lr-scaling linear or sqrt")
-        if not 0 <= self.seed < 2**63:  # what torch.manual_seed takes
-            raise UsageError(f"--seed is {self.seed}; it must be at least 0 and below 2**63")
 
     def replace(self, **changes: Any) -> Config:
         """Return this config with other values for settings of any group; texts become numbers or paths, if need be.
@@ -366,11 +351,10 @@ class Config:
     def differences(self, other: Config) -> list[str]:
         """Return `name: mine, not theirs` for each setting that differs and decides the result."""
         theirs = other.settings()
-        may_differ = {f.name for cls in GROUPS.values() for f in dataclasses.fields(cls) if f.metadata.get("free")}
         return [
             f"{name}: {_plain(mine)}, not {_plain(theirs[name])}"
             for name, mine in self.settings().items()
-            if name not in may_differ and name != "recipe" and mine != theirs[name]
+            if not _FIELDS[name].metadata.get("free") and mine != theirs[name]
         ]
 
 
@@ -380,6 +364,8 @@ _OWNERS: dict[str, str | None] = {
     **{f.name: group for group, cls in GROUPS.items() for f in dataclasses.fields(cls)},
 }
 """The group of each field; None stands for Config itself."""
+_FIELDS = {f.name: f for f in dataclasses.fields(Config)}
+_FIELDS |= {f.name: f for cls in GROUPS.values() for f in dataclasses.fields(cls)}
 HINTS: dict[str, Any] = {n: hint for cls in (Config, *GROUPS.values()) for n, hint in get_type_hints(cls).items()}
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}
 _WORDS |= {NoneType: "none"}
