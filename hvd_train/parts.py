@@ -19,7 +19,7 @@ from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError, counted, first_few, in_user_code
 from hvd_train.network import buffers, freeze, models, normalization, optim, weights
 from hvd_train.network.device import autocast, choose_device, loss_scaler, num_cores, uses_channels_last, wire_format
-from hvd_train.network.models import Builder, micro_batch_sizes, warm_up
+from hvd_train.network.models import Builder, micro_batch_sizes
 from hvd_train.progress import order
 from hvd_train.state import TrainState
 from hvd_train.tasks.builtin import CLASSIFICATION, open_task
@@ -80,27 +80,28 @@ def warm_parts(config: Config, world: World, own: Own = NOTHING) -> tuple[Parts,
 
 
 def _compile(config: Config, world: World, parts: Parts) -> None:
-    """Compile the model as far as possible without other ranks. Raises UsageError if the batch is too large."""
-    parts.model.compile()
+    """Compile the model as far as possible without other ranks. Raises UsageError if the batch is too large.
+
+    torch.compile compiles at the first pass with each size of batch: after the rendezvous all ranks would wait for it.
+    """
+    model, loader, precision = parts.model, parts.train_loader, autocast(config, parts.device)
+    model.compile()
     if config.model.sync_batch_norm:  # its layers communicate in each pass
         return
-    num_samples = parts.train_loader.num_samples
-    layout = order.choose_layout(config.batch, world.place.size, num_samples)
-    eval_sizes: list[int] = []
-    if parts.val_loader is not None and config.optimizer.ema_decay is None:  # the moving average is not compiled
-        batch = config.batch.eval_batch_size
-        eval_sizes = micro_batch_sizes(order.BatchLayout(batch, batch), parts.val_loader.num_samples)
-    freeze.apply(config.model, parts.model, 0)
-    warm_up(
-        parts.model,
-        parts.train_loader.example,
-        autocast(config, parts.device),
-        loss=lambda model, batch: sum_of(parts.task.measure(model, batch)[LOSS]),
-        evaluate=parts.evaluation.function,
-        train_sizes=micro_batch_sizes(layout, num_samples),
-        eval_sizes=eval_sizes,
-    )
-    freeze.apply(config.model, parts.model)
+    layout = order.choose_layout(config.batch, world.place.size, loader.num_samples)
+    freeze.apply(config.model, model, 0)
+    with buffers.unchanged(model), torch.random.fork_rng([parts.device] if parts.device.type == "cuda" else []):
+        for size in micro_batch_sizes(layout, loader.num_samples):
+            with precision:
+                loss = sum_of(parts.task.measure(model, loader.example(size))[LOSS])
+            torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
+        if parts.val_loader is not None and config.optimizer.ema_decay is None:  # the moving average is not compiled
+            model.eval()
+            batch = config.batch.eval_batch_size
+            with torch.no_grad(), precision:
+                for size in micro_batch_sizes(order.BatchLayout(batch, batch), parts.val_loader.num_samples):
+                    parts.evaluation.function(model, loader.example(size))
+    freeze.apply(config.model, model)
 
 
 def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = None) -> Parts:

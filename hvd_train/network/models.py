@@ -1,8 +1,7 @@
-"""Build, check and compile models: torchvision's, timm's, a small convnet for digits, or the user's own."""
+"""Build and check models: torchvision's, timm's, a small convnet for digits, or the user's own."""
 
 import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 
 from hvd_train import plugin
 from hvd_train.errors import UsageError, unknown_name
-from hvd_train.network.buffers import unchanged
 from hvd_train.plugin import TIMM
 from hvd_train.progress.order import BatchLayout
 
@@ -104,29 +102,3 @@ def micro_batch_sizes(layout: BatchLayout, num_samples: int) -> list[int]:
     """Return the sizes of micro-batches in an epoch, the usual one first."""
     batches = layout.batches(range(num_samples)).ends
     return list(dict.fromkeys(len(micro) for batch in batches for micro in layout.micro_batches(batch).ends))
-
-
-def warm_up(
-    model: nn.Module,
-    example: Callable[[int], Any],
-    autocast: AbstractContextManager[object],
-    *,
-    loss: Callable[[nn.Module, Any], Tensor],
-    evaluate: Callable[[nn.Module, Any], Any],
-    train_sizes: list[int],
-    eval_sizes: list[int],
-) -> None:
-    """Run a compiled model by its task, with batches of these sizes from `example`; its state stays the same.
-
-    torch.compile compiles at the first call with each kind of input: after the rendezvous all ranks would wait for it.
-    """
-    devices = {p.device for p in model.parameters() if p.is_cuda}
-    with unchanged(model), torch.random.fork_rng(devices):
-        for size in train_sizes:
-            with autocast:
-                of_batch = loss(model, example(size))
-            torch.autograd.grad(of_batch, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
-        model.eval()
-        with torch.no_grad(), autocast:
-            for size in eval_sizes:
-                evaluate(model, example(size))

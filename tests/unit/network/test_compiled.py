@@ -1,7 +1,6 @@
 """`--compile`: it changes the speed alone."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,9 +8,10 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from hvd_train.network.models import warm_up
+from hvd_train.parts import Own, warm_parts
 from hvd_train.run import train
 from hvd_train.updater import Updater
+from hvd_train.world.world import LocalWorld
 from tests.support import runs
 
 
@@ -21,31 +21,22 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     plain: Callable[..., Any] = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda model: plain(model, backend="aot_eager"))
     torch.compiler.reset()
-
-
-def compiled(model: nn.Module, train_sizes: list[int], eval_sizes: list[int]) -> None:
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        return nn.functional.cross_entropy(model(batch[0]), batch[1])
-
-    def example(size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.ones(size, 1, 8, 8), torch.zeros(size, dtype=torch.long)
-
-    sizes = {"train_sizes": train_sizes, "eval_sizes": eval_sizes}
-    model.compile()
-    warm_up(model, example, nullcontext(), loss=loss, evaluate=loss, **sizes)
+    counters.clear()
 
 
 def test_compiling_leaves_the_model_as_it_was(quick: None) -> None:
-    model = nn.Sequential(runs.batch_norm(10), nn.Dropout(0.5))
-    model[0][1].eval()
-    model[0][0].weight.requires_grad_(False)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    modes, numbers = [module.training for module in model.modules()], torch.get_rng_state()
-    compiled(model, [4, 3], [5])
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert [module.training for module in model.modules()] == modes
-    assert torch.equal(torch.get_rng_state(), numbers)
-    assert all(parameter.grad is None for parameter in model.parameters())
+    def model(num_classes: int) -> nn.Module:
+        return nn.Sequential(runs.batch_norm(num_classes), nn.Dropout(0.5))
+
+    def facts(*, compiles: bool) -> list[Any]:
+        config = runs.small_config(freeze="0.0.*", compile=compiles)
+        built = warm_parts(config, LocalWorld(), Own(model, runs.few_digits))[0].model
+        modes, gradients = [m.training for m in built.modules()], [p.grad for p in built.parameters()]
+        values = {name: tensor.tolist() for name, tensor in built.state_dict().items()}
+        return [values, modes, gradients, torch.get_rng_state().tolist()]
+
+    assert facts(compiles=False) == facts(compiles=True)
+    assert counters["stats"]["unique_graphs"] > 0
 
 
 @pytest.mark.parametrize("changes", [{}, {"freeze": "0.*", "precision": "bf16"}], ids=["plain", "frozen and bf16"])
@@ -58,7 +49,6 @@ def test_an_epoch_compiles_nothing(changes: dict[str, Any], quick: None, monkeyp
         return plain(*args, **kwargs)
 
     monkeypatch.setattr(Updater, "begin", begin)
-    counters.clear()
     config = runs.small_config(epochs=2, **changes, compile=True)
     result = train(config, model=runs.batch_norm, data=runs.few_digits)
     assert result.finished
