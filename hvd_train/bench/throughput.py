@@ -53,7 +53,7 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Me
         seconds = [max(of_ranks) for of_ranks in zip(*world.gather(own_seconds), strict=True)]
     speeds = [images / slowest for (images, _), slowest in zip(results, seconds, strict=True)]
     device, layout = stepper.device, stepper.state.layout
-    about = {"workers": world.place.size, "device": device.type, "controller": world.transport(device)}
+    about = {"workers": world.place.size, "device": device.type}
     about |= {"global_batch_size": layout.global_batch, "batch_size": layout.micro_batch}
     about |= {"steps": steps, "repetitions": repetitions}
     return {
@@ -115,7 +115,7 @@ def table(measured: Measurement) -> str:
         f"{settings['model']} ({measured['parameters'] / 1e6:.2f} M parameters) on {data}"
         f"{f' images of {size} pixels' if size else ''}, "
         f"{settings['precision']}, compression {measured['compression']}\n"
-        f"{measured['workers']} x {measured['device']} ({measured['controller']}), "
+        f"{measured['workers']} x {measured['device']}, "
         f"{measured['global_batch_size']} images a step in micro-batches of {measured['batch_size']}\n"
         f"images/s         {measured['samples_per_second']:,.1f} ({min(speeds):,.1f} to {max(speeds):,.1f})\n"
         f"ms a step        {1000 * step:,.2f}\n"

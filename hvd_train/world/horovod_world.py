@@ -197,12 +197,6 @@ class HorovodWorld(World):
             yield gradients
 
     @override
-    def transport(self, device: torch.device) -> str:
-        controller = "MPI" if hvd.mpi_enabled() else "Gloo"
-        # With NCCL the ranks still use Gloo or MPI to agree on the next sum.
-        return f"NCCL, with {controller}" if device.type == "cuda" and hvd.nccl_built() else controller
-
-    @override
     def close(self) -> None:
         stop()
 

@@ -136,10 +136,6 @@ class World:
         """
         return "stop" if got_signal else "train"
 
-    def transport(self, device: torch.device) -> str:
-        """Return the names of the libraries that sum tensors on `device`, for records of measurements."""
-        return "none"
-
     def close(self) -> None:
         """Leave the world. No operation may follow."""
 

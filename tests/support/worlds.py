@@ -137,10 +137,6 @@ class ThreadWorld(World):
             gradient.copy_(wait())
         yield gradients
 
-    @override
-    def transport(self, device: torch.device) -> str:
-        return "threads"
-
     def _to_wire(self, gradient: Tensor) -> Tensor:
         return gradient.to({"fp16": torch.half, "bf16": torch.bfloat16}.get(self._compression))
 
