@@ -173,8 +173,6 @@ def _charts(rows: Sequence[Measurement]) -> dict[str, Chart]:
     ideal = [rates[0] * n / workers[0] for n in workers]
     speeds = [("measured", workers, rates), ("ideal", workers, ideal)]
     return {
-        "throughput": Chart("Samples/s", "workers", speeds, log=len(workers) > 1, ticks=workers),
-        "efficiency": Chart(
-            "Efficiency", "workers", [("", workers, efficiency)], percent=True, zero=True, ticks=workers
-        ),
+        "throughput": Chart("Samples/s", "workers", speeds, zero=True),
+        "efficiency": Chart("Efficiency", "workers", [("", workers, efficiency)], percent=True, zero=True),
     }

@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
 from hvd_train.console import printable
 from hvd_train.errors import first_few
@@ -72,9 +72,7 @@ class Chart:
     x: str
     lines: Sequence[Line]
     percent: bool = False  # y values are fractions of 1, written as percentages
-    log: bool = False  # a logarithmic y axis, without values that are not above 0
     zero: bool = False  # the y axis begins at 0
-    ticks: Sequence[float] = ()  # the only x values to mark, on a logarithmic axis
     events: Sequence[tuple[float, str]] = ()  # x values and labels of vertical lines
     legend: bool = True  # whether the names of the lines are below it
 
@@ -121,7 +119,7 @@ class Chart:
     def _draw(self, axes: Axes, line: Line) -> int:
         """Draw a line and return how many of its points have a value."""
         name, x, y = line[0], np.array(line[1], float), np.array(line[2], float)
-        known = np.isfinite(x) & np.isfinite(y) & ((y > 0) | (not self.log))
+        known = np.isfinite(x) & np.isfinite(y)
         y[~known] = np.nan
         # A point between two gaps is visible only by its marker. A few of the other points have one.
         marked = known & ~np.append(False, known[:-1]) & ~np.append(known[1:], False)
@@ -133,17 +131,9 @@ class Chart:
         return int(known.sum())
 
     def _scale(self, axes: Axes) -> None:
-        if self.ticks:
-            axes.set_xscale("log")
-            axes.set_xticks(self.ticks)
-            axes.xaxis.set_minor_locator(NullLocator())
         known = np.concatenate([np.asarray(line.get_ydata(), float) for line in axes.lines])
-        if not self.log | self.zero and np.nanmin(known) > 0 and np.nanmax(known) > _DIVERGED * np.nanmedian(known):
+        if not self.zero and np.nanmin(known) > 0 and np.nanmax(known) > _DIVERGED * np.nanmedian(known):
             axes.set_yscale("log")
-        if self.log:
-            axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.yaxis.set_minor_locator(NullLocator())
         if self.zero:
             axes.set_ylim(0, 1.05 * axes.dataLim.ymax)
         axes.xaxis.set_major_formatter("{x:,.6g}")

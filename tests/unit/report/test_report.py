@@ -131,9 +131,9 @@ def test_only_reports_are_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     assert Path("mine.html").read_text() == "<p>mine"
 
 
-def drawn(*lines: tuple[float | None, ...], log: bool = False) -> str:
+def drawn(*lines: tuple[float | None, ...]) -> str:
     named = [(f"run {number}", range(len(values)), values) for number, values in enumerate(lines)]
-    return Chart("Loss", "epochs", named, log=log).image("svg").decode()
+    return Chart("Loss", "epochs", named).image("svg").decode()
 
 
 def pieces(text: str) -> int:
@@ -145,7 +145,6 @@ def pieces(text: str) -> int:
 def test_missing_values_are_gaps() -> None:
     assert pieces(drawn((1, 2, 3, 4, 5, 6, 7))) == 1
     assert pieces(drawn((1, 2, None, 3, 4, float("nan"), 5, 6, float("inf"), 7, 8))) == 4
-    assert pieces(drawn((1, 2, 0, 3, 4), log=True)) == 2
     assert "no values" in drawn()
     two = drawn((1, 2), (None, float("nan")))
     assert "run 1: no values" in two
