@@ -167,7 +167,10 @@ class Training:
         self.split = split_on(parts.device)  # the phases of the steps
         self.updater = Updater(config, self.world, parts.model, parts.device, parts.training, self.split)
         steps = config.run.profiled_steps
-        self.profile = Profile(steps, self.world, parts.device, self.output, self.stopwatch, self.split)
+        assert self.membership.run_dir is not None
+        name = f"steps-{steps.start}-to-{steps.stop - 1}-rank-{self.world.place.rank}.json.gz"
+        file = self.membership.run_dir / "profile" / name
+        self.profile = Profile(steps, file, parts.device, journal, self.stopwatch, self.split)
         self._batches = self.last_update = None
         epochs, num_samples, limit = config.schedule.epochs, parts.train_loader.num_samples, config.run.max_seconds
         journal.begin(epochs, num_samples, parts.task.sample, parts.task.best, limit)
