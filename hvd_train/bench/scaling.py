@@ -23,22 +23,8 @@ from hvd_train.progress import order
 from hvd_train.report.page import Chart
 from hvd_train.run_files import durable, history, run_folder
 from hvd_train.run_files.history import number
-from hvd_train.run_files.journal import labelled
 
 _RECORD = "scaling.json"
-_COLUMNS = (  # the key of a row, the title of its column, and the format of its numbers
-    ("workers", "workers", ",.0f"),
-    ("learning_rate", "learning rate", ".4g"),
-    ("global_batch_size", "global batch", ",.0f"),
-    ("steps_per_epoch", "steps per epoch", ",.0f"),
-    ("epoch_seconds", "epoch, s", ",.2f"),
-    ("epochs", "epochs", ".4g"),
-    ("samples_per_second", "samples/s", ",.0f"),
-    ("efficiency", "efficiency", ".1%"),
-    ("val_loss", "best val loss", ".4f"),
-    ("test_loss", "test loss", ".4f"),
-)
-_TITLES = (*(title for _, title, _ in _COLUMNS), "best")
 
 
 def plan(config: Config, counts: Sequence[int], mode: str, folder: Path) -> dict[int, Config]:
@@ -152,17 +138,13 @@ def add_efficiency(rows: Sequence[Measurement]) -> None:
 
 def table(rows: Sequence[Measurement]) -> str:
     """Write the rows as a table, with a line for each size that failed."""
+    names = [name for name in dict.fromkeys(itertools.chain(*rows)) if name != "failed"]
     failures = [f"{row['workers']} workers failed: {row['failed']}" for row in rows if row["failed"]]
-    return "\n".join([record.table([_TITLES, *map(_cells, rows)]), *failures])
+    return "\n".join([record.table([names, *([_cell(row.get(name)) for name in names] for row in rows)]), *failures])
 
 
-def _cells(row: Measurement) -> list[str]:
-    """Return the text of the cells of a row, one for each of _TITLES."""
-    values = [(row.get(key), form) for key, _, form in _COLUMNS]
-    name = row.get("figure", "")  # of the task; a training that failed has none
-    best = row.get(name)
-    texts = ["—" if value is None else format(value, form) for value, form in values]
-    return [*texts, "—" if best is None else labelled(name, best)]
+def _cell(value: float | str | None) -> str:
+    return "—" if value is None else value if isinstance(value, str) else f"{value:,.6g}"
 
 
 def _charts(rows: Sequence[Measurement]) -> dict[str, Chart]:
