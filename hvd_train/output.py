@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from hvd_train.config import Config
 from hvd_train.console import say
 from hvd_train.data import identity
 from hvd_train.errors import UsageError
-from hvd_train.launch import launcher
+from hvd_train.launch import client, launcher
 from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files import remote, run_folder
 from hvd_train.run_files.journal import Journal
@@ -28,6 +29,7 @@ from hvd_train.state import Progress, Snapshot, TrainState, check_same_shapes
 from hvd_train.world.world import Place
 
 _PATIENCE_SECONDS = 45.0  # workers whose driver has died may take as long to notice it, commit and leave the folder
+_ANSWER_SECONDS = 10.0  # a driver that does not answer for this long counts as gone
 # They decide which samples are left in the epoch, how images are normalised, and what has a state.
 _FIXED = ("seed", "weights", "freeze", "unfreeze", "optimizer", "decay_of", "ema_decay")
 _OF_GROUPS = ("optimizer_args", "learning_rate", "momentum", "nesterov", "weight_decay")
@@ -55,16 +57,16 @@ class Output:
         """Take the run folder for rank 0 and, if `from_disk`, load the newest checkpoint.
 
         Without one, the state comes from the file that the user named, or is fresh with `first_layout()`. `run_dir` is
-        the folder in which the job has been training. Raises UsageError, before a folder changes, if the folder belongs
-        to another run or process or the file cannot be loaded, and what `first_layout` raises.
+        the folder in which ranks of this world have trained. Raises UsageError, before a folder changes, if the folder
+        belongs to another run or process or the file cannot be loaded, and what `first_layout` raises.
         """
         if self._folder is not None and not from_disk:
             return dataclasses.replace(self._folder, from_file=False)
         self.close()
         config, notes = self._config, list[str]()
         named = Path(config.run.resume) if config.run.resume not in ("auto", "never") else None
-        if run_dir is not None:
-            config = config.replace(output_dir=run_dir, resume="auto")
+        if ours := run_dir or os.environ.get(launcher.RUN_DIR):
+            config = config.replace(output_dir=Path(ours), resume="auto")
 
         def start() -> None:
             if from_disk and named is not None:
@@ -77,7 +79,11 @@ class Output:
 
         if config.run.copy_to and config.run.output_dir and config.run.resume != "never":
             remote.fetch(config.run.copy_to, config.run.output_dir, say)
-        folder = self._folder = _claim(config, start, abandoned=run_dir is not None)
+        patience = _PATIENCE_SECONDS if run_dir is None and launcher.elastic(os.environ) else 0.0
+        folder = self._folder = _claim(config, start, patience, ours=bool(ours))
+        if launcher.WORKER in os.environ:
+            with suppress(OSError):  # a driver that is gone starts no workers
+                client.put(os.environ, f"run_dir/{os.environ[launcher.WORKER]}", str(folder.path), _ANSWER_SECONDS)
         snapshot = checkpoint.newest_good(folder.path, notes.append) if from_disk and folder.earlier else None
         if snapshot is not None:
             self._load(state, snapshot)
@@ -163,27 +169,25 @@ class Output:
         self._folder, self.journal, self.store = None, Journal(), None
 
 
-def _claim(config: Config, start: Callable[[], None], *, abandoned: bool) -> RunFolder:
+def _claim(config: Config, start: Callable[[], None], patience: float, *, ours: bool) -> RunFolder:
     """Return the run's folder when it is free; call `start` before a new one is made.
 
-    `abandoned`: this job has formed a world without the process that has it, which must not write any more. Workers of
-    a dead driver do write: they end with a commit, which this waits for.
+    Another process that has it may be about to commit and end; after `patience` seconds it may not write any more if
+    the folder is `ours`.
     """
-    owner = os.environ.get(launcher.JOB, "")
-    patience = 0.0 if abandoned or not launcher.elastic(os.environ) else _PATIENCE_SECONDS
     deadline, waits = time.monotonic() + patience, False
     while True:
         wait = time.monotonic() < deadline
         try:
-            return run_folder.claim(config, datetime.now(), start, owner=owner, wait=wait)
+            return run_folder.claim(config, datetime.now(), start, wait=wait)
         except Busy as busy:
             if wait:
                 if not waits:
                     say(f"another process is training in {busy.path}: waiting {patience:.0f} s at most for its end")
                     waits = True
                 time.sleep(0.05)
-            elif abandoned or run_folder.belongs_to(busy.path, owner):
-                run_folder.take_over(busy.path, owner)
+            elif ours:
+                run_folder.take_over(busy.path)
             else:
                 raise
 

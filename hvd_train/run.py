@@ -159,7 +159,7 @@ def check(config: Config) -> None:
     if config.run.weights_format == "safetensors" and importlib.util.find_spec("safetensors") is None:
         raise UsageError("--weights-format safetensors: safetensors is not installed: pip install safetensors")
     # A job that continues has read the file.
-    named = config.run.resume not in ("auto", "never") and os.environ.get(launcher.CONTINUES) != "1"
+    named = config.run.resume not in ("auto", "never") and not os.environ.get(launcher.RUN_DIR)
     path = Path(config.run.resume)
     if named and not path.is_file() and not checkpoint.committed(path):
         it_may_be = "auto, never, a checkpoint file, or a run folder with checkpoints"

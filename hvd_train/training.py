@@ -117,7 +117,7 @@ class Training:
 
         # Rank 0 claims the run folder and, if no rank has a state, loads the last commit.
         claim = together(world, lambda: self._claim(reports, from_disk=from_disk))
-        membership.run_dir = world.broadcast(claim.path if claim else None, 0)
+        membership.run_dir = world.broadcast(membership.run_dir, 0)
 
         # All ranks load the state of one rank, unless all have it already.
         root, in_between = 0 if from_disk else most_advanced(reports), False
@@ -154,12 +154,14 @@ class Training:
             return None
         if from_disk:
             state.data = identity.of(self.parts.data)
-        return self.output.claim(
+        claim = self.output.claim(
             state,
             next((report.run_dir for report in reports if report.run_dir), None),
             lambda: choose_layout(self.config.batch, place.size, self.parts.train_loader.num_samples),
             from_disk=from_disk,
         )
+        self.membership.run_dir = claim.path
+        return claim
 
     def _begin_world(self) -> None:
         """Make what belongs to this world. Raises RankLost."""

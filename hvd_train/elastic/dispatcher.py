@@ -11,6 +11,7 @@ A worker talks to the driver over HTTP, through Horovod's rendezvous server; N i
 | GET rank_and_size/HOST:N          | then, for its first rank             | its ranks once a world forms; -1 to leave |
 | GET elsewhere/N                   | before it connects to the others     | the driver's address for other hosts      |
 | PUT connect_error/N               | if it could not connect              |                                           |
+| PUT run_dir/N                     | when it has claimed the run folder   |                                           |
 | GET rank_and_size/HOST:N          | for its next rank, by Horovod's core | the same                                  |
 | PUT exit_report/N                 | when it ends                         |                                           |
 
@@ -35,7 +36,7 @@ from hvd_train.elastic.roster import COMMITTED, Command, End, Finish, FormWorld,
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher, roll_call
 from hvd_train.launch.exit_report import ExitReport
-from hvd_train.launch.launcher import CONTINUES, JOB, REPLACES, SLOT, WORKER
+from hvd_train.launch.launcher import JOB, REPLACES, RUN_DIR, SLOT, WORKER
 
 _TICK_S = 0.1
 _LOOK_S = 1.0  # between two looks for hosts
@@ -90,6 +91,7 @@ class Dispatcher:
         self._roster, self._find_hosts, self._publish_world = roster, find_hosts, publish_world
         self._run_worker, self._interrupted = run_worker, interrupted
         self._name = uuid.uuid4().hex
+        self.run_dir = ""  # the run folder, once a worker has claimed it
         self._changed = threading.Condition()
         self._processes: dict[int, _WorkerProcess] = {}
         self._last_in_slot: dict[tuple[str, int], int] = {}  # the newest worker's number, by host and slot
@@ -261,12 +263,10 @@ class Dispatcher:
         slot = (worker.host, worker.slot)
         predecessor, self._last_in_slot[slot] = self._last_in_slot.get(slot), worker.number
         variables = {JOB: self._name, WORKER: str(worker.number), SLOT: str(worker.slot)}
-        variables["HOROVOD_HOSTNAME"] = worker.host
+        variables |= {RUN_DIR: self.run_dir, "HOROVOD_HOSTNAME": worker.host}
         variables |= _BEFORE_ITS_FIRST_RANK | {"HOROVOD_LOCAL_SIZE": str(self._roster.hosts[worker.host])}
         if predecessor is not None:
             variables[REPLACES] = str(predecessor)
-        if self._roster.worlds_formed > 0:
-            variables[CONTINUES] = "1"
         return variables
 
 

@@ -94,6 +94,8 @@ def handler(dispatcher: Dispatcher, server: DriverServer) -> type[RendezvousHand
                 dispatcher.exit_report_received(int(key), ExitReport(**json.loads(value)))
             elif scope == "connect_error":
                 dispatcher.connect_error_received(int(key), value.decode())
+            elif scope == "run_dir":
+                dispatcher.run_dir = value.decode()
             else:
                 super()._put_value(scope, key, value)
 

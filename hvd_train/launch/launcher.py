@@ -72,10 +72,10 @@ def refuse_others(environ: Mapping[str, str], command: Sequence[str], *, alone: 
 # Variables that the driver of an elastic job sets for the processes that it starts:
 WORKER = "HVD_TRAIN_WORKER"  # a number, unique in the job for ever
 SLOT = "HVD_TRAIN_SLOT"  # the worker's slot of its host (its GPU), for life
-JOB = "HVD_TRAIN_JOB"  # a unique name; the run folder has it, too
+JOB = "HVD_TRAIN_JOB"  # a unique name
 REPLACES = "HVD_TRAIN_REPLACES"  # the number of the worker that had the slot before
 INTERFACES = "HVD_TRAIN_INTERFACES"  # network interfaces that the user named, if any
-CONTINUES = "HVD_TRAIN_CONTINUES"  # "1" if the process continues a job, so that `--resume never` no longer holds
+RUN_DIR = "HVD_TRAIN_RUN_DIR"  # the run folder that the job has claimed, which its later workers continue, or empty
 
 
 def elastic(environ: Mapping[str, str]) -> bool:

@@ -73,21 +73,12 @@ class RunFolder:
             self._lock.close()
 
 
-def take_over(path: Path, owner: str = "") -> None:
-    """Replace the lock file of a process that the job `owner` evicted. Raises UsageError if that fails."""
+def take_over(path: Path) -> None:
+    """Replace the lock file of a process that this job has evicted. Raises UsageError if that fails."""
     try:
-        durable.write_text(path / _LOCK, owner)
+        durable.write_text(path / _LOCK, "")
     except OSError as error:
         raise UsageError(f"cannot take over the output folder {path}: {error.strerror}") from None
-
-
-def belongs_to(path: Path, owner: str) -> bool:
-    """Return whether the job `owner` made the last claim on the folder; an empty name is no job."""
-    with suppress(OSError, ValueError):
-        if owner:
-            with open(path / _LOCK, encoding="ascii", opener=plain_file.in_place) as lock:
-                return lock.read(len(owner) + 1) == owner
-    return False
 
 
 def in_use(path: Path) -> bool:
@@ -100,19 +91,16 @@ def in_use(path: Path) -> bool:
     return any(" FLOCK " in line and f":{inode} " in line for line in lines)
 
 
-def claim(
-    config: Config, now: datetime, start: Callable[[], None] = lambda: None, *, owner: str = "", wait: bool = False
-) -> RunFolder:
+def claim(config: Config, now: datetime, start: Callable[[], None] = lambda: None, *, wait: bool = False) -> RunFolder:
     """Choose and lock the folder of this run, and write its config.yaml.
 
     `now` names a new folder. `start` is called before a folder is made or moved aside; if it raises, nothing has
-    changed. A job `owner` resumes in the folder that it claimed before. Without `--output-dir` and `wait` a busy folder
-    is skipped. Raises Busy and UsageError.
+    changed. Without `--output-dir` and `wait` a busy folder is skipped. Raises Busy and UsageError.
     """
     try:
         if config.run.output_dir:
-            return _claim_named(config.run.output_dir, config, start, owner)
-        return _claim_own(config, now, start, owner, wait=wait)
+            return _claim_named(config.run.output_dir, config, start)
+        return _claim_own(config, now, start, wait=wait)
     except OSError as error:
         raise UsageError(
             f"cannot use the output folder {error.filename or config.run.output_dir or RUNS}: {error.strerror}; "
@@ -120,50 +108,50 @@ def claim(
         ) from None
 
 
-def _claim_named(path: Path, config: Config, start: Callable[[], None], owner: str) -> RunFolder:
+def _claim_named(path: Path, config: Config, start: Callable[[], None]) -> RunFolder:
     if not (path / CONFIG).exists():
         early = {_LOCK, f"{CONFIG}{durable.PARTIAL_SUFFIX}"}  # left by a process that was killed at its start
         if path.exists() and {entry.name for entry in path.iterdir()} - early:
             raise UsageError(f"--output-dir {path} is not empty and not a run of hvd_train; name another folder")
         start()
-        return _create(path, config, owner)
-    if config.run.resume == "auto" or belongs_to(path, owner):
-        return _reopen(path, config, owner)
+        return _create(path, config)
+    if config.run.resume == "auto":
+        return _reopen(path, config)
     start()
-    lock = _lock(path, "")  # raises Busy: a folder that is trained in is not moved away
+    lock = _lock(path)  # raises Busy: a folder that is trained in is not moved away
     aside = _free_name(path.with_name(f"{path.name}.old"))
     path.rename(aside)
     lock.close()
-    return _create(path, config, owner, f"the earlier run in {path} is now in {aside}")
+    return _create(path, config, f"the earlier run in {path} is now in {aside}")
 
 
-def _claim_own(config: Config, now: datetime, start: Callable[[], None], owner: str, *, wait: bool) -> RunFolder:
+def _claim_own(config: Config, now: datetime, start: Callable[[], None], *, wait: bool) -> RunFolder:
     notes = list[str]()
     found = [path for path in sorted(RUNS.glob(f"{config.recipe}-*"), reverse=True) if (path / CONFIG).exists()]
     found = [path for path in found if {path.stat().st_uid, path.lstat().st_uid} <= {0, os.geteuid()}]
-    own = [path for path in found if belongs_to(path, owner)]
-    unfinished = [path for path in found if config.run.resume == "auto" and not (path / SUMMARY).exists()]
-    for path in own or unfinished:
+    for path in found:
+        if config.run.resume != "auto" or (path / SUMMARY).exists():
+            continue
         try:
-            return _reopen(path, config, owner)
+            return _reopen(path, config)
         except Busy:
-            if own or wait:
+            if wait:
                 raise
             notes.append(f"{path} has the same settings and is being trained by another job; this is a new run")
         except UsageError:
             continue  # of another config
     start()
-    return _create(_free_name(RUNS / f"{config.recipe}-{now:%Y%m%d-%H%M%S}"), config, owner, *notes)
+    return _create(_free_name(RUNS / f"{config.recipe}-{now:%Y%m%d-%H%M%S}"), config, *notes)
 
 
-def _create(path: Path, config: Config, owner: str, *notes: str) -> RunFolder:
+def _create(path: Path, config: Config, *notes: str) -> RunFolder:
     path.mkdir(parents=True, exist_ok=True)
-    lock = _lock(path, owner)
+    lock = _lock(path)
     durable.write_text(path / CONFIG, config_file.dump(config))
     return RunFolder(path, notes=notes, _lock=lock)
 
 
-def _reopen(path: Path, config: Config, owner: str) -> RunFolder:
+def _reopen(path: Path, config: Config) -> RunFolder:
     _check_no_links(path)
     old = config_file.load(path / CONFIG)
     before, epochs, notes = old.schedule.epochs, config.schedule.epochs, list[str]()
@@ -177,7 +165,7 @@ def _reopen(path: Path, config: Config, owner: str) -> RunFolder:
             f"{path} is a run with other settings ({'; '.join(differences)}): type --resume never to start again "
             "(the old run is kept aside), or name another --output-dir"
         )
-    lock = _lock(path, owner)
+    lock = _lock(path)
     if notes:
         (path / SUMMARY).unlink(missing_ok=True)  # of a finished run
     text = config_file.dump(config)
@@ -186,8 +174,8 @@ def _reopen(path: Path, config: Config, owner: str) -> RunFolder:
     return RunFolder(path, earlier=True, notes=tuple(notes), _lock=lock)
 
 
-def _lock(path: Path, owner: str) -> IO[str]:
-    """Lock the folder as `owner`. Raises Busy if another process has locked it."""
+def _lock(path: Path) -> IO[str]:
+    """Lock the folder. Raises Busy if another process has locked it."""
     lock = open(path / _LOCK, "a", opener=plain_file.in_place)  # noqa: SIM115  # until the process ends
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -196,11 +184,6 @@ def _lock(path: Path, owner: str) -> IO[str]:
         raise Busy(path) from None
     except OSError:
         os.utime(path / _LOCK)  # the file system has no locks: continue without one, if it can be written
-    if not belongs_to(path, owner):
-        with suppress(OSError):  # a part of the name belongs to no job
-            lock.truncate(0)
-            os.write(lock.fileno(), owner.encode())
-            os.fsync(lock.fileno())  # other hosts read it
     return lock
 
 

@@ -12,7 +12,7 @@ from hvd_train.elastic.dispatcher import Dispatcher
 from hvd_train.elastic.roster import Finish
 from hvd_train.launch import launcher
 from hvd_train.launch.exit_report import ExitReport
-from hvd_train.launch.launcher import CONTINUES, JOB, REPLACES, SLOT, WORKER
+from hvd_train.launch.launcher import JOB, REPLACES, RUN_DIR, SLOT, WORKER
 from tests.support.jobs import Job
 from tests.support.launching import wait_for
 
@@ -81,7 +81,7 @@ def test_a_worker_gets_its_place_and_its_job(patient: None) -> None:
     assert places == [("a", "2", "0"), ("a", "2", "1"), ("b", "1", "0")]
     for number, its in variables:
         assert its[WORKER] == str(number)
-        assert not {REPLACES, CONTINUES} & its.keys()
+        assert (REPLACES in its, its[RUN_DIR]) == (False, "")
     assert len({its[JOB] for _, its in variables}) == 1
     job.interrupted.set()
     job.end()
@@ -91,10 +91,11 @@ def test_a_worker_that_ends_is_replaced(two: Job, capsys: pytest.CaptureFixture[
     """Its process may outlive its ssh; the next worker of the slot kills it."""
     first, second = trains(two)
     assert two.dispatcher.heartbeat_received(second) == "train"
+    two.dispatcher.run_dir = "runs/mine"
     two.exit_codes[second] = 255
     wait_for("the successor", lambda: len(two.started) == 3)
     successor = two.variables[two.started[2].number]
-    assert (successor[REPLACES], successor[CONTINUES]) == (str(second), "1")
+    assert (successor[REPLACES], successor[RUN_DIR]) == (str(second), "runs/mine")
     assert "worker b[0] ended with exit code 255 (a signal has killed it, or its ssh" in capsys.readouterr().err
     assert two.dispatcher.heartbeat_received(second) == "end"
     assert two.dispatcher.wait_for_ranks(second) is None

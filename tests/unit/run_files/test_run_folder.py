@@ -110,41 +110,14 @@ def test_a_folder_is_taken_back_from_a_process_that_does_not_react() -> None:
     taken.release()
 
 
-@pytest.mark.parametrize(
-    ("resume", "output_dir"), [("auto", None), ("never", Path("mine")), ("never", None), ("a/file.ckpt", None)]
-)
-def test_a_job_that_starts_again_finds_its_own_folder(resume: str, output_dir: Path | None) -> None:
-    config = Config().replace(recipe="digits", resume=resume, output_dir=output_dir)
-    released(claim(config, NOON))
-    own = released(claim(config, NOON, owner="job"))
-    (own.path / run_folder.SUMMARY).write_text("{}")
-    released(claim(Config().replace(recipe="digits", resume="never"), LATER, owner="another"))
-    again = released(claim(config, LATER.replace(minute=1), owner="job"))
-    assert (again.path, again.earlier, again.notes) == (own.path, True, ())
-
-
-def test_a_folder_belongs_to_the_job_that_claimed_it_last() -> None:
-    stopped = claim(named(resume="never"), NOON, owner="job")
-    run_folder.take_over(stopped.path, "job")
-    again = released(claim(named(resume="never"), LATER, owner="job"))
-    assert (again.path, again.earlier) == (stopped.path, True)
-    stopped.release()
-    assert run_folder.belongs_to(again.path, "job")
-    released(claim(named(), LATER))
-    assert not run_folder.belongs_to(again.path, "job")
-    assert not run_folder.belongs_to(again.path, "")
-
-
 def test_a_busy_folder_of_another_job_is_skipped_and_noted() -> None:
     mine = Config().replace(recipe="digits")
-    busy = claim(mine, NOON, owner="another")
+    busy = claim(mine, NOON)
     with pytest.raises(Busy) as refused:
-        claim(mine, LATER, owner="job", wait=True)
+        claim(mine, LATER, wait=True)
     assert refused.value.path == busy.path
-    fresh = released(claim(mine, LATER, owner="job"))
+    fresh = released(claim(mine, LATER))
     assert fresh.notes == (f"{busy.path} has the same settings and is being trained by another job; this is a new run",)
-    with pytest.raises(Busy):
-        claim(mine, LATER, owner="another")
     released(busy)
 
 
@@ -159,7 +132,7 @@ def test_a_run_folder_with_a_planted_link_is_not_taken(name: str) -> None:
         path.unlink(missing_ok=True)
         link(Path("outside").resolve())
         with pytest.raises(UsageError, match=f"mine/{name} is a symlink or a device: remove it, or name another"):
-            claim(named(), LATER, owner="job")
+            claim(named(), LATER)
     assert Path("outside").read_text() == "precious"
 
 

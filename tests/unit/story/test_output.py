@@ -54,17 +54,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def elastic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(launcher.JOB, "job")
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
 
 
 @pytest.mark.usefixtures("elastic")
-def test_an_elastic_job_waits_for_the_end_of_another_process(
-    clock: Clock, state: TrainState, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_elastic_job_waits_for_the_end_of_another_process(clock: Clock, state: TrainState) -> None:
     """For 45 s; it continues once the folder is free, and never takes another job's folder."""
     living = opened(small_config(), state)
-    monkeypatch.setenv(launcher.JOB, "another job")
     with pytest.raises(UsageError, match="another process is training in run"):
         claim(small_config(), state)
     assert clock.sleeps == 5
@@ -75,18 +71,21 @@ def test_an_elastic_job_waits_for_the_end_of_another_process(
     found.release()
 
 
-@pytest.mark.usefixtures("elastic", "clock")
-def test_a_job_takes_its_own_folder_over(state: TrainState, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also without --output-dir, after the wait for its former workers; another job starts a new run."""
-    config = small_config(output_dir=None, recipe="few")
-    former = opened(config, state)
+@pytest.mark.parametrize(
+    ("resume", "output_dir"), [("auto", None), ("never", "mine"), ("never", None), ("a/file.ckpt", None)]
+)
+@pytest.mark.usefixtures("elastic")
+def test_later_workers_of_a_job_continue_in_its_folder(
+    resume: str, output_dir: str | None, clock: Clock, state: TrainState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the user typed. They wait for a former worker, and then take the folder over."""
+    former = opened(small_config(output_dir=output_dir, recipe="few"), state)
     assert former.commit_last(state).result()
+    config = small_config(output_dir=output_dir, recipe="few", resume=resume)
+    monkeypatch.setenv(launcher.RUN_DIR, str(former.path))
     found = claim(config, state)
-    assert found.path == former.path
+    assert (found.path, found.earlier, found.notes, clock.sleeps) == (former.path, True, (), 5)
     assert not former.commit_last(state).result()
-    monkeypatch.setenv(launcher.JOB, "another job")
-    other = claim(config, state)
-    assert (other.path != former.path, other.earlier) == (True, False)
     former.close()
 
 
