@@ -29,8 +29,6 @@ class HvdTrainError(Exception):
     """The rank that raised the error, if the others only see that this rank is gone."""
     of_all_ranks = False
     """Whether all ranks find the error in the same step, so that one rank can report it."""
-    reported = False
-    """Whether a rank has printed the error already."""
     asked_to_end = False
     """Whether the launcher had asked this process to end before this error."""
 

@@ -84,7 +84,7 @@ def report_once(error: HvdTrainError) -> None:
     A launcher ends all ranks when the first one ends. So other ranks wait for that, and print the error only if it does
     not happen. In an elastic job the driver prints it.
     """
-    if error.reported or send(os.environ, error):
+    if send(os.environ, error):
         return
     launched = launcher.launched(os.environ)
     if launched is None or (launched.rank == 0 and error.raised_by is None):

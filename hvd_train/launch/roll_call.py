@@ -1,14 +1,12 @@
-"""The roll call before the rendezvous: name missing ranks, which Horovod does not, and compare what ranks run.
+"""The roll call before the rendezvous over Gloo, which names missing ranks, as Horovod does not; comparing facts.
 
-Over Gloo it uses the launcher's key-value store. Each rank writes that its process has started, and later that it is
-here, with facts. Rank 0 waits for all ranks, compares and writes a verdict, for which the others wait. They wait at the
-store (patch C14), so the number of requests is linear in the number of ranks. MPI itself waits for ranks, busily and
-silently; `HorovodWorld` compares them once they have connected.
+The roll call uses the launcher's key-value store. Each rank writes that its process has started, and later that it is
+here, and waits at the store until all are (patch C14), so the number of requests is linear in the number of ranks. MPI
+itself waits for ranks, busily and silently. Once the ranks have connected, `World.compare` compares what they run.
 """
 
 import io
 import itertools
-import json
 import socket
 import time
 from array import array
@@ -39,51 +37,33 @@ def started(environ: Mapping[str, str]) -> None:
             _put(environ, f"started/{environ['HOROVOD_RANK']}", socket.gethostname())
 
 
-def call(environ: Mapping[str, str], facts: Mapping[str, str]) -> None:
-    """Wait until all ranks are here and run the same; rank 0 prints which ranks it waits for.
+def call(environ: Mapping[str, str]) -> None:
+    """Wait until all ranks are here; rank 0 prints which ranks it waits for, and the others look for rank 0 alone.
 
-    Raises UsageError on every rank if `facts` differ or HVD_TRAIN_START_TIMEOUT_SECONDS is no number. Raises RankLost
-    if ranks are missing after that many seconds (default: 600), or if the launcher cannot be reached.
+    Raises UsageError if HVD_TRAIN_START_TIMEOUT_SECONDS is no number. Raises RankLost if ranks are missing after that
+    many seconds (default: 600), or if the launcher cannot be reached.
     """
-    rank, number = int(environ["HOROVOD_RANK"]), next(_calls)
-    here, verdict = f"here.{number}", f"verdict.{number}"
+    if (patience_s := whole_number(environ.get(PATIENCE, "600"))) is None:
+        raise UsageError(f"{PATIENCE} is {environ[PATIENCE]!r}; it must be a number of seconds")
+    rank, size, here = int(environ["HOROVOD_RANK"]), int(environ["HOROVOD_SIZE"]), f"here.{next(_calls)}"
+    begun, notice_s = time.monotonic(), _FIRST_NOTICE_S
     try:
-        who = f"rank {rank} ({socket.gethostname()})"
-        _put(environ, f"{here}/{rank}", json.dumps({"who": who, **facts}))
-        if rank:
-            [problem] = _all_of(environ, verdict, 1, here)
-        else:
-            problem = disagreement(_all_of(environ, here, int(environ["HOROVOD_SIZE"]), here))
-            if problem:
-                say(problem)  # before a rank that reads the verdict ends the job
-            _put(environ, f"{verdict}/0", json.dumps(problem))
+        _put(environ, f"{here}/{rank}", "yes")
+        while not _get(environ, f"{here}/all-of-{size}"):  # the store has waited a second for them
+            waited = time.monotonic() - begun
+            if waited <= min(notice_s, patience_s):
+                continue
+            notice_s *= 2
+            absent = [other for other in range(1 if rank else size) if not _get(environ, f"{here}/{other}")]
+            hosts = {other: _get(environ, f"started/{other}") or "a host where it has not started" for other in absent}
+            missing = first_few([f"rank {other} on {host}" for other, host in hosts.items()])
+            if missing and waited > patience_s:
+                cure = f"look at what runs there, or export {PATIENCE} with more seconds"
+                raise RankLost(f"{missing} did not come within {waited:.0f} s: {cure}")
+            if missing and rank == 0:
+                say(f"waiting for {missing} ({waited:.0f} s)")
     except OSError as error:
         raise RankLost(f"the launcher cannot be reached ({error})") from None
-    if problem:
-        differ = UsageError(problem)
-        differ.reported = True
-        raise differ
-
-
-def _all_of(environ: Mapping[str, str], scope: str, ranks: int, here: str) -> list[Any]:
-    """Return the values of so many ranks in a scope. Raises RankLost if it takes too long and ranks are not here."""
-    begun, notice_s, patience_s = time.monotonic(), _FIRST_NOTICE_S, whole_number(environ.get(PATIENCE, "600"))
-    if patience_s is None:
-        raise UsageError(f"{PATIENCE} is {environ[PATIENCE]!r}; it must be a number of seconds")
-    while not (texts := _get(environ, f"{scope}/all-of-{ranks}")):  # the store has waited a second for them
-        waited = time.monotonic() - begun
-        if waited <= min(notice_s, patience_s):
-            continue
-        notice_s *= 2
-        absent = [rank for rank in range(ranks) if not _get(environ, f"{here}/{rank}")]
-        hosts = {rank: _get(environ, f"started/{rank}") or "a host where it has not started" for rank in absent}
-        missing = first_few([f"rank {rank} on {host}" for rank, host in hosts.items()])
-        if missing and waited > patience_s:
-            cure = f"look at what runs there, or export {PATIENCE} with more seconds"
-            raise RankLost(f"{missing} did not come within {waited:.0f} s: {cure}")
-        if missing and scope == here:
-            say(f"waiting for {missing} ({waited:.0f} s)")
-    return [json.loads(text) for text in texts.split("\n")]
 
 
 def _put(environ: Mapping[str, str], path: str, text: str) -> None:

@@ -60,18 +60,16 @@ class HorovodWorld(World):
 
     def _connect(self) -> None:
         """Start Horovod with all ranks, which sets `place`, and compare their facts."""
-        is_over_gloo = self._communicator is None and roll_call.has_store(os.environ)
-        if is_over_gloo:
-            roll_call.call(os.environ, self._facts)
+        if self._communicator is None and roll_call.has_store(os.environ):
+            roll_call.call(os.environ)
         self.place = start(self._communicator)
         if self._local is not None:
             self.place = replace(self.place, local_rank=self._local[0], local_size=self._local[1])
-        if not is_over_gloo:  # MPI has waited for all ranks
-            try:
-                self.compare(self._facts)
-            except UsageError:
-                stop()
-                raise
+        try:
+            self.compare(self._facts)
+        except UsageError:
+            stop()
+            raise
 
     @override
     def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
