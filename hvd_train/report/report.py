@@ -11,9 +11,10 @@ from hvd_train._version import __version__
 from hvd_train.config import Config
 from hvd_train.progress.clock import PHASES, duration
 from hvd_train.report import page
+from hvd_train.report.facts import facts
 from hvd_train.report.page import Chart, Line, pieces
 from hvd_train.run_files.history import History, Record, number, read, speeds, thinned
-from hvd_train.run_files.journal import figure, label
+from hvd_train.run_files.journal import label
 
 _Axis = tuple[str, str, float]  # the label of the x axis, the field of a record with its values, and their unit
 
@@ -68,7 +69,7 @@ def _names(runs: Sequence[History], settings: Sequence[Record]) -> list[str]:
 
 
 def _summary(runs: Sequence[History], names: Sequence[str]) -> Markup:
-    results = [_results(run) for run in runs]
+    results = [facts(run) for run in runs]
     if len(runs) == 1:
         return Markup().join([pieces.cards(results[0].items()), page.gaps(("", gap) for gap in runs[0].gaps)])
     gaps = page.gaps((name, gap) for run, name in zip(runs, names, strict=True) for gap in run.gaps)
@@ -83,47 +84,6 @@ def _summary(runs: Sequence[History], names: Sequence[str]) -> Markup:
     table = pieces.table(["run", *(column for column in columns if column not in same)], rows)
     shared = [pieces.heading("The same in all runs"), pieces.cards(same.items())] if same else []
     return Markup().join([*shared, table, gaps])
-
-
-def _results(run: History) -> dict[str, str]:
-    name, higher = run.goal
-    scores = [(score, epoch) for epoch in run.epochs if (score := number(epoch, f"val_{name}")) is not None]
-    best = (max if higher else min)(scores, key=lambda scored: scored[0], default=None)
-    losses = [loss for epoch in run.epochs if (loss := number(epoch, "val_loss")) is not None]
-    done = max((number(epoch, "epoch") or 0.0 for epoch in run.epochs), default=0.0)
-    known = [speed for record in (*run.steps, *run.epochs) if (speed := number(record, "samples_per_second"))]
-    speed = number(run.summary, "samples_per_second") or (known[-1] if known else None)
-    test = number(run.summary, f"test_{name}")
-    times = [seconds for epoch in run.epochs if (seconds := number(epoch, "seconds"))]
-    return {
-        f"best val {label(name)}": f"{figure(name, best[0])} (epoch {best[1].get('epoch', '?')})"
-        if best
-        else "not evaluated",
-        "last val loss": f"{losses[-1]:.4f}" if losses else "none",
-        f"test {label(name)}": "no test" if test is None else figure(name, test),
-        "state": run.state,
-        "model": page.written(run.settings.get("model")),
-        "data": page.written(run.settings.get("data")),
-        "workers": str(run.world_size or "?"),
-        "epochs": f"{done:.0f} of {run.num_epochs or '?'}",
-        "steps": f"{run.furthest('step'):,.0f}",
-        "samples/s": f"{speed:,.0f}" if speed else "unknown",
-        "time": duration(run.seconds),
-        "peak memory": _memory(run),
-        "an epoch": duration(sum(times) / len(times)) if times else "unknown",
-        "skipped steps": f"{run.furthest('skipped_steps'):,.0f}",
-    }
-
-
-def _memory(run: History) -> str:
-    """Return the peak memory of a rank, and the mean load of rank 0's GPU."""
-    peaks = [peak for record in (*run.epochs, run.summary) if (peak := number(record, "peak_memory_gib"))]
-    facts = [f"{max(peaks):.2f} GiB a rank"] if peaks else []
-    for name, form in (("utilization", "GPU {:.0%} busy"), ("power_w", "{:.0f} W")):
-        loads = (step["gpu"] for step in run.steps if isinstance(step.get("gpu"), dict))
-        if values := [value for load in loads if (value := number(load, name)) is not None]:
-            facts.append(form.format(sum(values) / len(values)))
-    return ", ".join(facts) or "unknown"
 
 
 def _learning(runs: Sequence[History], names: Sequence[str]) -> Markup:

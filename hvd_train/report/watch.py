@@ -8,18 +8,17 @@ from pathlib import Path
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from hvd_train.console import printable
-from hvd_train.errors import counted
 from hvd_train.progress.clock import duration
+from hvd_train.report.facts import facts
 from hvd_train.run_files.history import History, number, read, speeds, thinned
 from hvd_train.run_files.journal import figure, label
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_WIDTH, _MOST_EVENTS, _RECENT_LINES = 40, 5, 10
+_WIDTH, _MOST_EVENTS = 40, 5
 
 
 def watch(path: Path, *, once: bool, interval_s: float) -> None:
@@ -37,23 +36,22 @@ def watch(path: Path, *, once: bool, interval_s: float) -> None:
 
 def view(history: History, now: float) -> RenderableType:
     """Return the picture of a run; `now` is in seconds since 1970."""
-    settings, size = history.settings, history.world_size
-    ranks = counted(size, "rank") if size else "ranks not known"
-    facts = Table.grid(padding=(0, 2))
     silent = now - history.last_write if history.last_write is not None and not history.ended else 0.0
-    silence = f"; last record {duration(silent)} ago" if silent > 60 else ""
-    facts.add_row("state", _text(history.state + silence))
-    facts.add_row("training", _text(f"{settings.get('model', '?')} on {settings.get('data', '?')}, {ranks}"))
-    facts.add_row("progress", _progress(history))
-    facts.add_row("speed", _speed(history))
+    pairs = [(name, _text(value)) for name, value in facts(history).items()]
+    table = Table.grid(padding=(0, 2))
+    for left, right in zip(pairs[::2], pairs[1::2], strict=True):
+        table.add_row(*left, *right)
+    curves = Table.grid(padding=(0, 2))
     for name in dict.fromkeys(["loss", history.goal[0]]):
         records = ("", name, history.steps), ("val ", f"val_{name}", history.epochs)
         for prefix, field, of in records:
             if name == "loss" or any(field in record for record in of):  # a figure may be of evaluations only
                 values = [number(record, field) for record in of]
-                facts.add_row(_text(prefix + label(name)), _curve(values, partial(figure, name)))
-    facts.add_row(_text(f"{history.sample}s/s"), _curve(speeds(history.steps, _WIDTH)[1], "{:,.0f}".format))
-    parts: list[RenderableType] = [facts, *(_text(f"missing: {gap}", style="dim") for gap in history.gaps)]
+                curves.add_row(_text(prefix + label(name)), _curve(values, partial(figure, name)))
+    curves.add_row(_text(f"{history.sample}s/s"), _curve(speeds(history.steps, _WIDTH)[1], "{:,.0f}".format))
+    parts: list[RenderableType] = [table, "", curves, *(_text(f"missing: {gap}", style="dim") for gap in history.gaps)]
+    if silent > 60:
+        parts.append(f"last record {duration(silent)} ago")
     for event in history.events[-_MOST_EVENTS:]:
         parts.append(_text(f"{duration(event['elapsed']):>8}  {event.get('message', '')}"))
     return Panel(Group(*parts), title=_text(history.name), title_align="left")
@@ -61,28 +59,6 @@ def view(history: History, now: float) -> RenderableType:
 
 def _text(text: str, style: str = "") -> Text:
     return Text(printable(text, keep="\n\t"), style=style)  # another user may have written the file
-
-
-def _progress(history: History) -> RenderableType:
-    epochs, done = history.num_epochs, history.furthest("epochs_done")
-    text = f"epoch {history.furthest('epoch'):.0f} of {epochs or '?'}, step {history.furthest('step'):,.0f}"
-    if not epochs:
-        return text
-    row = Table.grid(padding=(0, 1))
-    row.add_row(ProgressBar(epochs, done, width=_WIDTH), f"{min(1.0, done / epochs):.0%}, {text}")
-    return row
-
-
-def _speed(history: History) -> str:
-    """Return the recent speed, the time so far, and the time left without evaluations."""
-    _, recent = speeds(history.steps[-_RECENT_LINES:], 1)
-    speed = recent[0] if recent else None
-    text = (f"{speed:,.0f} {history.sample}s/s" if speed else "not known yet") + f", {duration(history.seconds)} so far"
-    epochs, samples = history.num_epochs, history.samples_per_epoch
-    if speed and epochs and samples and history.state == "running":
-        left = max(0.0, epochs - history.furthest("epochs_done")) * samples / speed
-        text += f", about {duration(round(left))} left"
-    return text
 
 
 def _curve(values: Sequence[float | None], written: Callable[[float], str]) -> str:
