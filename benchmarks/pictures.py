@@ -72,7 +72,7 @@ def main() -> int:
         console = Console(record=True, width=96, file=io.StringIO(), force_terminal=True)
         console.print(Text.from_ansi(shown), end="")
         page.write_text(f"<body style='margin: 0'>{console.export_svg(title='hvd-train watch digits')}")
-        picture(page, target / "watch.png", 1200, 545)
+        picture(page, target / "watch.png", 1200, 620)
     return 0
 
 
