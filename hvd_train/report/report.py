@@ -1,6 +1,5 @@
 """Compose the page of `hvd-train report` from run folders."""
 
-from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -47,25 +46,18 @@ def compose(paths: Sequence[Path], now: datetime) -> str:
 
 
 def _names(runs: Sequence[History], settings: Sequence[Record]) -> list[str]:
-    """Return the names of run folders; if there are many, up to three settings that tell most runs apart."""
+    """Return the names of run folders; if there are many, the first three settings that differ."""
     folders = [run.name for run in runs]
     if len(set(folders)) < len(folders):
         folders = [str(run.path) for run in runs]
     if len(runs) <= page.MANY:
         return folders
 
-    def named(keys: Sequence[str]) -> list[str]:
-        return [", ".join(f"{key} {of_run.get(key, '?')}" for key in keys) for of_run in texts]
-
     texts = [{key: page.written(value)[-_LONGEST:] for key, value in of_run.items()} for of_run in settings]
-    known, keys = list(dict.fromkeys(key for of_run in texts for key in of_run)), list[str]()
-    while len(keys) < _MOST_IN_NAME:
-        best = max(known, key=lambda key: len(set(named([*keys, key]))), default="")
-        if len(set(named([*keys, best]))) == len(set(named(keys))):
-            break
-        keys.append(best)
-    count = Counter(names := named(keys))
-    return [f"{name} {of}".lstrip() if count[name] > 1 else name for name, of in zip(names, folders, strict=True)]
+    keys = dict.fromkeys(key for of_run in texts for key in of_run)
+    differing = [key for key in keys if len({of_run.get(key) for of_run in texts}) > 1][:_MOST_IN_NAME]
+    names = [", ".join(f"{key} {of_run.get(key, '?')}" for key in differing) for of_run in texts]
+    return [f"{name} {of}".lstrip() if names.count(name) > 1 else name for name, of in zip(names, folders, strict=True)]
 
 
 def _summary(runs: Sequence[History], names: Sequence[str]) -> Markup:
