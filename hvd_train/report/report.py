@@ -97,27 +97,23 @@ def _throughput(runs: Sequence[History], names: Sequence[str]) -> Markup:
         lines.append(("" if len(runs) == 1 else name, [time / unit for time in times if time is not None], rates))
     marks, legend = _marks(runs[0], axis) if len(runs) == 1 else [], len(runs) <= page.MANY
     charts = [Chart("Samples/s", label, lines, zero=True, events=marks, legend=legend)]
-    if any(number(epoch, "seconds") for run in runs for epoch in run.epochs):
-        keys = names if len(runs) > 1 else [""]
-        epochs = [_line(key, run.epochs, "seconds", ("", "epoch", 1.0)) for key, run in zip(keys, runs, strict=True)]
-        charts.append(Chart("Seconds of an epoch, with its evaluation", "epoch", epochs, zero=True, legend=legend))
+    keys = names if len(runs) > 1 else [""]
+    epochs = [_line(key, run.epochs, "seconds", ("", "epoch", 1.0)) for key, run in zip(keys, runs, strict=True)]
+    charts.append(Chart("Seconds of an epoch, with its evaluation", "epoch", epochs, zero=True, legend=legend))
     return Markup().join([pieces.paragraph(text), pieces.figures(charts)])
 
 
 def _phases(runs: Sequence[History], names: Sequence[str]) -> Markup:
     """Return a table of rank 0's mean time in each phase of a step."""
-    rows, gaps = [], []
+    rows = []
     for run, name in zip(runs, names, strict=True):
         splits = [step["split"] for step in run.steps if isinstance(step.get("split"), dict)]
         times = [1e3 * sum(number(split, phase) or 0.0 for split in splits) / (len(splits) or 1) for phase in PHASES]
-        if total := sum(times):
-            bars = [pieces.bar(f"{time:.2f} ms · {time / total:.0%}", time / total) for time in times]
-            rows.append([name, f"{total:.2f} ms", *bars])
-        else:
-            gaps.append((name, "no time split in the metrics: no logged step has one"))
+        total = sum(times)
+        bars = [pieces.bar(f"{time:.2f} ms · {time / total:.0%}", time / total) if total else "—" for time in times]
+        rows.append([name, f"{total:.2f} ms" if total else "not measured", *bars])
     text = "Means of the sampled steps on rank 0: `reduction` is the part that the backward pass did not hide."
-    table = [pieces.paragraph(text), pieces.table(["run", "step", *PHASES], rows)] if rows else []
-    return Markup().join([*table, page.gaps(gaps)])
+    return Markup().join([pieces.paragraph(text), pieces.table(["run", "step", *PHASES], rows)])
 
 
 def _events(runs: Sequence[History], names: Sequence[str]) -> Markup:
