@@ -244,8 +244,6 @@ class RunConfig:
     """Number of the newest checkpoints to keep."""
     log_steps: int = free(10, "at least 1")
     """Steps from one line of metrics to the next."""
-    progress: Literal["auto", "bar", "lines"] = free("auto")
-    """bar: progress in one live line; lines: a line every ten seconds; auto: bar for one process at a terminal."""
     max_time: str | None = free(None)
     """End the run after this time of training (without start-ups, over all restarts), as in 2h30m, 90m or 45s: with
     final weights, test score and summary. A longer time continues the run."""

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -26,7 +25,6 @@ from hvd_train.run_files.journal import Journal
 from hvd_train.run_files.remote import Copies
 from hvd_train.run_files.run_folder import Busy, RunFolder
 from hvd_train.state import Progress, Snapshot, TrainState, check_same_shapes
-from hvd_train.world.world import Place
 
 _PATIENCE_SECONDS = 45.0  # workers whose driver has died may take as long to notice it, commit and leave the folder
 _ANSWER_SECONDS = 10.0  # a driver that does not answer for this long counts as gone
@@ -101,21 +99,17 @@ class Output:
         state.load(snapshot)
         state.data = data or earlier
 
-    def open(self, claim: RunFolder | None, state: TrainState, place: Place) -> None:
+    def open(self, claim: RunFolder | None, state: TrainState) -> None:
         """Write into the claimed folder from now on; without a claim, write nothing."""
         if claim is None:
             self.close()
             return
         progress, run = state.progress, self._config.run
         if self.store is None:
-            # Launchers forward whole lines, and Open MPI always gives ranks a terminal.
-            at_terminal = place.size == 1 and sys.stdout.isatty() and "OMPI_COMM_WORLD_SIZE" not in os.environ
-            bar = run.progress == "bar" or (run.progress == "auto" and at_terminal)
             journal = Journal(
                 claim,
                 progress.step,
                 progress.epoch,
-                live=bar,
                 ledger=run.ledger,
                 log_to=run.trackers,
                 settings=self._config.settings(),

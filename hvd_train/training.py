@@ -132,7 +132,7 @@ class Training:
         if not in_between:
             self.resize()
         membership.join(reports, state.progress.step)
-        self.output.open(claim, state, world.place)
+        self.output.open(claim, state)
         self._begin_world()
         self.note_writes()
         if not self.has_joined:

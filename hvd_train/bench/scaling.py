@@ -32,7 +32,7 @@ def plan(config: Config, counts: Sequence[int], mode: str, folder: Path) -> dict
     sizes = {}
     for workers in counts:
         path = folder / f"np-{workers}"
-        sizes[workers] = size = sized(config, workers, mode).replace(output_dir=path, progress="lines")
+        sizes[workers] = size = sized(config, workers, mode).replace(output_dir=path)
         before = path / run_folder.CONFIG
         if before.exists() and (found := size.differences(config_file.load(before))):
             raise UsageError(f"{path} is a run with other settings ({'; '.join(found)}): name another --output-dir")

@@ -79,8 +79,6 @@ def launch(arguments: list[str]) -> int:
     command = _command(words, str if options.image or options.way == "apptainer" else start.shown)
     if options.requeue:
         command = _in_one_folder(command)
-    if options.way == "gloo" and not options.elastic and sys.stdout.isatty() and "--progress" not in command:
-        command += ["--progress", "bar"] if command[1:2] == ["train"] else []  # horovodrun reads it from a pipe
     line = [*start.with_variables(passed, _begin(options, command[0])), *command]
     if options.dry_run:
         show(shlex.join(line))

@@ -39,7 +39,7 @@ def sweep(arguments: list[str]) -> int:
     trainings = []
     for number, (name, words) in enumerate(combinations(arguments)):
         path = folder / f"{number:03}-{name.replace(' ', '-').replace('/', '_')}"
-        trainings.append((name, parse_train(words, "sweep").replace(output_dir=path, progress="lines")))
+        trainings.append((name, parse_train(words, "sweep").replace(output_dir=path)))
         check_local(trainings[-1][1], "sweep")
         check(trainings[-1][1])
     if launcher.launched(os.environ) is not None:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,14 +68,13 @@ def label(name: str) -> str:
     return _SHARES.get(name, name.replace("_", " "))
 
 
-_LINE_SECONDS, _LIVE_SECONDS = 10.0, 0.1  # progress within an epoch is shown this often
-_CLEAR = "\r\x1b[K"  # the line that the cursor is in
+_LINE_SECONDS = 10.0  # progress within an epoch is shown this often
 
 
 class Journal:
     """Writes the files of a run folder and shows progress. Without a folder it does neither.
 
-    It prints a line for each epoch, and lines of progress within; if it is live, one line that is written over.
+    It prints a line for each epoch, and lines of progress within.
     """
 
     def __init__(
@@ -85,17 +83,16 @@ class Journal:
         resumed_step: int = 0,
         epochs_done: int = 0,
         *,
-        live: bool = False,
         ledger: bool = False,
         log_to: Sequence[str] = ("tensorboard",),
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         """Open the files of `folder`, without entries after `resumed_step` and `epochs_done`.
 
-        `live` shows progress in one line, `ledger` keeps a ledger. `log_to` are names of trackers, which get the
-        `settings` of the run. Raises OSError if the files cannot be read.
+        `ledger` keeps a ledger. `log_to` are names of trackers, which get the `settings` of the run. Raises OSError if
+        the files cannot be read.
         """
-        self._live, self._last_shown = live, time.monotonic()
+        self._last_shown = time.monotonic()
         self._epochs, self._samples, self._max_seconds = 0, 0, math.inf
         self._sample, self._shown = "sample", ["loss"]
         self._lines: AppendedFile | None = None
@@ -127,17 +124,13 @@ class Journal:
 
     def progress(self, so_far: EpochRecord, cursor: int) -> None:
         """Show an epoch of which `cursor` samples are taken; called after every step."""
-        if time.monotonic() - self._last_shown < (_LIVE_SECONDS if self._live else _LINE_SECONDS):
+        if time.monotonic() - self._last_shown < _LINE_SECONDS:
             return
         where = f"epoch {so_far.epoch}/{self._epochs}  step {so_far.step}  {cursor / self._samples:.0%}"
         speed = f"{so_far.samples_per_second:,.0f} {self._sample}s/s"
         left = self._time_left(so_far, so_far.epoch - 1, cursor)
-        line = f"{where}  {self._figures(so_far.measures)}  {speed}  {left} left"
-        if self._live:
-            self._last_shown = time.monotonic()
-            print(f"{_CLEAR}{line[: shutil.get_terminal_size().columns - 1]}\r", end="", flush=True)
-        else:
-            self._say(f"{time.strftime('%H:%M:%S')}  {line}")
+        figures = self._figures(so_far.measures)
+        self._say(f"{time.strftime('%H:%M:%S')}  {where}  {figures}  {speed}  {left} left")
 
     def step(self, record: StepRecord) -> None:
         """Write the metrics of a step."""
@@ -206,7 +199,7 @@ class Journal:
     def _say(self, message: str) -> None:
         self._last_shown = time.monotonic()
         if self._lines is not None:
-            print((_CLEAR if self._live else "") + printable(message, keep="\n\t"), flush=True)
+            print(printable(message, keep="\n\t"), flush=True)
 
     def _write(self, kind: str, values: Mapping[str, Any]) -> None:
         if self._lines is None:

@@ -12,7 +12,6 @@ from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files.ledger import Entry, read
 from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.state import TrainState
-from hvd_train.world.world import Place
 from tests.support.runs import small_config
 from tests.unit.story.test_checkpoint import RUN, steps_on_disk
 
@@ -23,7 +22,7 @@ def claim(config: Config, state: TrainState, output: Output | None = None) -> Ru
 
 def opened(config: Config, state: TrainState) -> Output:
     output = Output(config)
-    output.open(claim(config, state, output), state, Place())
+    output.open(claim(config, state, output), state)
     return output
 
 
@@ -95,7 +94,7 @@ def test_a_rank_that_is_no_longer_rank_0_releases_the_folder(state: TrainState) 
     state.recent = [Entry(0, (1, 7), 2, (0, 140), 1)]
     former.journal.catch_up(state.recent, None, None)
     assert former.store.commit(state)
-    former.open(None, state, Place(1, 2))
+    former.open(None, state)
     assert former.path is None
     assert steps_on_disk() == [7]
     assert [entry.steps for entry in read(RUN / "ledger.jsonl")] == [(1, 7)]
