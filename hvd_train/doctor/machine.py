@@ -1,7 +1,9 @@
 """`hvd-train doctor`: the checks of this machine and its build of Horovod, and allreduces over real ranks."""
 
+import importlib.util
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -10,16 +12,19 @@ import sys
 import sysconfig
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from hvd_train.doctor import agent
+from hvd_train import _version
 from hvd_train.launch.launcher import reasons
 
 Verdict = Literal["ok", "warning", "broken"]
-Facts = Mapping[str, Any]  # from `agent`; of this machine also "probe" (from `PROBE`) and "visible_gpus"
+Facts = Mapping[str, Any]
 
+ANSWER = "hvd-train doctor: "
 GB = 2**30
 # Without these, a lost worker costs half a minute, NCCL can deliver half a sum, and 127.0.1.1 keeps hosts out.
 NEEDED_PATCHES = {"C1", "C2", "C3", "C4", "C5", "C6", "C12"}
@@ -34,7 +39,7 @@ sys.path = [folder for folder in sys.path if folder]
 signal.alarm({_LIMIT_S:.0f})
 def answer(**facts):
     sys.stdout.flush()
-    os.write(1, ("\\n{agent.ANSWER}" + json.dumps(facts) + "\\n").encode())
+    os.write(1, ("\\n{ANSWER}" + json.dumps(facts) + "\\n").encode())
 """
 
 # The last answer counts: it says what was being imported if that crashed.
@@ -77,10 +82,6 @@ class Finding:
     verdict: Verdict
     what: str
     todo: str = ""
-
-
-def _check_python(facts: Facts) -> Finding:
-    return Finding("python", "ok", "{python} in {prefix}, hvd_train {hvd_train} in {folder}".format(**facts))
 
 
 def _check_torch(facts: Facts) -> Finding:
@@ -127,13 +128,13 @@ def _check_horovod(facts: Facts) -> Finding:
         return Finding(name, "warning", f"{what}: {other}", REBUILD)
     libraries = {"gloo": "Gloo", "mpi": build.get("mpi") or "MPI", "nccl": "NCCL"}
     has = [library for key, library in libraries.items() if probe.get(key)]
-    what += f", built {str(build.get('built'))[:10]} with {build.get('compiler')}; has {', '.join(has)}"
+    what += f", built with {build.get('compiler')}; has {', '.join(has)}"
     if probe.get("gpus") and "NCCL" not in has:
         return Finding(name, "warning", f"{what}: gradients of GPUs travel through the CPU", REBUILD)
     return Finding(name, "ok", what)
 
 
-def check_shared_memory(facts: Facts) -> Finding:
+def _check_shared_memory(facts: Facts) -> Finding:
     """Check that /dev/shm has room for loaders and NCCL."""
     name, sizes = "shared memory", facts["shared_memory"]
     what = f"{sizes[0] / GB:.3g} GB in /dev/shm, {sizes[1] / GB:.3g} GB free" if sizes else "there is no /dev/shm"
@@ -143,7 +144,7 @@ def check_shared_memory(facts: Facts) -> Finding:
     return Finding(name, "warning", what, f"{todo}; ls -lS /dev/shm shows what fills it")
 
 
-MACHINE_CHECKS = (_check_python, _check_torch, _check_gpus, _check_horovod, check_shared_memory)
+MACHINE_CHECKS = (_check_torch, _check_gpus, _check_horovod, _check_shared_memory)
 
 
 def examine() -> list[Finding]:
@@ -152,8 +153,20 @@ def examine() -> list[Finding]:
     path = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
     environ = {**os.environ, "PATH": path}
     probe = run((sys.executable, "-c", PROBE), environ)
-    facts = {**agent.facts(), "probe": probe, "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
-    findings = [check(facts) for check in MACHINE_CHECKS]
+    shm = "/dev/shm"  # noqa: S108  # Linux has it here
+    facts = {
+        "probe": probe,
+        "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "gpus": _gpus(),
+        "horovod": _horovod(),
+        "shared_memory": shutil.disk_usage(shm)[::2] if os.path.isdir(shm) else None,  # total and free bytes
+    }
+    code = f"{_version.__version__} (code {_version.digest_of_code()}) in {Path(_version.__file__).parent}"
+    findings = [
+        Finding("python", "ok", f"{platform.python_version()} in {sys.prefix}"),
+        Finding("hvd_train", "ok", code),
+        *(check(facts) for check in MACHINE_CHECKS),
+    ]
     horovodrun = shutil.which("horovodrun", path=path)
     controllers = [
         name for name in ("gloo", "mpi") if probe.get(name) and (name == "gloo" or shutil.which("mpirun", path=path))
@@ -167,17 +180,42 @@ def examine() -> list[Finding]:
     return findings
 
 
+def _horovod() -> dict[str, Any] | None:
+    """Describe the Horovod that `import horovod` would load, without importing it."""
+    if (spec := importlib.util.find_spec("horovod")) is None or spec.origin is None:  # a mere folder has no origin
+        return None
+    folder = Path(spec.origin).parent
+    build = None
+    with suppress(OSError, ValueError):
+        build = json.loads((folder / "hvd_train_build.json").read_text(encoding="utf-8"))  # B4 puts it into the wheel
+    versions = [found.version for found in metadata.distributions(name="horovod", path=[str(folder.parent)])]
+    return {"folder": str(folder.parent), "version": versions[0] if versions else "of unknown version", "build": build}
+
+
+def _gpus() -> dict[str, Any]:
+    if (program := shutil.which("nvidia-smi")) is None:
+        return {"listed": []}
+    query = [program, "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        return {"listed": subprocess.check_output(query, text=True, timeout=20).strip().splitlines()}
+    except subprocess.SubprocessError as error:
+        return {"listed": [], "error": str(getattr(error, "output", "") or error).strip().partition("\n")[0]}
+
+
 def run(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
     """Run a program that ends itself after `_LIMIT_S`; return its last answer, its seconds, and an "error"."""
     started, line = time.monotonic(), ["timeout", "--foreground", "--kill-after=5", f"{_LIMIT_S + 20}", *command]
     done = subprocess.run(line, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     seconds, output = time.monotonic() - started, done.stdout.decode(errors="replace")
-    answers = re.findall(rf"{agent.ANSWER}(\{{.*\}})", output)
+    answers = re.findall(rf"{ANSWER}(\{{.*\}})", output)
     facts: dict[str, Any] = {**(json.loads(answers[-1]) if answers else {}), "seconds": seconds}
     if answers and done.returncode == 0:
         return facts
-    lines = [line for line in output.splitlines() if line.strip() and agent.ANSWER not in line]
-    error = [*reasons(output), *lines, f"exit code {done.returncode}, without output"][0][:300]
+    lines = [line for line in output.splitlines() if line.strip() and ANSWER not in line]
+    # Horovod logs why a rank could not connect; its exception only says so.
+    causes = re.findall(r"\[(\d+)\]<stderr>:.* Horovod could not be initialized: (.*)", output)
+    told = [f"rank {rank}: {why}" for rank, why in causes]
+    error = [*told, *reasons(output), *lines, f"exit code {done.returncode}, without output"][0][:300]
     if seconds >= _LIMIT_S:
         error = f"no end in {seconds:.0f} s"
     elif done.returncode < 0:
@@ -190,7 +228,12 @@ def check_trial(name: str, launch: Sequence[str], ranks: int, found: Facts) -> F
     if "error" in found:
         command = " ".join([Path(launch[0]).name, *launch[1:], sys.executable])
         todo = f"to see all it prints, type: NCCL_DEBUG=INFO {command} -c 'import horovod.torch as hvd; hvd.init()'"
-        return Finding(name, "broken", found["error"], f"{todo}; HOROVOD_GLOO_IFACE names the network card")
+        return Finding(
+            name,
+            "broken",
+            found["error"],
+            f"{todo}; all TCP ports between hosts must be open; HOROVOD_GLOO_IFACE names the network card",
+        )
     if found["size"] != ranks:
         what = f"the ranks did not find each other: world size {found['size']}, not {ranks}"
         return Finding(name, "broken", what, f"mpirun must be of the MPI in the line horovod; or {REBUILD}")

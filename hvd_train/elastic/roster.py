@@ -406,7 +406,7 @@ class Roster:
         hosts = ",".join(f"{host}:{slots}" for host, slots in Counter(worker.host for worker in members).items())
         failure = "ranks could not connect to each other"
         if self._failed_attempts == ATTEMPTS:
-            advice = f"`hvd-train doctor -H {hosts}` names the pairs of hosts that cannot connect"
+            advice = f"`hvd-train doctor -H {hosts}` examines them"
             self._finish = Finish(FAULT_REPEATS, f"{failure} {ATTEMPTS} times in a row; {advice}")
         attempt = f"attempt {self._failed_attempts} of {ATTEMPTS}, on {hosts}"
         return [Notice(f"{failure} ({attempt}): {reasons[members[0].number]}")]

@@ -226,7 +226,7 @@ def test_survivors_that_cannot_connect_commit_and_the_job_ends(hosts: Hosts, tmp
         assert running.launcher.wait(200) == 5, running.output
         steps = running.steps
         assert newest_commit(running.run) >= steps
-    assert running.output.count("`hvd-train doctor -H h1:1,h2:1,h3:1` names the pairs") == 1, running.output
+    assert running.output.count("`hvd-train doctor -H h1:1,h2:1,h3:1` examines them") == 1, running.output
     hosts.part("h2", "h3", undo=True)
     with job(hosts, tmp_path, training=RARE) as running:
         running.completes(expected)

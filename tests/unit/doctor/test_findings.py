@@ -1,11 +1,16 @@
 """Findings about a machine, its Horovod and a cluster, from given facts."""
 
+import json
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hvd_train.doctor import cluster
 from hvd_train.doctor.machine import MACHINE_CHECKS, Finding, check_trial
+from hvd_train.launch.hosts import Host
+from tests.support.launching import write_program
 
 GB = 2**30
 PROBE = {"version": "2.15.0+cu132", "cuda": "13.2", "torchvision": "0.29.2", "gpus": 0, "gpu_warning": ""}
@@ -16,10 +21,9 @@ BUILD: dict[str, Any] = {
     "mpi": "Open MPI 4.1.8 (package index)",
     "key": "abc",
 }
-BUILD |= {"built": "2026-01-02T03:04:05", "patches": [{"name": f"C{number}"} for number in range(1, 13)]}
+BUILD |= {"patches": [{"name": f"C{number}"} for number in range(1, 13)]}
 INSTALLED = {"version": "0.28.1", "folder": "/env", "build": BUILD}
 HOST: dict[str, Any] = {"gpus": {"listed": []}, "shared_memory": [8 * GB, 8 * GB], "horovod": INSTALLED}
-HOST |= {"python": "3.11.7", "prefix": "/env", "hvd_train": "0.1.0 (code d)", "folder": "/code", "torch": "2.15.0"}
 SMI = {"listed": ["NVIDIA A100, 580.10", "NVIDIA A100, 580.10"]}
 
 
@@ -61,7 +65,7 @@ def agrees(finding: Finding, verdict: str, says: str) -> None:
             machine(),
             "horovod",
             "ok",
-            "built 2026-01-02 with g++ 12.2.0; has Gloo, Open MPI 4.1.8 (package index), NCCL",
+            "built with g++ 12.2.0; has Gloo, Open MPI 4.1.8 (package index), NCCL",
         ),
         (machine(horovod=None, probe=PROBE), "horovod", "warning", "make env"),
         (built(patches=[{"name": "C1"}]), "horovod", "warning", "without the patches C12, C2, C3, C4, C5, C6"),
@@ -82,31 +86,53 @@ def test_findings_about_a_machine(examined: dict[str, Any], name: str, verdict: 
 
 
 def gpus(*counts: int) -> Finding:
-    hosts = [{"name": f"h{n}", "slots": 2, "gpus": {"listed": ["A100"] * count}} for n, count in enumerate(counts, 1)]
-    return cluster.check_gpus(hosts)
-
-
-def connections(*answers: dict[str, Any]) -> Finding:
-    return cluster.check_connections(["h1", "h2"], [*answers])
+    checked = [MACHINE_CHECKS[1](machine(gpus=SMI, probe={**PROBE, "gpus": count})) for count in counts]
+    return cluster.check_gpus({Host(f"h{n}", 2): [one] for n, one in enumerate(checked, 1)})
 
 
 @pytest.mark.parametrize(
     ("finding", "verdict", "says"),
+    [(gpus(2, 4), "ok", "h1 2, h2 4"), (gpus(2, 0), "broken", "h2 has 0 for 2 slots"), (gpus(0, 0), "ok", "CPUs")],
+)
+def test_gpus_are_compared_with_slots(finding: Finding, verdict: str, says: str) -> None:
+    agrees(finding, verdict, says)
+
+
+def test_hosts_are_compared() -> None:
+    """Most hosts decide which version is right; what else is not ok has a line for all its hosts."""
+    parts = [Finding(name, "ok", "1") for name in ("python", "hvd_train", "horovod")]
+    full = Finding("shared memory", "warning", "0 GB", "free some")
+    usual = [*parts, Finding("torch", "ok", "2.1"), full]
+    reports = {"h1": [*parts, Finding("torch", "ok", "2.0")], "h2": usual, "h3": usual}
+    found = {finding.name: finding for finding in cluster.compare(reports)}
+    assert len(found) == 5
+    agrees(found["python"], "ok", "1 on all hosts")
+    agrees(found["torch"], "broken", "2.1 on h2, h3, but 2.0 on h1\n`make env` in the same checkout on h1")
+    agrees(found["h2, h3: shared memory"], "warning", "0 GB\nfree some")
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
     [
-        (cluster.check_reached("h1", "No such file or directory"), "broken", "same environment in the same place"),
-        (cluster.check_reached("h1", "Host key verification failed."), "broken", "`ssh h1 true` must work"),
-        (gpus(2, 4), "ok", "h1 2, h2 4"),
-        (gpus(2, 0), "broken", "h2 has 0 for 2 slots"),
-        (connections({"failures": [None, None]}, {"failures": [None, None]}), "ok", "2 hosts"),
-        (
-            connections({"failures": [None, "10.0.0.2: timed out"]}, {"error": "x"}),
-            "broken",
-            "h1 cannot connect to h2 (10.0.0.2: timed out)",
-        ),
+        ("cat report; exit 1", None),
+        ("echo No such file or directory >&2; exit 127", "same environment in the same place"),
+        ("echo Host key verification failed. >&2; exit 255", "`ssh localhost true` must work"),
     ],
 )
-def test_findings_about_a_cluster(finding: Finding, verdict: str, says: str) -> None:
-    agrees(finding, verdict, says)
+def test_a_host_without_a_report_is_broken(script: str, says: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report of a host may say that something is broken there, and other lines may precede it."""
+    one = Finding("x", "broken", "y", "z")
+    Path("report").write_text(f"Welcome\n{json.dumps({'ok': False, 'findings': [asdict(one)]}, indent=1)}\n")
+    path = write_program(Path.cwd(), "hvd-train", script)
+    monkeypatch.setattr(cluster, "program", lambda _: str(path))
+    reached, findings = cluster.ask("localhost")
+    assert findings == ([] if says else [one])
+    agrees(reached, "broken" if says else "ok", says or "")
+
+
+def test_a_rank_that_cannot_connect_is_named_with_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "run_trial", lambda name, *_: Finding(name, "broken", "rank 2: refused", "x"))
+    agrees(cluster.try_allreduce([Host("h1", 2), Host("h2", 2)]), "broken", "h2, rank 2: refused")
 
 
 TWO = "horovodrun --gloo", ("/env/horovodrun", "-np", "2", "--gloo"), 2

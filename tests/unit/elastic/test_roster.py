@@ -334,6 +334,6 @@ def test_survivors_that_cannot_connect_three_times_end_the_job() -> None:
         assert play.finish is None
         play.miss(*members)
         assert f"connect to each other (attempt {attempt} of 3, on a:1,b:2)" in play.notices[-1]
-    expected = "ranks could not connect to each other 3 times in a row; `hvd-train doctor -H a:1,b:2` names the pairs"
-    assert play.finish == Finish(5, f"{expected} of hosts that cannot connect")
+    expected = "ranks could not connect to each other 3 times in a row; `hvd-train doctor -H a:1,b:2` examines them"
+    assert play.finish == Finish(5, expected)
     assert (play.started, list(play.evicted), play.killed) == (members, members, [])
