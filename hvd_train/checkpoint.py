@@ -43,10 +43,9 @@ class Store:
         """Prepare to write into the run folder; `committed` is called after each commit."""
         self._run_folder, self._config, self._report, self._committed = run_folder, config, report, committed
         self.folder = run_folder.path
-        with suppress(OSError):  # training needs neither
-            (self.folder / "checkpoints").mkdir(exist_ok=True)
-            durable.remove_partial(self.folder / "checkpoints")
-            durable.remove_partial(self.folder)
+        with suppress(OSError):  # training does not need it
+            for leftover in self.folder.glob(f"checkpoints/*{durable.PARTIAL_SUFFIX}"):  # of a killed process
+                leftover.unlink(missing_ok=True)
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._last: Future[bool] | None = None
         self._unwritten: dict[str, dict[str, Tensor]] = {}

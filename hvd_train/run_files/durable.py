@@ -59,12 +59,6 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def remove_partial(folder: Path) -> None:
-    """Remove partial files of killed processes from a folder. Raises OSError."""
-    for leftover in folder.glob(f"*{PARTIAL_SUFFIX}"):
-        leftover.unlink(missing_ok=True)
-
-
 class AppendedFile:
     """Appends whole entries. Only a process that is killed leaves a torn one."""
 
