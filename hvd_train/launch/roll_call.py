@@ -55,8 +55,9 @@ def call(environ: Mapping[str, str]) -> None:
                 continue
             notice_s *= 2
             absent = [other for other in range(1 if rank else size) if not _get(environ, f"{here}/{other}")]
-            hosts = {other: _get(environ, f"started/{other}") or "a host where it has not started" for other in absent}
-            missing = first_few([f"rank {other} on {host}" for other, host in hosts.items()])
+            hosts = [_get(environ, f"started/{other}") for other in absent]
+            places = [f"on {host}" if host else "(not started)" for host in hosts]
+            missing = first_few([f"rank {other} {place}" for other, place in zip(absent, places, strict=True)])
             if missing and waited > patience_s:
                 cure = f"look at what runs there, or export {PATIENCE} with more seconds"
                 raise RankLost(f"{missing} did not come within {waited:.0f} s: {cure}")
