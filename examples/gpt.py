@@ -5,12 +5,14 @@ minutes on two CPU cores, and reaches a loss of 2.3 for each byte.
 """
 
 import math
+import os
 from argparse import ArgumentParser
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 
 import hvd_train
 
@@ -21,7 +23,24 @@ parser.add_argument("--layers", type=int, default=4)
 parser.add_argument("--width", type=int, default=128)
 parser.add_argument("--block", type=int, default=128, help="bytes of a sequence")
 args, config = hvd_train.parse_args(parser, epochs=5, batch_size=16, global_batch_size=64, clip_norm=1.0)
-tokens = hvd_train.Tokens(args.text, args.block, "uint8")
+
+
+class Bytes(Dataset):
+    """Sequences of `block` bytes, and for each byte the one that follows; an epoch has each sequence once."""
+
+    def __init__(self, path, block):
+        self.path, self.block = path, block
+
+    def __len__(self):
+        return (os.path.getsize(self.path) - 1) // self.block
+
+    def __getitem__(self, index):
+        found = np.fromfile(self.path, np.uint8, self.block + 1, offset=index * self.block)
+        tokens = torch.from_numpy(found.astype(np.int64))
+        return tokens[:-1], tokens[1:]
+
+
+tokens = Bytes(args.text, args.block)
 cut = max(1, len(tokens) * 9 // 10)
 train, val = Subset(tokens, range(cut)), Subset(tokens, range(cut, len(tokens)))
 

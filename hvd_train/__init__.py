@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from hvd_train import recipes as recipes
     from hvd_train.config import Config as Config
     from hvd_train.data.dataset import DataSet as DataSet
-    from hvd_train.data.files import Shards as Shards
-    from hvd_train.data.files import Tokens as Tokens
     from hvd_train.errors import HvdTrainError as HvdTrainError
     from hvd_train.errors import UsageError as UsageError
     from hvd_train.result import Result as Result
@@ -33,9 +31,7 @@ _HOME = {
     "Result": "result",
     "Scores": "tasks.task",
     "Session": "session",
-    "Shards": "data.files",
     "Task": "tasks.task",
-    "Tokens": "data.files",
     "Total": "tasks.task",
     "UsageError": "errors",
     "evaluate": "run",

@@ -20,7 +20,7 @@ from hvd_train import plugin
 from hvd_train.config import DataConfig
 from hvd_train.console import say
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, Augment, DataSet, MapDataset
-from hvd_train.data.files import open_saved
+from hvd_train.data.hugging_face import open_saved
 from hvd_train.errors import UsageError, unknown_name
 from hvd_train.launch import launcher
 from hvd_train.plugin import HUGGING_FACE

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image as Pictures
 
-from hvd_train.data.files import open_saved
+from hvd_train.data.hugging_face import open_saved
 from hvd_train.errors import UsageError
 from hvd_train.plugin import is_reference
 
