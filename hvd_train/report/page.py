@@ -4,7 +4,7 @@ import base64
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,11 @@ from typing import Any
 import matplotlib.style
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from hvd_train.console import printable
-from hvd_train.errors import first_few
 
 TEMPLATES = Environment(
     loader=PackageLoader("hvd_train.report"),
@@ -31,15 +29,6 @@ TEMPLATES.filters["base64"] = lambda content: base64.b64encode(content).decode()
 SCRIPT = (Path(__file__).parent / "templates" / "page.js").read_text(encoding="utf-8")
 DIGEST = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()  # the browser runs no other script
 pieces: Any = TEMPLATES.get_template("pieces.html").module  # the macros of pieces.html; each returns markup
-
-
-def gaps(notes: Iterable[tuple[str, str]]) -> Markup:
-    """Group (name of a run or "", what it misses) by what is missing."""
-    runs_of: dict[str, list[str]] = {}
-    for name, note in notes:
-        runs_of.setdefault(note, []).extend([name] if name else [])
-    lines = (f"{first_few(names, 6)}: {note}" if names else note for note, names in runs_of.items())
-    return Markup().join(map(pieces.gap, lines))
 
 
 def written(value: object) -> str:

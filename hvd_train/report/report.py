@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from hvd_train._version import __version__
 from hvd_train.config import Config
+from hvd_train.errors import first_few
 from hvd_train.progress.clock import PHASES, duration
 from hvd_train.report import page
 from hvd_train.report.facts import facts
@@ -63,8 +64,7 @@ def _names(runs: Sequence[History], settings: Sequence[Record]) -> list[str]:
 def _summary(runs: Sequence[History], names: Sequence[str]) -> Markup:
     results = [facts(run) for run in runs]
     if len(runs) == 1:
-        return Markup().join([pieces.cards(results[0].items()), page.gaps(("", gap) for gap in runs[0].gaps)])
-    gaps = page.gaps((name, gap) for run, name in zip(runs, names, strict=True) for gap in run.gaps)
+        return Markup().join([pieces.cards(results[0].items())])
     if len(runs) > page.MANY:
         results = [{**of_run, "folder": run.name} for run, of_run in zip(runs, results, strict=True)]
     columns = dict.fromkeys(column for of_run in results for column in of_run)
@@ -75,7 +75,7 @@ def _summary(runs: Sequence[History], names: Sequence[str]) -> Markup:
     ]
     table = pieces.table(["run", *(column for column in columns if column not in same)], rows)
     shared = [pieces.heading("The same in all runs"), pieces.cards(same.items())] if same else []
-    return Markup().join([*shared, table, gaps])
+    return Markup().join([*shared, table])
 
 
 def _learning(runs: Sequence[History], names: Sequence[str]) -> Markup:
@@ -189,7 +189,8 @@ def _comparison(names: Sequence[str], facts: Sequence[Record], defaults: Record 
             differing.append([key, *values])
         else:
             (default if usual.get(key) == values[0] else shared).append([key, values[0]])
-    body = [page.gaps((name, "not recorded") for name, of_run in zip(names, texts, strict=True) if not of_run)]
+    missing = [name for name, of_run in zip(names, texts, strict=True) if not of_run]
+    body = [pieces.gap(f"{first_few(missing)}: not recorded")] if missing else []
     if len(names) > 1:
         is_row = len(names) > page.MANY  # each run
         rows = [["run" if is_row else "", *names], *differing]

@@ -49,7 +49,7 @@ def view(history: History, now: float) -> RenderableType:
                 values = [number(record, field) for record in of]
                 curves.add_row(_text(prefix + label(name)), _curve(values, partial(figure, name)))
     curves.add_row(_text(f"{history.sample}s/s"), _curve(speeds(history.steps, _WIDTH)[1], "{:,.0f}".format))
-    parts: list[RenderableType] = [table, "", curves, *(_text(f"missing: {gap}", style="dim") for gap in history.gaps)]
+    parts: list[RenderableType] = [table, "", curves]
     if silent > 60:
         parts.append(f"last record {duration(silent)} ago")
     for event in history.events[-_MOST_EVENTS:]:
@@ -57,8 +57,8 @@ def view(history: History, now: float) -> RenderableType:
     return Panel(Group(*parts), title=_text(history.name), title_align="left")
 
 
-def _text(text: str, style: str = "") -> Text:
-    return Text(printable(text, keep="\n\t"), style=style)  # another user may have written the file
+def _text(text: str) -> Text:
+    return Text(printable(text, keep="\n\t"))  # another user may have written the file
 
 
 def _curve(values: Sequence[float | None], written: Callable[[float], str]) -> str:

@@ -1,4 +1,4 @@
-"""Read a run folder: settings, metrics, events, the state of the run, and damage to its files."""
+"""Read a run folder: settings, metrics, events, and the state of the run."""
 
 import json
 import socket
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hvd_train import config_file, plain_file
-from hvd_train.errors import UsageError, counted
+from hvd_train.errors import UsageError
 from hvd_train.progress.metrics import FACTS
 from hvd_train.run_files import run_folder
 
@@ -38,7 +38,6 @@ class History:
     samples_per_epoch: int | None
     summary: Record  # of summary.json; empty if the run has not finished
     environment: Record  # of environment.json; empty if there is none
-    gaps: tuple[str, ...]  # a line for each missing or damaged thing, with the reason
     last_write: float | None  # the time of the last record, in seconds since 1970
 
     @property
@@ -108,23 +107,23 @@ class History:
 
 
 def read(path: Path) -> History:
-    """Read a run folder; a damaged or missing file is a gap. Raises UsageError if `path` is no run folder."""
+    """Read a run folder. Raises UsageError if `path` is none, or if one of its files cannot be read."""
     if not path.is_dir():
         raise UsageError(f"{path}: no such run folder")
     if not (path / run_folder.CONFIG).exists() and not (path / run_folder.METRICS).exists():
         raise UsageError(f"{path} is not a run of hvd_train: it has no {run_folder.CONFIG}")
-    gaps: list[str] = []
-    values = _mapping(path / run_folder.CONFIG, config_file.parse, gaps)
-    settings = {str(name): value for name, value in values.items()}
-    lines = _lines(path / run_folder.METRICS, gaps)
-    summary = _mapping(path / run_folder.SUMMARY, json.loads, gaps)
-    environment = _mapping(path / run_folder.ENVIRONMENT, json.loads, gaps)
+    try:
+        settings = {str(name): value for name, value in _mapping(path / run_folder.CONFIG, config_file.parse).items()}
+        others = (_mapping(path / name, json.loads) for name in (run_folder.SUMMARY, run_folder.ENVIRONMENT))
+        lines, (summary, environment) = _lines(path / run_folder.METRICS), others
+    except OSError as error:
+        raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
     starts = [line for line in lines if line.get("kind") == "event" and line.get("name") == "start"]
     per_epoch = whole(starts[-1].get("num_samples")) if starts else None
     _add_progress(lines, per_epoch)
     steps, epochs, events = (tuple(e for e in lines if e.get("kind") == kind) for kind in ("step", "epoch", "event"))
     last_write = max((line["time"] for line in lines), default=None)
-    return History(path, settings, steps, epochs, events, per_epoch, summary, environment, tuple(gaps), last_write)
+    return History(path, settings, steps, epochs, events, per_epoch, summary, environment, last_write)
 
 
 def number(record: Record, name: str) -> float | None:
@@ -165,35 +164,25 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _mapping(path: Path, parse: Callable[[str], object], gaps: list[str]) -> dict[str, Any]:
+def _mapping(path: Path, parse: Callable[[str], object]) -> dict[str, Any]:
+    """Return the values in a file; none without a file."""
     try:
-        values = parse(plain_file.read_text(path, config_file.MOST_BYTES))
-        reason = "damaged"
-    except (OSError, ValueError, RecursionError) as error:
-        values, reason = None, getattr(error, "strerror", "damaged")
-    if isinstance(values, dict):
-        return values
-    if path.exists() or path.name != run_folder.SUMMARY:  # only a finished run has a summary
-        gaps.append(f"{path.name} cannot be read ({reason})")
-    return {}
+        values = parse(plain_file.read_text(path, config_file.MOST_BYTES)) if path.exists() else {}
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} is damaged: move it away")
+    return values
 
 
-def _lines(path: Path, gaps: list[str]) -> list[dict[str, Any]]:
-    lines, bad = [], []
-    try:
-        for line_number, text in enumerate(plain_file.read_bytes(path).splitlines(), 1):
-            record = None
-            with suppress(ValueError, RecursionError):
-                record = json.loads(text.decode(errors="replace"))
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a run, without torn lines: a process may have been killed, or writes this moment."""
+    lines = []
+    for line in plain_file.read_bytes(path).splitlines() if path.exists() else ():
+        with suppress(ValueError, RecursionError):
+            record = json.loads(line.decode(errors="replace"))
             if isinstance(record, dict) and number(record, "time") is not None:
                 lines.append(record)
-            else:
-                bad.append(line_number)
-    except OSError as error:
-        gaps.append(f"no metrics: {path.name} cannot be read ({error.strerror})")
-        return []
-    if bad:
-        gaps.append(f"{counted(len(bad), 'line')} of {path.name} torn or damaged, the first is line {bad[0]}")
     return lines
 
 

@@ -21,7 +21,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
     "interrupted": (lambda path: write(path, [start(), step(1), step(2)]), "broke off (killed or failed)"),
     "no step": (lambda path: write(path, [start()]), "no values"),
     "NaN": (lambda path: write(path, [start(), step(1), step(2, loss=None), SKIPPED, step(3)]), "not finite"),
-    "torn": (lambda path: write(path, [start(), step(1)], torn='{"kind'), "1 line of metrics.jsonl torn"),
+    "torn": (lambda path: write(path, [start(), step(1)], torn='{"kind'), "broke off (killed or failed)"),
     "elastic": (lambda path: write(path, elastic_run()), "3→2"),
 }
 HOSTILE = """x" onload="alert(1)' onclick='alert(2) <script>alert(3)</script> &amp; {{ 7 * 7 }}"""
