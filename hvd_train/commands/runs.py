@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from hvd_train import plain_file
 from hvd_train.console import PROGRAM, printable, say, show
-from hvd_train.errors import Parser, UsageError, counted, first_few, from_one
+from hvd_train.errors import Parser, UsageError, first_few, from_one
 from hvd_train.launch import launcher
 from hvd_train.run_files import durable, run_folder
 from hvd_train.run_files.journal import labelled
@@ -87,40 +84,29 @@ def evaluate(arguments: list[str]) -> int:
 
 
 def predict(arguments: list[str]) -> int:
-    """Print or write the classes of images, and return 0. Raises UsageError for wrong targets, images or output."""
-    about = f"Print the most probable classes of image files, as in `{PROGRAM} predict runs/NAME photo.jpg photos/`."
+    """Print the classes of images, and return 0. Raises UsageError for wrong targets or images."""
+    about = f"""Print the most probable classes of image files and their probabilities, with tabs between them:
+    `{PROGRAM} predict runs/NAME photo.jpg photos/`."""
     parser = Parser(prog=f"{PROGRAM} predict", description=about)
     parser.add_argument(
         "paths", nargs="*", type=Path, metavar="PATH", help=f"{_TARGET}; then images and folders of them"
     )
     parser.add_argument("--top", type=from_one, default=5, metavar="N", help="classes to print for each image (5)")
-    lines = "write a CSV file of them, one line for each image, in place of printing them"
-    parser.add_argument("--output", type=Path, metavar="FILE", help=lines)
     parser.add_argument("--device", **_DEVICE)
     parser.add_argument("--trust", **_TRUST)
     options = parser.read(arguments)
-    paths, output = options.paths, options.output
+    paths = options.paths
     named = [path for path in paths[:1] if path.suffix in (".pt", ".ckpt") or (path / run_folder.CONFIG).exists()]
     if len(paths) == len(named):
         raise UsageError(f"name images or folders of images: {PROGRAM} predict RUN photo.jpg photos/")
-    if output is not None and not output.parent.is_dir():
-        raise UsageError(f"--output {output}: there is no folder {output.parent}")
     from hvd_train.data.folder import images_in  # imports torch
     from hvd_train.run import predict
 
     files = images_in(paths[len(named) :])
     target = named[0] if named else _newest()
     rows = predict(target, files, top=options.top, device=options.device, trust=options.trust)
-    if output is None:
-        for file, found in zip(files, rows, strict=True):
-            show(f"{printable(file)}  {'  '.join(f'{printable(name)} {share:.2%}' for name, share in found)}")
-        return 0
-    table = csv.writer(text := io.StringIO(newline=""))
-    places = range(1, len(rows[0]) + 1)
-    table.writerow(["image", *(f"{what}{place}" for place in places for what in ("class", "probability"))])
-    table.writerows([file, *chain(*row)] for file, row in zip(files, rows, strict=True))
-    durable.write_text(output, text.getvalue())
-    show(f"{counted(len(files), 'image')}: {output}")
+    for file, found in zip(files, rows, strict=True):
+        show("\t".join(map(printable, [file, *(word for name, share in found for word in (name, f"{share:.6f}"))])))
     return 0
 
 

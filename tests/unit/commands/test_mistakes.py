@@ -65,7 +65,6 @@ MISTAKES = [
     ("completion bsh", "unknown shell 'bsh'; did you mean 'bash'?"),
     ("predict gone.pt", "name images or folders of images: hvd-train predict RUN photo.jpg photos/"),
     ("predict gone.pt gone.jpg", "gone.jpg: no such image or folder"),
-    ("predict gone.pt x.jpg --output no/c.csv", "--output no/c.csv: there is no folder no"),
     ("evaluate gone", "gone: no such run folder, checkpoint or weights"),
     ("evaluate", "which run? there is none in runs/: name a run folder"),
     ("evaluate notes.txt", "notes.txt is not a checkpoint of hvd_train"),
