@@ -51,7 +51,6 @@ def parser() -> Parser:
     elastic.add_argument("--min-np", type=from_one, default=1, metavar="N", help="with fewer workers the others wait")
     elastic.add_argument("--max-np", type=from_one, metavar="N", help="the most workers (default: all slots)")
     elastic.add_argument("--discover", metavar="COMMAND", help="a command that prints the lines of a host file")
-    elastic.add_argument("--interface", metavar="NAMES", help="network interfaces between the hosts")
     boxes = parser.add_argument_group("containers")
     boxes.add_argument("--image", metavar="IMAGE", help="the image (hvd_train, or hvd_train.sif for Apptainer)")
     boxes.add_argument("--volume", action="append", default=[], metavar="FROM:TO", help="a folder of each host")

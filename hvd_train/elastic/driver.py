@@ -130,7 +130,7 @@ def run_job(options: Namespace) -> None:
     for number in (signal.SIGHUP, signal.SIGUSR1):
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, signal.getsignal(signal.SIGTERM))
-    interfaces = options.network_interfaces or os.environ.get(client.GLOO_INTERFACE, "")
+    interfaces = os.environ.get(client.GLOO_INTERFACE, "")
 
     def run_worker(worker: Worker, variables: Mapping[str, str], end: threading.Event) -> int:
         address = client.for_worker_on(worker.host, interfaces.split(","))
@@ -160,7 +160,6 @@ def main() -> None:
     parser.add_argument("--min-np", type=from_one, default=1)
     parser.add_argument("--max-np", type=from_one, default=sys.maxsize)
     parser.add_argument("--host-discovery-script", required=True, help="a command that prints lines of a host file")
-    parser.add_argument("--network-interfaces", default="", help="names with commas, of all hosts")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     os.environ.pop(client.ADDRESS, None)  # it may be an outer job's

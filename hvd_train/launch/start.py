@@ -133,5 +133,4 @@ def elastic(options: Namespace, environ: Mapping[str, str]) -> list[str]:
     python = shown("python")
     words = [python, "-m", "hvd_train.elastic.driver", "-np", str(ranks), "--min-np", str(options.min_np)]
     words += ["--host-discovery-script", discover]
-    words += ["--max-np", str(options.max_np)] if options.max_np else []
-    return words + (["--network-interfaces", options.interface] if options.interface else [])
+    return words + (["--max-np", str(options.max_np)] if options.max_np else [])
