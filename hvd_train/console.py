@@ -1,6 +1,5 @@
 """Print lines of the program, without control characters, even after the console is gone."""
 
-import errno
 import io
 import os
 import re
@@ -11,7 +10,6 @@ from typing import Any, TextIO
 PROGRAM = "hvd-train"
 # C0, DEL, C1, and characters that change the text direction or end lines: they act on a terminal or forge a line.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-_GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.ECONNRESET)  # the pipe has no reader; the terminal is gone
 _LAYOUT = "\n\t"
 
 
@@ -31,10 +29,9 @@ def show(text: object) -> None:
 
 
 def outlive() -> None:
-    """Print each line at once and in one piece; drop it after the console is gone, instead of raising OSError.
+    """Print each line at once and in one piece; drop it if the console is gone or its disk is full.
 
-    Without a reader or terminal, native code and later child processes write to /dev/null, too; output to a full disk
-    is dropped. Streams that are no files, as in a notebook, stay as they are. A second call changes nothing.
+    Streams that are no files, as in a notebook, stay as they are. A second call changes nothing.
     """
     for number in range(3):  # the next file to be opened would get the number of a closed one (`>&-`)
         try:
@@ -64,11 +61,6 @@ def _outliving(stream: TextIO | None, number: int) -> TextIO:
 
 class _Outliving(io.FileIO):
     def write(self, data: Any) -> int:
-        try:
+        with suppress(OSError):
             return super().write(data)
-        except OSError as error:
-            if error.errno in _GONE:
-                nothing = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nothing, self.fileno())
-                os.close(nothing)
-            return memoryview(data).nbytes
+        return memoryview(data).nbytes
