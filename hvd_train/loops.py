@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -11,16 +14,22 @@ import numpy as np
 from typing_extensions import Self
 
 from hvd_train import checkpoint
-from hvd_train.accounts import count_step, end_epoch, give_up_if_diverged, of_updates
 from hvd_train.data.loader import Loader
 from hvd_train.data.trees import map_tensors
-from hvd_train.errors import RankLost, UsageError
+from hvd_train.errors import Diverged, RankLost, UsageError
+from hvd_train.network.device import peak_memory_gib
+from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import Indices
 from hvd_train.result import Result, Stopped
-from hvd_train.run_files.journal import labelled
+from hvd_train.run_files.journal import EpochRecord, StepRecord, labelled
+from hvd_train.run_files.ledger import Entry, extended
 from hvd_train.state import HEAD, START, STEPS, TAIL, Answer, Evaluation, Point, TrainState, set_values
 from hvd_train.tasks.task import LOSS, Goal, Measure, Measures, Measuring, Scores, Task
 from hvd_train.training import Training
+from hvd_train.world.world import result_of_rank_0
+
+MOST_SKIPPED_STEPS = 10
+"""In a row; then a run ends with an error."""
 
 
 class Loops:
@@ -81,7 +90,7 @@ class Loops:
             number = self._at.epoch
             yield Epoch(self, number)
             if self._at.part == TAIL or not self._is_over:
-                end_epoch(training, number, self._scores)
+                _end_epoch(training, number, self._scores)
             self._scores = None
 
     @property
@@ -176,7 +185,7 @@ class Loops:
             return
         answer, agreed = update
         try:
-            give_up_if_diverged(training, answer)
+            _give_up_if_diverged(training, answer)
             if agreed.stop:
                 self.result = training.finish(finished=False)
                 raise Stopped(self.result.exit_code)
@@ -268,7 +277,7 @@ class Update:
                 training.last_update = answer, agreed = updater.finish(training.prepare_next_batch)
                 state.seconds = agreed.seconds
                 if self._optimizer == "":
-                    count_step(training, answer)
+                    _count_step(training, answer)
                 training.record(label, answer)
                 training.is_whole = training.is_whole and self._optimizer == ""
             except RankLost as error:
@@ -308,7 +317,7 @@ class Step(Update):
         if self._session._in_step or not self.answers:
             raise UsageError(f"step {self.number}: its loop over micro-batches did not run to its end")
         if self._optimizer not in training.state.optimizers and training.state.progress.step < self.number:
-            count_step(training, of_updates(self.answers, self.size))
+            _count_step(training, _of_updates(self.answers, self.size))
             training.note_writes()
 
     def _check(self, optimizer: str) -> None:
@@ -339,3 +348,92 @@ class MicroBatch:
             raise UsageError("micro.backward was called twice for one micro-batch: add the losses")
         self.done = True
         self._take({LOSS: loss, **measures})
+
+
+def _count_step(training: Training, result: Answer) -> None:
+    """Count a step that all ranks have done, show it, and write it down."""
+    state, stopwatch, num_samples = training.state, training.stopwatch, training.parts.train_loader.num_samples
+    state.count_step(result.totals, skipped=result.skipped)
+    stopwatch.step(result.totals.count)
+    journal, progress, speed = training.output.journal, state.progress, stopwatch.samples_per_second
+    if result.fingerprint is not None:
+        # It is summed with the gradients, so every rank that has finished a step has its entry. This drops the entries
+        # of the epoch before. Their lines are on disk: all ranks have begun this step.
+        positions = progress.cursor - result.totals.count, progress.cursor
+        entry = Entry(progress.epoch, (progress.step,) * 2, training.world.place.size, positions, result.fingerprint)
+        state.recent = extended(state.recent, entry, num_samples)
+        journal.took(state.recent[-1])
+    means = state.totals.means()
+    so_far = EpochRecord(progress.epoch + 1, progress.step, means, None, speed, total_seconds=training.seconds)
+    journal.progress(so_far, progress.cursor)
+    change = training.membership.change
+    if change is not None and progress.step == change.step + 1:
+        journal.world(change, progress.step, time.perf_counter() - training.membership.left_at)
+    if result.skipped and not math.isfinite(result.totals.sums[LOSS]):
+        journal.event("skipped", f"step {progress.step} is skipped: its loss is not finite", step=progress.step)
+    if progress.step % training.config.run.log_steps == 0:
+        state.last_step = StepRecord(
+            epoch=progress.epoch + 1,
+            step=progress.step,
+            samples=progress.epoch * num_samples + progress.cursor,
+            measures=result.totals.means(),
+            learning_rate=state.optimizer.param_groups[0]["lr"],
+            gradient_norm=result.gradient_norm,
+            loss_scale=state.scaler.get_scale() if state.scaler.is_enabled() else None,
+            skipped_steps=progress.skipped,
+            samples_per_second=speed,
+            split=training.split.take(),
+            gpu=training.gpu_load(),
+        )
+        journal.step(state.last_step)
+
+
+def _of_updates(answers: Sequence[tuple[str, Answer]], num_samples: int) -> Answer:
+    """Return the result of a step of several updates, given by the optimizer's name and what all ranks know of it.
+
+    Its loss is the mean over the updates; the measures of each have the optimizer's name in front.
+    """
+    totals = Totals(num_samples)
+    for optimizer, answer in answers:
+        sums, divisors = (
+            {LOSS: values[LOSS], **{f"{optimizer}_{name}": value for name, value in values.items()}}
+            for values in (answer.totals.sums, answer.totals.divisors)
+        )
+        totals += Totals(0, sums, divisors)  # all updates see the same samples
+    skipped, norm = all(answer.skipped for _, answer in answers), math.hypot(*(a.gradient_norm for _, a in answers))
+    return Answer(Scores(totals.means(), num_samples), totals, skipped, norm, answers[-1][1].fingerprint)
+
+
+def _give_up_if_diverged(training: Training, result: Answer) -> None:
+    """If too many steps in a row were skipped, commit the weights, which they have not changed, and raise Diverged."""
+    progress = training.state.progress
+    if progress.skipped_in_row < MOST_SKIPPED_STEPS:
+        return
+    saved = result_of_rank_0(training.world, training.output.commit_last(training.state))
+    finite = math.isfinite(result.totals.sums[LOSS])
+    cause = "the loss is finite, but not its gradient" if finite else "the loss is not finite"
+    kept = "committed" if saved else "NOT committed (see above)"
+    raise Diverged(
+        f"{progress.skipped_in_row} steps in a row were skipped; in the last one, step {progress.step}, {cause}; "
+        f"the weights are those before them, and {kept}; try a smaller --learning-rate or --clip-norm"
+    )
+
+
+def _end_epoch(training: Training, number: int, scores: Scores | None) -> None:
+    """Log epoch `number` (from 0) and begin the next one, unless this rank got a state that is in the next one."""
+    state = training.state
+    if state.progress.epoch != number:
+        return
+    seconds, before = training.seconds, state.last_epoch.total_seconds if state.last_epoch else 0.0
+    state.last_epoch = EpochRecord(
+        epoch=number + 1,
+        step=state.progress.step,
+        measures=state.totals.means(),
+        scores=scores.figures if scores else None,
+        samples_per_second=training.stopwatch.samples_per_second,
+        seconds=round(seconds - before, 3),
+        total_seconds=round(seconds, 3),
+        peak_memory_gib=round(peak_memory_gib(training.parts.device), 3),
+    )
+    training.output.journal.epoch(state.last_epoch)
+    state.progress, state.totals = replace(state.progress, epoch=number + 1, cursor=0), Totals()

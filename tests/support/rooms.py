@@ -19,7 +19,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("progress", "launch", "elastic", "world", "doctor", "data", "network", "tasks", "run_files"), ()),
     "the story": (
         *("state", "checkpoint", "updater", "validate", "profiling", "parts", "output", "result"),
-        *("membership", "training", "accounts", "loops", "loop", "run", "session", "export", "proof"),
+        *("membership", "training", "loops", "loop", "run", "session", "export", "proof"),
     ),
     **dict.fromkeys(("report", "bench", "commands"), ()),
     "the front door": ("cli", "__main__"),

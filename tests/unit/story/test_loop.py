@@ -71,7 +71,7 @@ def test_a_step_that_is_not_finite_changes_nothing(optimizer: str, monkeypatch: 
 
 def test_too_many_bad_steps_in_a_row_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the step; the last good weights are committed."""
-    monkeypatch.setattr("hvd_train.accounts.MOST_SKIPPED_STEPS", 3)
+    monkeypatch.setattr("hvd_train.loops.MOST_SKIPPED_STEPS", 3)
     config = small_config(epochs=1, ledger=True, batch_size=10)
     for last in (8, 9):
         make = lambda _, last=last: own_generator(Poisoned(lambda step: step >= 6 or last == 9))  # noqa: E731
