@@ -38,12 +38,12 @@ def parser() -> Parser:
     add = parser.add_argument
     add("-n", "-np", "--np", type=from_one, metavar="N", help="ranks (default: all slots; here one per GPU, or 2)")
     add("-H", "--hosts", metavar="FILE", help="a host file with lines `NAME slots=N`, or a list h1:4,h2:4")
-    add("--with", dest="way", choices=start.WAYS, default="gloo",
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--with", dest="way", choices=start.WAYS, default="gloo",
         help="gloo, mpi: horovodrun; mpirun (MPIRUN_FLAGS adds flags); slurm: srun, a rank for each task; "
         "docker: a container on each host; apptainer: ranks in an image on this machine")  # fmt: skip
     for name in ("gloo", "mpi"):
-        same = f"--with {name}; in containers, too"
-        add(f"--{name}", dest="controller", action="store_const", const=name, help=same)
+        ways.add_argument(f"--{name}", dest="way", action="store_const", const=name, help=f"--with {name}")
     add("--env", action="append", default=[], metavar="NAME", help="a variable that ranks on other hosts get, too")
     add("--dry-run", action="store_true", help="print the commands; run nothing")
     add("--elastic", action="store_true", help="workers may die, leave and join; edit FILE while the job runs")
@@ -66,13 +66,10 @@ def launch(arguments: list[str]) -> int:
     """Start the command; return its exit code, unless this process becomes it. Raises UsageError before it starts."""
     options = parser().parse_args(arguments)
     words = options.command[options.command[:1] == ["--"] :]
-    if options.way == "gloo" and options.controller:
-        options.way = options.controller
     _check(options)
     passed = _pass_on(options.env)
     if options.way == "docker":  # the launcher runs in the container of this host
         inner = [PROGRAM, "launch", "--hosts", containers.HOST_FILE, *(["--elastic"] if options.elastic else [])]
-        inner += [f"--{options.controller}"] if options.controller else []
         inner += [word for name in options.env for word in ("--env", name)]
         return containers.run(hosts.named(options.hosts), options, [*inner, "--", *words])
     command = _command(words, str if options.image or options.way == "apptainer" else start.shown)
