@@ -60,8 +60,7 @@ def run(arguments: Sequence[str]) -> int:
         arguments = _long_form(arguments)
         launcher.refuse_others(os.environ, [PROGRAM, *arguments], alone=arguments[0] not in RANKED)
         module = importlib.import_module(f"hvd_train.commands.{COMMANDS[arguments[0]][0]}")
-        code: int = getattr(module, arguments[0].replace("-", "_"))(list(arguments[1:]))
-        return code
+        return int(getattr(module, arguments[0].replace("-", "_"))(list(arguments[1:])))
     except HvdTrainError as error:
         report_once(error)
         return error.exit_code

@@ -27,7 +27,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from horovod.runner.common.util.hosts import SlotInfo
 
@@ -103,7 +102,8 @@ class Dispatcher:
     def run(self) -> Finish:
         """Run the job until it is over and no process is left; return how it finished."""
         try:
-            _in_a_thread(self.watch_hosts)  # a rendezvous must not wait for the user's command
+            # A rendezvous must not wait for the user's command.
+            threading.Thread(target=self.watch_hosts, daemon=True).start()
             while self._finish is None:
                 if self._interrupted.is_set():
                     self._wait_for_last_commits()
@@ -222,7 +222,8 @@ class Dispatcher:
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, Start):
             process = self._processes[command.worker.number] = _WorkerProcess()
-            _in_a_thread(self._run_to_exit, command.worker, process, self._environment_of(command.worker))
+            arguments = command.worker, process, self._environment_of(command.worker)
+            threading.Thread(target=self._run_to_exit, args=arguments, daemon=True).start()
         elif isinstance(command, End):
             process = self._processes[command.worker.number]
             if command.reason:
@@ -268,7 +269,3 @@ class Dispatcher:
         if predecessor is not None:
             variables[REPLACES] = str(predecessor)
         return variables
-
-
-def _in_a_thread(function: Callable[..., None], *arguments: Any) -> None:
-    threading.Thread(target=function, args=arguments, daemon=True).start()

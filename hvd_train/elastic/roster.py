@@ -149,11 +149,6 @@ class Finish:
 Command = Start | End | FormWorld | Notice | Finish
 
 
-def back_off_s(first_s: float, longest_s: float, times_before: int) -> float:
-    """Return the seconds to wait: `first_s`, doubled for each earlier attempt, at most `longest_s`."""
-    return min(first_s * 2.0 ** min(times_before, 100), longest_s)  # 2.0 ** 1024 would raise OverflowError
-
-
 def _place_of_error(worker: Worker, *, others_train: bool) -> int | None:
     """Return the place of a worker's error, or None if only this worker may have it."""
     if not worker.world:
@@ -253,7 +248,7 @@ class Roster:
         self._exit_codes[worker] = _EVICTED if is_ending and not worker.got_signal else exit_code
         slot = self._slots[worker.host, worker.slot]
         slot.failures = 1 if now - worker.started_at >= STEADY_S else slot.failures + 1
-        empty_s = back_off_s(BACK_OFF_S, LONGEST_BACK_OFF_S, slot.failures - 1)
+        empty_s = min(BACK_OFF_S * 2.0 ** min(slot.failures - 1, 100), LONGEST_BACK_OFF_S)
         if exit_code in STOPPED and not is_ending:
             empty_s = EMPTY_AFTER_SIGNAL_S
         self._keep_empty(worker, now + empty_s)
