@@ -1,6 +1,7 @@
 """`hvd-train COMMAND`: run a command, print its error and exit, which happens only here."""
 
 import atexit
+import errno
 import importlib
 import os
 import signal
@@ -12,7 +13,7 @@ from contextlib import suppress
 from hvd_train import recipes
 from hvd_train._version import __version__
 from hvd_train.commands.names import COMMANDS, RANKED
-from hvd_train.console import PROGRAM, outlive
+from hvd_train.console import PROGRAM, failed, outlive, say
 from hvd_train.errors import HvdTrainError, Parser, UsageError, unknown_name
 from hvd_train.launch import exit_report, launcher
 from hvd_train.launch.exit_report import report_once
@@ -25,6 +26,9 @@ def main() -> None:
     atexit.register(_leave, codes)  # registered first, so it runs last
     with exit_report.reporting_exit_code(os.environ):
         codes.append(run(sys.argv[1:]))
+        if failed and failed[0].errno == errno.ENOSPC and codes == [0] and sys.argv[1] != "train":
+            say("the disk of the output is full")
+            codes[0] = os.EX_IOERR
         sys.exit(codes[0])
 
 

@@ -11,6 +11,7 @@ PROGRAM = "hvd-train"
 # C0, DEL, C1, and characters that change the text direction or end lines: they act on a terminal or forge a line.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _LAYOUT = "\n\t"
+failed: list[OSError] = []  # why the last line was dropped, if one was
 
 
 def say(message: str) -> None:
@@ -46,8 +47,7 @@ def _outliving(stream: TextIO | None, number: int) -> TextIO:
     """Return a stream that writes to the same file and drops what cannot be written, or `stream` if it is no file."""
     if stream is None:
         return open(os.devnull, "w")  # as long as the process lives
-    raw = getattr(getattr(stream, "buffer", None), "raw", getattr(stream, "buffer", None))
-    if type(stream) is not io.TextIOWrapper or type(raw) is not io.FileIO or stream.fileno() != number:
+    if getattr(stream, "name", "") not in ("<stdout>", "<stderr>"):
         return stream
     with suppress(OSError):
         stream.flush()
@@ -61,6 +61,8 @@ def _outliving(stream: TextIO | None, number: int) -> TextIO:
 
 class _Outliving(io.FileIO):
     def write(self, data: Any) -> int:
-        with suppress(OSError):
+        try:
             return super().write(data)
-        return memoryview(data).nbytes
+        except OSError as error:
+            failed[:] = [error]
+            return memoryview(data).nbytes

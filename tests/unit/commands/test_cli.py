@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -17,6 +18,7 @@ from hvd_train.data.sources import open_data
 from hvd_train.doctor.machine import Finding, Verdict
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.validate import Scores
+from tests.support.launching import HVD_TRAIN
 from tests.support.run_folders import event, start, step, whole_run, write
 from tests.support.runs import small_config
 
@@ -81,6 +83,13 @@ def test_classes_of_images_are_predicted(capsys: pytest.CaptureFixture[str]) -> 
     assert all(0.5 < float(row[2]) + float(row[4]) <= 1.0001 for row in rows)
     assert cli.run(["predict", "one.png", "--top", "1"]) == 0
     assert capsys.readouterr().out == "\t".join(first[:3]) + "\n"
+
+
+def test_a_full_disk_of_the_output_is_an_error() -> None:
+    """Unless the command trains, whose result is in files."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([HVD_TRAIN, "config", "digits"], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (os.EX_IOERR, b"hvd-train: the disk of the output is full\n")
 
 
 def test_values_of_a_sweep_are_combined() -> None:
