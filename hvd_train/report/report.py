@@ -24,7 +24,7 @@ _MOST_IN_NAME, _LONGEST = 3, 30  # settings, and letters of a value: of a path t
 
 
 def compose(paths: Sequence[Path], now: datetime) -> str:
-    """Return the page about run folders. Raises UsageError if one is none."""
+    """Return the page about run folders. Raises UsageError if one is none, or damaged."""
     runs = [read(path) for path in paths]
     settings = [{key: value for key, value in run.settings.items() if key != "output_dir"} for run in runs]
     names = _names(runs, settings)

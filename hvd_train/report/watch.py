@@ -22,7 +22,7 @@ _WIDTH, _MOST_EVENTS = 40, 5
 
 
 def watch(path: Path, *, once: bool, interval_s: float) -> None:
-    """Show a run until it ends, or its state now if `once` is set. Raises UsageError if there is none."""
+    """Show a run until it ends, or its state now if `once` is set. Raises UsageError if there is none to read."""
     history, console = read(path), Console(highlight=False)
     if once:
         console.print(view(history, time.time()))

@@ -117,7 +117,7 @@ def read(path: Path) -> History:
         others = (_mapping(path / name, json.loads) for name in (run_folder.SUMMARY, run_folder.ENVIRONMENT))
         lines, (summary, environment) = _lines(path / run_folder.METRICS), others
     except OSError as error:
-        raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
+        raise UsageError(f"cannot read {error.filename or path}: {error.strerror}") from None
     starts = [line for line in lines if line.get("kind") == "event" and line.get("name") == "start"]
     per_epoch = whole(starts[-1].get("num_samples")) if starts else None
     _add_progress(lines, per_epoch)
@@ -167,7 +167,9 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _mapping(path: Path, parse: Callable[[str], object]) -> dict[str, Any]:
     """Return the values in a file; none without a file."""
     try:
-        values = parse(plain_file.read_text(path, config_file.MOST_BYTES)) if path.exists() else {}
+        values = parse(plain_file.read_text(path, config_file.MOST_BYTES))
+    except FileNotFoundError:
+        return {}
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):

@@ -95,7 +95,7 @@ class Audit:
 
 
 def audit(folder: Path) -> Audit:
-    """Check the ledger of a run folder. Raises UsageError if it or metrics.jsonl is missing or damaged."""
+    """Check the ledger of a run folder. Raises UsageError if it or another file is missing or damaged."""
     path = folder / LEDGER
     if not path.exists():
         raise UsageError(f"{folder} has no {LEDGER}: train with --ledger to have one")
