@@ -1,9 +1,7 @@
 """Every way to start on several hosts over ssh, and errors if a host is not ready."""
 
-import json
-import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +10,6 @@ from tests.support.hosts import ON_HOSTS, OWN, ROOT, SCRIPTS, WAYS, Hosts, hosts
 from tests.support.launching import PROGRAMS, commands, finished, output_of, wait_for
 
 pytestmark = ON_HOSTS
-
-# Environments with hvd_train and Horovod for another MPI, `PATH:PATH`: packaging/build_horovod.py makes the latter.
-OTHER_MPIS = [Path(folder) / "bin" for folder in os.environ.get("MPI_ENVIRONMENTS", "").split(":") if folder]
 
 hosts = hosts_fixture(3, names=4, scope="module")  # h4 is a name without a machine
 
@@ -31,17 +26,6 @@ def _no_left_workers(hosts: Hosts) -> Iterator[None]:
     wait_for("all workers to be gone", lambda: not any(hosts.workers(name) for name in hosts.inits))
 
 
-@pytest.mark.skipif(not OTHER_MPIS, reason="MPI_ENVIRONMENTS names no environments with Horovod for other MPIs")
-@pytest.mark.parametrize("programs", OTHER_MPIS, ids=lambda programs: programs.parent.name)
-@pytest.mark.parametrize("listed", ["h1\nh2\n", "h1\nh2\nh3\n"], ids=["two", "three"])
-def test_other_mpis(listed: str, programs: Path, hosts: Hosts, tmp_path: Path) -> None:
-    """Plain mpirun of Open MPI 5, MPICH or a system's Open MPI starts a rank on each host, with a roll call."""
-    arguments = ["digits", "--epochs", "1", "--device", "cpu", "--output-dir", "run"]
-    begun = command(hosts, tmp_path, "mpirun", listed, *arguments)
-    output_of([word.replace(str(PROGRAMS), str(programs)) for word in begun], tmp_path)
-    assert json.loads((tmp_path / "run/summary.json").read_text())["world_size"] == len(listed.split())
-
-
 def refused(hosts: Hosts, folder: Path, way: str, listed: str) -> str:
     """Return the output of a training that fails to start without a traceback or a left process."""
     code, output = finished(command(hosts, folder, way, listed, "digits"), folder)
@@ -56,23 +40,13 @@ def test_a_host_that_is_off_is_named(way: str, hosts: Hosts, tmp_path: Path) -> 
     assert error in refused(hosts, tmp_path, way, "h1 slots=1\nh4 slots=1\n")
 
 
-@pytest.fixture
-def mount(hosts: Hosts) -> Iterator[Callable[..., None]]:
-    """Return a function that mounts something over a path on h3 until the test ends."""
-    paths: list[Path] = []
-
-    def over(path: Path, *options: str) -> None:
-        subprocess.run(hosts.inside("h3", ROOT, "mount", *options, str(path)), check=True)
-        paths.append(path)
-
-    yield over
-    for path in paths:
-        subprocess.run(hosts.inside("h3", ROOT, "umount", str(path)), check=True)
-
-
-def test_a_host_without_the_package(mount: Callable[..., None], hosts: Hosts, tmp_path: Path) -> None:
-    mount(PROGRAMS, "-t", "tmpfs", "none")
-    output = refused(hosts, tmp_path, "horovodrun, Gloo", "h1\nh2\nh3\n")
+def test_a_host_without_the_package(hosts: Hosts, tmp_path: Path) -> None:
+    begin = hosts.inside("h3", ROOT)
+    subprocess.run([*begin, "mount", "-t", "tmpfs", "none", str(PROGRAMS)], check=True)
+    try:
+        output = refused(hosts, tmp_path, "horovodrun, Gloo", "h1\nh2\nh3\n")
+    finally:
+        subprocess.run([*begin, "umount", str(PROGRAMS)], check=True)
     assert f"hvd-train: h3 has no {PROGRAMS}/hvd-train: set up the same environment there" in output
 
 

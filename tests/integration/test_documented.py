@@ -30,17 +30,9 @@ def test_each_command_runs_as_printed(page: str, hosts: Hosts, tmp_path: Path) -
     (tmp_path / "horovodrun_scripts").symlink_to(SCRIPTS)
     (tmp_path / "hostfiles").mkdir()
     (tmp_path / "hostfiles/two_hosts").write_text("h1 slots=1\nh2 slots=1\n")
-    for path in (
-        "DIR/train/a/1",
-        "DIR/train/b/1",
-        "DIR/val/a/1",
-        "DIR/val/b/1",
-        "DIR/test/a/1",
-        "DIR/test/b/1",
-        "photos/1",
-    ):
-        (tmp_path / path).parent.mkdir(parents=True)
-        Image.new("RGB", (40, 40), "red").save(tmp_path / f"{path}.png")
+    for folder in ["DIR/train/a", "DIR/train/b", "DIR/val/a", "DIR/val/b", "DIR/test/a", "DIR/test/b", "photos"]:
+        (tmp_path / folder).mkdir(parents=True)
+        Image.new("RGB", (40, 40), "red").save(tmp_path / folder / "1.png")
     # By default mpirun refuses root, and more ranks than cores.
     mpirun = ["OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1"]
     begin = hosts.inside("h1", tmp_path, *OWN, *mpirun, "bash", "-c")

@@ -1,13 +1,8 @@
 """Archives of a small CIFAR of noise, in the published format (https://www.cs.toronto.edu/~kriz/cifar.html)."""
 
-import contextlib
-import functools
 import hashlib
-import http.server
 import pickle
 import tarfile
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,25 +33,6 @@ def publish(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for attribute, value in published.items():
         monkeypatch.setattr(cls, attribute, value)
     return archive
-
-
-@contextlib.contextmanager
-def served(archive: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Serve the CIFAR-10 archive to torchvision's download, and yield the list of requests."""
-    requests: list[str] = []
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *arguments: object) -> None:
-            requests.append(" ".join(str(word) for word in arguments))
-
-    handler = functools.partial(Handler, directory=str(archive.parent))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        monkeypatch.setattr(CIFAR10, "url", f"http://127.0.0.1:{server.server_port}/{archive.name}")
-        yield requests
-        server.shutdown()
-        thread.join()
 
 
 def unpack(archive: Path, folder: Path) -> None:

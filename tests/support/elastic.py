@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
@@ -194,7 +194,6 @@ class ElasticThreadWorld(ThreadWorld):
         self._exchanges = 0
         self._step = 1  # the worker's next step; others may still end the previous one
         self._sums: Counter[str] = Counter()
-        self.wraps = 0
 
     @override
     def prepare(self, build: Callable[[], T]) -> T:
@@ -241,11 +240,6 @@ class ElasticThreadWorld(ThreadWorld):
         self._sums[name] += 1
         self._job.heard(UnheardSum(name, self.place.rank, self._sums[name]))
         return total
-
-    @override
-    def wrap(self, optimizer: Optimizer, model: nn.Module, compression: str = "none") -> Optimizer:
-        self.wraps += 1
-        return super().wrap(optimizer, model, compression)
 
     def _exchange(self, name: str, value: Any) -> list[Any]:
         self._exchanges += 1

@@ -21,18 +21,14 @@ LISTED = "h1 slots=1\nh2 slots=1\n"
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
     """Run h1 and h2; the user configures only the file of known keys."""
     with cluster.hosts(tmp_path / "cluster", 2, names=2) as found:
-        configure(found, "")
+        (found.folder / "ssh_config").write_text(
+            f'Host *\n  IdentityFile {found.folder}/user_key\n  UserKnownHostsFile "{known_hosts(found)}"\n'
+        )
         yield found
 
 
 def known_hosts(hosts: Hosts) -> Path:
     return hosts.folder / "known hosts"
-
-
-def configure(hosts: Hosts, more: str) -> None:
-    (hosts.folder / "ssh_config").write_text(
-        f'Host *\n  IdentityFile {hosts.folder}/user_key\n  UserKnownHostsFile "{known_hosts(hosts)}"\n{more}'
-    )
 
 
 def replace_by_impostor(hosts: Hosts) -> None:
@@ -86,18 +82,3 @@ def test_an_elastic_job_continues_without_an_impostor(hosts: Hosts, tmp_path: Pa
         assert not hosts.workers("h2")
         code = launcher.wait(280)
     assert code == 0, log.read_text()
-
-
-@pytest.mark.parametrize(
-    "script",
-    [["train_hostfile.sh", "hostfile"], ["train_hostfile.sh", "hostfile", "--mpi"], ["train_mpirun.sh", "hostfile"]],
-)
-def test_the_users_strict_host_key_checking_holds(script: list[str], hosts: Hosts, tmp_path: Path) -> None:
-    """No launcher starts a rank on an unknown host."""
-    configure(hosts, "  StrictHostKeyChecking yes\n")
-    (tmp_path / "hostfile").write_text(LISTED)
-    code, output = finished(typed(hosts, tmp_path, str(SCRIPTS / script[0]), *script[1:], "--", *TRAINING), tmp_path)
-    assert code != 0
-    assert "h2" in output
-    assert not known_hosts(hosts).exists()
-    assert not (tmp_path / "run").exists()

@@ -1,7 +1,6 @@
 """Random changes of batches and of images, and mixes within a micro-batch."""
 
 import numpy as np
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,7 +27,6 @@ def test_crop_and_flip_of_a_batch_changes_each_image_alone() -> None:
     assert torch.equal(result, torch.stack([cropped(i, u, 2) for i, u in zip(images, uniforms, strict=True)]))
 
 
-@pytest.mark.numeric
 def test_an_affine_change_turns_shifts_and_zooms() -> None:
     image = torch.zeros(1, 1, 8, 8)
     image[0, 0, 4, 4] = 1

@@ -16,8 +16,6 @@ from tests.support import runs
 from tests.support.runs import equal, largest_difference, small_config, trained
 from tests.support.worlds import ThreadWorld, run_ranks
 
-pytestmark = pytest.mark.numeric
-
 SHARES = {2: (7, 5), 3: (6, 0, 6)}  # one rank has no sample
 
 

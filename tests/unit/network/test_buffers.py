@@ -15,8 +15,6 @@ from tests.support import runs
 from tests.support.runs import small_config, trained
 from tests.support.worlds import ThreadWorld, run_ranks
 
-pytestmark = pytest.mark.numeric
-
 CPU = torch.device("cpu")
 assert_same = functools.partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
 INPUTS = [torch.sin(torch.arange(12.0).view(4, 3) * (n + 1)) for n in range(5)]

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from hvd_train.config import Config
@@ -13,8 +12,6 @@ from tests.support import runs
 from tests.support.elastic import Hosts, Kill, run_elastic
 from tests.support.runs import largest_difference, small_config, trained
 from tests.support.worlds import own_generator
-
-pytestmark = pytest.mark.numeric
 
 GRADUAL: dict[str, Any] = {"freeze": "backbone", "unfreeze": ("1:1.*", "3:*"), "epochs": 4}
 

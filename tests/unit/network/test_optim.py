@@ -18,8 +18,6 @@ from tests.support import runs
 from tests.support.runs import Weights, largest_difference, small_config, trained
 from tests.support.worlds import run_ranks
 
-pytestmark = pytest.mark.numeric
-
 
 def test_weights_alone_decay_and_all_follow_the_learning_rate() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.LayerNorm(3), nn.Linear(3, 4, bias=False))

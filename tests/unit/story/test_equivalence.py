@@ -18,8 +18,6 @@ from tests.support import runs
 from tests.support.runs import equal, small_config, trained
 from tests.support.worlds import SECONDS, Killed, StoppingWorld, ThreadWorld, run_ranks
 
-pytestmark = pytest.mark.numeric
-
 TOLERANCE = 1e-5
 
 

@@ -15,8 +15,6 @@ from hvd_train.world.world import LocalWorld, World
 from tests.support import runs
 from tests.support.worlds import ThreadWorld, own_generator, run_ranks
 
-pytestmark = pytest.mark.numeric
-
 CPU = torch.device("cpu")
 
 # In float64: fewer than 1000 additions of numbers up to 10, in another order, differ by less than 1000 * 10 * 2**-53.

@@ -19,8 +19,6 @@ from tests.support import runs
 from tests.support.runs import CPU, PLAIN, small_config
 from tests.support.worlds import own_generator, run_ranks
 
-pytestmark = pytest.mark.numeric
-
 
 class Table(nn.Module):
     """Return the image itself as logits: [n, 1, 1, classes]."""

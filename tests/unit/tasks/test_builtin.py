@@ -21,8 +21,6 @@ from tests.support.elastic import ONE, THREE, TWO, Kill, run_elastic
 from tests.support.runs import Weights, equal, largest_difference, small_config
 from tests.support.worlds import StoppingWorld, own_generator, run_ranks
 
-pytestmark = pytest.mark.numeric
-
 
 def made(targets: Callable[[Tensor], Tensor], *shape: int) -> Callable[[Any], tuple[TensorDataset, TensorDataset]]:
     inputs = torch.rand(50, *shape, generator=torch.Generator().manual_seed(0))

@@ -13,8 +13,6 @@ from tests.support.contract import *  # noqa: F403  # the tests of the suite
 from tests.support.contract import OnRanks
 from tests.support.worlds import Killed, ThreadWorld, run_ranks
 
-pytestmark = pytest.mark.numeric
-
 
 @pytest.fixture(params=[0, 2, 3], ids=["local", "threads-2", "threads-3"])
 def on_ranks(request: pytest.FixtureRequest) -> OnRanks:
