@@ -35,13 +35,17 @@ class Bytes(Dataset):
         return (os.path.getsize(self.path) - 1) // self.block
 
     def __getitem__(self, index):
+        if not 0 <= index < len(self):
+            raise IndexError(index)
         found = np.fromfile(self.path, np.uint8, self.block + 1, offset=index * self.block)
         tokens = torch.from_numpy(found.astype(np.int64))
         return tokens[:-1], tokens[1:]
 
 
 tokens = Bytes(args.text, args.block)
-cut = max(1, len(tokens) * 9 // 10)
+if len(tokens) < 2:
+    parser.error(f"{args.text} is shorter than two sequences of {args.block} bytes")
+cut = len(tokens) * 9 // 10
 train, val = Subset(tokens, range(cut)), Subset(tokens, range(cut, len(tokens)))
 
 

@@ -1,4 +1,4 @@
-"""The loops of a training: epochs, steps and micro-batches, which continue after faults."""
+"""The loops of a training: epochs, steps and micro-batches, which continue after faults and are counted and logged."""
 
 from __future__ import annotations
 

@@ -85,8 +85,7 @@ def evaluate(arguments: list[str]) -> int:
 
 def predict(arguments: list[str]) -> int:
     """Print the classes of images, and return 0. Raises UsageError for wrong targets or images."""
-    about = f"""Print the most probable classes of image files and their probabilities, with tabs between them:
-    `{PROGRAM} predict runs/NAME photo.jpg photos/`."""
+    about = "Print a line for each image, with tabs: path, most probable class, its probability, the next class, ..."
     parser = Parser(prog=f"{PROGRAM} predict", description=about)
     parser.add_argument(
         "paths", nargs="*", type=Path, metavar="PATH", help=f"{_TARGET}; then images and folders of them"
@@ -106,7 +105,7 @@ def predict(arguments: list[str]) -> int:
     target = named[0] if named else _newest()
     rows = predict(target, files, top=options.top, device=options.device, trust=options.trust)
     for file, found in zip(files, rows, strict=True):
-        show("\t".join(map(printable, [file, *(word for name, share in found for word in (name, f"{share:.6f}"))])))
+        show("\t".join(map(printable, [file, *(word for name, share in found for word in (name, f"{share:.6g}"))])))
     return 0
 
 

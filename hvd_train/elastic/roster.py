@@ -248,7 +248,7 @@ class Roster:
         self._exit_codes[worker] = _EVICTED if is_ending and not worker.got_signal else exit_code
         slot = self._slots[worker.host, worker.slot]
         slot.failures = 1 if now - worker.started_at >= STEADY_S else slot.failures + 1
-        empty_s = min(BACK_OFF_S * 2.0 ** min(slot.failures - 1, 100), LONGEST_BACK_OFF_S)
+        empty_s = min(BACK_OFF_S * 2.0 ** min(slot.failures - 1, 100), LONGEST_BACK_OFF_S)  # 2.0 ** 1024 overflows
         if exit_code in STOPPED and not is_ending:
             empty_s = EMPTY_AFTER_SIGNAL_S
         self._keep_empty(worker, now + empty_s)

@@ -81,7 +81,7 @@ def choose_interface(environ: MutableMapping[str, str], elsewhere: str) -> None:
         here = [name for name in named if name in own]
         if not here:
             has = f"{socket.gethostname()} has no network interface {' or '.join(named)}, only {', '.join(own)}"
-            raise UsageError(f"{has}; name interfaces of all hosts, or none")
+            raise UsageError(f"{has}; name interfaces of all hosts in {GLOO_INTERFACE}, or none")
         chosen = here[0]
         environ.setdefault(NCCL_INTERFACES, environ[INTERFACES])
     else:

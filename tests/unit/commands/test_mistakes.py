@@ -245,6 +245,7 @@ MISTAKES = [
     ("launch --elastic --hosts bad.txt", "bad.txt, line 2: 'b slots=two'"),
     ("launch --elastic --discover false", "false ended with exit code 1"),
     ("launch --elastic --with slurm", "there is no Slurm allocation here"),
+    ("launch --with docker --mpi --hosts a:2", "--mpi: not allowed with argument --with"),
     ("launch --elastic --mpi", "--elastic does not go with --with mpi"),
     ("launch --elastic --min-np 4 --max-np 2", "--max-np 2 is less than --min-np 4"),
     ("launch --min-np 2 -- digits", "--min-np, --max-np and --discover are for --elastic"),
