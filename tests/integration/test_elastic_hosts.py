@@ -115,6 +115,7 @@ def test_the_same_command_resumes_on_other_hosts(
     number: signal.Signals, hosts: Hosts, tmp_path: Path, expected: Weights
 ) -> None:
     """After Ctrl-C or the death of the driver, all workers commit once and end."""
+    on_demand.pace(tmp_path, 0.2)  # they notice the death after 10 s
     with job(hosts, tmp_path) as running:
         running.after(20)
         running.driver.send_signal(number)
