@@ -18,9 +18,9 @@ from hvd_train.elastic.roster import FIRST_NUMBER
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.run_files import ledger, run_folder
+from hvd_train.state import TENSORS
 
 Act = Callable[[subprocess.Popen[bytes]], None]
-_TENSORS = "model", "average", "buffers", "optimizers"
 _MAY_DIFFER = {"kind", "time", "samples_per_second", "seconds", "total_seconds", "peak_memory_gib", "gpu", "split"}
 
 
@@ -85,7 +85,7 @@ def differences(alone: Run, other: Run, tolerance: float) -> list[str]:
         raise UsageError(f"{(other if mine else alone).folder} has no checkpoint")
     if what := _first_difference(mine["point"]["own"], its["point"]["own"], tolerance):
         found.append(f"the first registered value that differs is {what}")
-    for name in _TENSORS:
+    for name in TENSORS:
         if what := _first_difference({name: mine[name]}, {name: its[name]}, tolerance):
             found.append(f"the first tensor that differs is {what}")
             break

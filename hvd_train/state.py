@@ -96,7 +96,8 @@ class Progress:
 
 
 _PLAIN = (bool, int, float, str, type(None), Tensor)  # what checkpoints may have besides containers
-_TENSORS = "model", "average", "buffers", "optimizers"
+TENSORS = "model", "average", "buffers", "optimizers"
+"""The parts of a snapshot that hold tensors and are compared."""
 _FACTS = "progress", "layout", "totals", "scaler"
 _VALUES: dict[str, type[Any]] = {"layout": BatchLayout, "progress": Progress, "totals": Totals}
 _VALUES |= {"last_step": StepRecord, "last_epoch": EpochRecord}
@@ -165,7 +166,7 @@ class TrainState:
     def snapshot(self) -> Snapshot:
         """Return a copy of the state in host memory, which later steps do not touch."""
         live = self.live()
-        return {**live, **{name: to_host(live[name]) for name in (*_TENSORS, "scaler")}}
+        return {**live, **{name: to_host(live[name]) for name in (*TENSORS, "scaler")}}
 
     def live(self) -> Snapshot:
         """Return the state as `snapshot` does, but with the tensors themselves, which later steps change."""
@@ -245,7 +246,7 @@ def _answer(scores: Mapping[str, Any], totals: Mapping[str, Any], **values: Any)
 
 def digest_of_snapshot(snapshot: Snapshot) -> str:
     """Return what `TrainState.digest` returns for the state with this snapshot."""
-    facts, tensors = ([snapshot[name] for name in names] for names in (_FACTS, _TENSORS))
+    facts, tensors = ([snapshot[name] for name in names] for names in (_FACTS, TENSORS))
     return digest_of(repr(facts), tensors_in(tensors))
 
 

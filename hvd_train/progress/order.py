@@ -25,7 +25,6 @@ _WORD = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio
 _BLOCK, _STEPS = 1 << 12, 64  # the most samples of a rank, and the most steps, looked up at once
 _SMALL = 1 << 12  # up to this domain, a table of all words is computed once: it saves 20 us a step
-_AT_ONCE = 1 << 20  # samples whose fingerprint is computed at once
 _NONE = np.empty(0, dtype=np.int64)
 
 
@@ -238,11 +237,6 @@ def fingerprint(samples: Indices) -> int:
 def added(fingerprints: Iterable[int]) -> int:
     """Return the fingerprint of all these fingerprints' samples."""
     return sum(fingerprints) % 2**64
-
-
-def of_all(count: int) -> int:
-    """Return the fingerprint of the samples 0, 1, ... `count` - 1."""
-    return added(fingerprint(np.arange(start, min(start + _AT_ONCE, count))) for start in range(0, count, _AT_ONCE))
 
 
 def in_bytes(value: int) -> tuple[float, ...]:

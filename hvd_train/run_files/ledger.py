@@ -14,7 +14,7 @@ from typing import Any
 from hvd_train import plain_file
 from hvd_train.console import say
 from hvd_train.errors import UsageError
-from hvd_train.progress.order import EpochOrder, Order, added, fingerprint, of_all
+from hvd_train.progress.order import EpochOrder, Order, added, fingerprint
 from hvd_train.run_files import history
 from hvd_train.run_files.history import Record
 from hvd_train.run_files.run_folder import FROM_FILE, METRICS, RunFolder
@@ -23,7 +23,6 @@ LEDGER = "ledger.jsonl"
 _LINES_PER_EPOCH = 100  # without a change of world
 _AT_ONCE = 1 << 20  # samples that an audit looks up at once
 _MOST_FAULTS = 3
-_of_all = lru_cache(of_all)
 
 
 @dataclass(frozen=True)
@@ -146,6 +145,11 @@ def audit_entries(entries: Iterable[Entry], num_samples: int, seed: int = 0, fro
 
 def _fingerprint(order: Order, start: int, stop: int) -> int:
     return added(fingerprint(order[at : min(at + _AT_ONCE, stop)]) for at in range(start, stop, _AT_ONCE))
+
+
+@lru_cache
+def _of_all(num_samples: int) -> int:
+    return _fingerprint(Order(num_samples), 0, num_samples)
 
 
 def _last(events: Sequence[Record], name: str, fact: str) -> Record:
