@@ -1,7 +1,6 @@
 """Build the parts of a rank from the config: device, data, loaders, model and the first state."""
 
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +15,7 @@ from hvd_train.data import sources
 from hvd_train.data.dataset import Augment, DataSet, Source
 from hvd_train.data.loader import Collate, Loader, Prepare, open_loader
 from hvd_train.data.sources import OwnData
-from hvd_train.errors import UsageError, counted, first_few, in_user_code
+from hvd_train.errors import UsageError, in_user_code
 from hvd_train.network import buffers, freeze, models, normalization, optim, weights
 from hvd_train.network.device import autocast, choose_device, loss_scaler, num_cores, uses_channels_last, wire_format
 from hvd_train.network.models import Builder, micro_batch_sizes
@@ -158,16 +157,9 @@ def of_a_loop(
     """Return the parts of a training whose loop is the user's. Raises UsageError for what cannot be trained."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise UsageError("give the model itself, without DistributedDataParallel")
-    groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
-    known = Counter(id(parameter) for group in groups for parameter in group["params"])
-    if twice := [name for name, each in model.named_parameters() if known[id(each)] > 1]:
-        raise UsageError(f"two optimizers have {first_few(twice, 3)}: give each parameter to one")
+    optim.check_parameters(model, optimizers)
     if any(map(optim.wants_closure, map(type, optimizers.values()))):
         raise UsageError("an optimizer evaluates the loss several times a step, which is not supported")
-    if missing := [name for name, each in model.named_parameters() if each.requires_grad and id(each) not in known]:
-        raise UsageError(f"the optimizer has no {first_few(missing, 3)}: give it these, or set requires_grad to False")
-    if foreign := len(known.keys() - {id(parameter) for parameter in model.parameters()}):
-        raise UsageError(f"the optimizer has {counted(foreign, 'parameter')} that the model does not have")
     source = sources.open_data(config.data, config.seed, lambda _: (data, None), any_items=True)
     device = choose_device(config, world.place)
     model.to(device)
@@ -202,13 +194,12 @@ def fresh_state(
     config: Config, world: World, parts: Parts, optimizers: Optimizers, layout: order.BatchLayout = order.UNDECIDED
 ) -> TrainState:
     """Return the state before the first step."""
-    compression = wire_format(config, parts.device)
-    # Before `wrap`: the average is a copy of the model, which must not have Horovod's hooks.
+    world.wrap(parts.model, wire_format(config, parts.device))
     decay = config.optimizer.ema_decay
     average = None if decay is None else optim.MovingAverage(parts.model, decay)
     return TrainState(
         model=parts.model,
-        optimizers={name: world.wrap(optimizer, parts.model, compression) for name, optimizer in optimizers.items()},
+        optimizers=optimizers,
         scaler=loss_scaler(config, parts.device),
         layout=layout,
         average=average,

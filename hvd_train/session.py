@@ -26,7 +26,7 @@ from hvd_train.errors import HvdTrainError, UsageError, first_few
 from hvd_train.flags import settings_parser
 from hvd_train.launch.exit_report import report_once
 from hvd_train.loops import Loops, Step
-from hvd_train.network import buffers
+from hvd_train.network import buffers, optim
 from hvd_train.parts import loader_processes, of_a_loop
 from hvd_train.progress.metrics import FACTS
 from hvd_train.run import OWN, check, opened
@@ -93,8 +93,8 @@ class Session(Loops):
         self.training.watched = [*network.parameters()]
         for each in optimizers.values():
             for name in ("step", "zero_grad"):
-                setattr(each, name, _refuse)
-                self._open.callback(delattr, each, name)
+                self._open.callback(_restore, each, name, vars(each).get(name))
+                setattr(each, name, optim.Closed(getattr(each, name)))
             each._opt_called = True  # type: ignore[attr-defined]  # else schedulers warn of a missing step
 
     @override
@@ -221,11 +221,12 @@ def _named(things: Mapping[str, T]) -> dict[str, T]:
     return dict(things)
 
 
-def _refuse(*_: object, **__: object) -> None:
-    raise UsageError("leave out optimizer.step() and zero_grad(): the end of the loop over micro-batches does both")
-
-
-_refuse._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # as above
+def _restore(optimizer: Optimizer, name: str, own: Any) -> None:
+    """Give the optimizer back its method: its own one, if it had any, else that of its class."""
+    if own is None:
+        delattr(optimizer, name)
+    else:
+        setattr(optimizer, name, own)
 
 
 def parse_args(parser: ArgumentParser | None = None, **defaults: Any) -> tuple[Namespace, Config]:

@@ -197,7 +197,7 @@ class TrainState:
         if snapshot["optimizers"].keys() != self.optimizers.keys():
             raise UsageError(f"the checkpoint is of other optimizers: {', '.join(snapshot['optimizers'])}")
         for name, optimizer in self.optimizers.items():  # before the parameters: this may change weights
-            groups = optimizer.param_groups
+            groups, states = optimizer.param_groups, optimizer.state
             try:
                 optimizer.load_state_dict(copy.deepcopy(snapshot["optimizers"][name]))  # it keeps the tensors
             except ValueError as error:
@@ -205,6 +205,10 @@ class TrainState:
             for group, loaded in zip(groups, optimizer.param_groups, strict=True):
                 group.update(loaded)
             optimizer.param_groups = groups  # the user's optimizer and schedulers share them
+            loaded_states = dict(optimizer.state)
+            states.clear()
+            states.update(loaded_states)
+            optimizer.state = states
             optim.match_memory_format(optimizer)
         all_groups = (group for optimizer in self.optimizers.values() for group in optimizer.param_groups)
         for group, of_point in zip(all_groups, settings, strict=False):

@@ -67,7 +67,6 @@ class Training:
         self.has_joined = False  # from then on its program continues from its own place
         self._batches: Ahead | None = None
         self._batch: tuple[int, Batch] | None = None  # the current one, and the steps before it
-        self._trained = [parameter.requires_grad for parameter in parts.model.parameters()]
         self._root: int | None = None  # the most advanced rank, if ranks may have to catch up with it
         self.compares = False  # whether ranks compare all that they hold before the next collective
 
@@ -275,11 +274,8 @@ class Training:
             self._batches.prepare()
 
     def begin_epoch(self) -> None:
-        """Begin the steps of an epoch, in which other parameters may be trained than in the one before."""
-        if self._trained != (trained := [parameter.requires_grad for parameter in self.parts.model.parameters()]):
-            for optimizer in self.state.optimizers.values():
-                self.world.regroup(optimizer)
-        self._trained, self._batches = trained, None
+        """Begin the steps of an epoch."""
+        self._batches = None
         self.stopwatch.restart()
         self.split.restart()
 

@@ -9,10 +9,12 @@ from functools import cache, reduce
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor, nn
 
 from hvd_train.config import Config
 from hvd_train.errors import RankLost, UsageError
+from hvd_train.network import optim
 from hvd_train.network.buffers import StepBuffers
 from hvd_train.network.device import autocast, seed
 from hvd_train.network.normalization import sums_of_layers
@@ -39,6 +41,7 @@ class Votes:
 
 
 _BUFFERS_CHANGED = 3  # the place of this flag after the votes
+_TRAINED = slice(5, 5 + 16)  # the places of the digest of the trained parameters, after votes and seconds
 
 
 class Updater:
@@ -67,6 +70,10 @@ class Updater:
         self._forward = ExitStack()  # what a forward pass runs in
         self.lost: RankLost | None = None  # noticed in a pass of this update
         self._held_fixed: list[nn.Parameter] = []  # of other optimizers, in this update
+        self._model, self._parameters = model, list[nn.Parameter]()
+        self._trained: dict[str, tuple[list[int], tuple[float, ...]]] = {}  # by optimizer: ids, and a digest
+        # By optimizer, after a step that was taken: the ids of parameters with a gradient, and how many have a state.
+        self._steady: dict[str, tuple[list[int], int]] = {}
         self._watched_updates = _WATCHED_UPDATES
 
     def take(self, state: TrainState, batch: Batch, meanwhile: Callable[[], None] = lambda: None) -> Answer:
@@ -91,25 +98,39 @@ class Updater:
         `optimizer` has done `turn` updates in this step. Parameters of the others get no gradient meanwhile.
         """
         self._state, self.batch, self._votes = state, batch, votes
-        self._optimizer, self._measuring, self._turn = state.optimizers[optimizer], self._measurings[optimizer], turn
+        self._name, self._optimizer, self._turn = optimizer, state.optimizers[optimizer], turn
+        self._measuring = self._measurings[optimizer]
         self.lost = None
         self._sums_of_passes: list[Tensor] = []
         self._share = _constant(1 / batch.size, self._device)  # the ranks' gradients are added
 
-        # Not zero_grad: Horovod's takes no arguments (issue #3405), and the model's walks through all its modules.
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
+        trained = [parameter for parameter in optim.parameters_of(self._optimizer) if parameter.requires_grad]
+        self._note_trained(trained)
+        for parameter in self._parameters:
+            parameter.grad = None
         others = [other for other in state.optimizers.values() if other is not self._optimizer]
-        groups = [group for other in others for group in other.param_groups]
-        self._held_fixed = [each for group in groups for each in group["params"] if each.requires_grad]
+        fixed = [parameter for other in others for parameter in optim.parameters_of(other)]
+        self._held_fixed = [parameter for parameter in fixed if parameter.requires_grad]
         for parameter in self._held_fixed:
             parameter.requires_grad_(False)
-        self._world.expect_passes(self._optimizer, len(batch.micro_batches))
+        self._world.begin_update(trained, len(batch.micro_batches))
         self._sums_of_layers.begin_step(len(batch.micro_batches), batch.num_micro_batches)
         self._buffers.begin()
         self._watched_updates -= 1
         self._note_gradients()
+
+    def _note_trained(self, trained: Sequence[nn.Parameter]) -> None:
+        """Check the trained parameters, and compute their digest, if they are others than in the update before."""
+        ids = [*map(id, trained)]
+        if self._name in self._trained and self._trained[self._name][0] == ids:
+            return
+        optim.check_parameters(self._model, self._state.optimizers)
+        self._parameters = [*self._model.parameters()]
+        mine = set(ids)
+        names = [name for name, parameter in self._model.named_parameters() if id(parameter) in mine]
+        digest = xxhash.xxh3_64_intdigest("\n".join(names).encode())
+        bits = tuple(float(digest >> place & 1) for place in range(16))
+        self._trained[self._name] = ids, bits
 
     def start(self, micro: MicroBatch) -> None:
         """Begin the forward pass of a micro-batch: from the same buffers and random numbers on any rank."""
@@ -140,12 +161,14 @@ class Updater:
         except RankLost as error:
             self.lost = error
         self.lost = self.lost or self._sums_of_layers.lost
+        if self._micro is not self.batch.micro_batches[-1]:
+            self._world.end_pass()
         self._note_gradients()
         self._mark("backward")
 
     def _note_gradients(self) -> None:
         if self._watched_updates >= 0:
-            gradients = [p.grad for group in self._optimizer.param_groups for p in group["params"]]
+            gradients = [parameter.grad for parameter in optim.parameters_of(self._optimizer)]
             self._gradients = [(gradient, gradient._version) for gradient in gradients if gradient is not None]
 
     def _check_gradients(self) -> None:
@@ -186,7 +209,7 @@ class Updater:
         flags = votes.stop, votes.commit, votes.change, self._buffers.others_changed
         flags_sent = _constant(tuple(map(float, flags)), self._device)
         seconds = torch.tensor([votes.seconds]).to(self._device, non_blocking=True)
-        fields = [sums, flags_sent, seconds]
+        fields = [sums, flags_sent, seconds, _constant(self._trained[self._name][1], self._device)]
         if self._ledger:
             samples = np.concatenate([np.zeros(0, np.int64), *[micro.samples for micro in self.batch.micro_batches]])
             fields.append(torch.tensor(in_bytes(fingerprint(samples))).to(self._device, non_blocking=True))
@@ -209,42 +232,73 @@ class Updater:
         meanwhile()
 
         optimizer, scaler, batch = self._optimizer, self._state.scaler, self.batch
-        with self._world.reduced(optimizer) as gradients:
-            summed = self._pending()
-            if self._buffers.others and summed[self._measuring.num_sums + _BUFFERS_CHANGED] > 0:
-                self._buffers.broadcast_others(self._world)
-            # No communication follows, so the step cannot break any more.
-            self._mark("reduction")
-            scaler.unscale_(optimizer)
-            by_count = self._measuring.means[0].kind == "count"  # gradients are divided by the samples so far
-            norm = self._clip(gradients, scaler, batch.size / summed[1] if by_count else None)
-            numbers = _on_its_way(torch.cat((summed[: self._num_fields], norm[None])))
-            broken = ~torch.isfinite(summed[0] + norm)  # on all ranks: both are sums over them
-            ahead = not self._buffers.others and all(group.get("fused") for group in optimizer.param_groups)
-            if ahead:  # the optimizer does nothing if this is 1, so a GPU has work while the host waits for the numbers
-                optimizer.found_inf = broken.float()  # type: ignore[attr-defined]
-            if ahead or not broken:
-                self._buffers.finish(summed[self._num_fields :].masked_fill(broken, 0), batch.num_micro_batches)
-                type(optimizer).step(optimizer)  # a session's refuses to be called by the user
-            else:
-                self._buffers.put_back()
-            scaler.update()
-            *sums_and_flags, norm_before = numbers()
-            totals = totals_of(self._measuring.means, sums_and_flags, batch.size)
-            stop, commit, change, _, seconds, *taken = sums_and_flags[self._measuring.num_sums :]
-            skipped = not (math.isfinite(sums_and_flags[0]) and math.isfinite(norm_before))
+        summed = self._pending()
+        self._check_trained_alike(summed)
+        gradients = self._world.reduce()
+        if self._buffers.others and summed[self._measuring.num_sums + _BUFFERS_CHANGED] > 0:
+            self._buffers.broadcast_others(self._world)
+        # No communication follows, so the step cannot break any more.
+        self._mark("reduction")
+        scaler.unscale_(optimizer)
+        by_count = self._measuring.means[0].kind == "count"  # gradients are divided by the samples so far
+        norm = self._clip(gradients, scaler, batch.size / summed[1] if by_count else None)
+        numbers = _on_its_way(torch.cat((summed[: self._num_fields], norm[None])))
+        broken = ~torch.isfinite(summed[0] + norm)  # on all ranks: both are sums over them
+        ahead = not self._buffers.others and self._is_gated()
+        if ahead:  # the optimizer does nothing if this is 1, so a GPU has work while the host waits for the numbers
+            optimizer.found_inf = broken.float()  # type: ignore[attr-defined]
+        if ahead or not broken:
+            self._buffers.finish(summed[self._num_fields :].masked_fill(broken, 0), batch.num_micro_batches)
+            optim.take_step(optimizer)
+        else:
+            self._buffers.put_back()
+        if ahead:
+            del optimizer.found_inf  # type: ignore[attr-defined]
+        scaler.update()
+        *sums_and_flags, norm_before = numbers()
+        totals = totals_of(self._measuring.means, sums_and_flags, batch.size)
+        stop, commit, change, _, seconds, *rest = sums_and_flags[self._measuring.num_sums :]
+        taken = rest[_TRAINED.stop - _TRAINED.start :]
+        skipped = not (math.isfinite(sums_and_flags[0]) and math.isfinite(norm_before))
+        if not skipped:
+            self._steady[self._name] = self._with_gradients(), len(optimizer.state)
         self._release()
         self._mark("optimizer")
         votes = Votes(stop > 0, commit > 0, change > 0, seconds)
         scores, samples = Scores(totals.means(), totals.count), from_bytes(taken) if taken else None
         return Answer(scores, totals, skipped, norm_before, samples), votes
 
+    def _check_trained_alike(self, summed: Tensor) -> None:
+        """Raise UsageError on all ranks if they train different parameters: each digit is then 1 on some ranks only."""
+        if (size := self._world.place.size) == 1:
+            return
+        first = self._measuring.num_sums
+        if any(0 < digit < size for digit in summed[first + _TRAINED.start : first + _TRAINED.stop].tolist()):
+            raise UsageError(
+                f"step {self._state.progress.step + 1}: ranks train different parameters; code that freezes, thaws or "
+                "adds parameters must do the same on all ranks"
+            )
+
+    def _with_gradients(self) -> list[int]:
+        return [id(parameter) for parameter in optim.parameters_of(self._optimizer) if parameter.grad is not None]
+
+    def _is_gated(self) -> bool:
+        """Return whether the optimizer can skip a step on the device.
+
+        It needs a state of each parameter: fused optimizers of torch begin one with uninitialised memory, even if they
+        skip the step.
+        """
+        if not all(group.get("fused") for group in self._optimizer.param_groups):
+            return False
+        return self._steady.get(self._name) == (self._with_gradients(), len(self._optimizer.state))
+
     def _clip(self, gradients: Gradients, scaler: torch.amp.GradScaler, factor: Tensor | None) -> Tensor:
         """Multiply the gradients by `factor`, if any, and clip them; return the 2-norm before the clip, [] float64."""
         if gradients.squares is not None and not scaler.is_enabled():
             norm = torch.tensor(math.sqrt(gradients.squares), dtype=torch.float64)
         else:
-            norms = torch._foreach_norm([piece for tensor in gradients.tensors for piece in _pieces(tensor)])
+            pieces = [piece for tensor in gradients.tensors for piece in _pieces(tensor)]
+            norms = torch._foreach_norm(pieces) if pieces else [torch.zeros((), device=self._device)]
             norm = torch.linalg.vector_norm(torch.stack(norms), dtype=torch.float64)
         if factor is not None:
             norm = norm * factor

@@ -2,6 +2,8 @@
 
 import ast
 import inspect
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +15,7 @@ from typing_extensions import override
 
 from hvd_train import plugin
 from hvd_train.config import OptimizerConfig
-from hvd_train.errors import UsageError
+from hvd_train.errors import UsageError, counted, first_few
 from hvd_train.network import buffers
 from hvd_train.world.wire import has_no_gaps
 
@@ -78,6 +80,52 @@ def _own(name: str, groups: list[dict[str, Any]], common: dict[str, Any]) -> Opt
     if wants_closure(cls):
         raise UsageError(f"--optimizer {name} evaluates the loss several times a step, which is not supported")
     return built
+
+
+def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
+    """Return the parameters of all groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def check_parameters(model: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:
+    """Raise UsageError unless each trained parameter of the model is in one optimizer, and no other parameter."""
+    known = Counter(id(parameter) for optimizer in optimizers.values() for parameter in parameters_of(optimizer))
+    named = [*model.named_parameters()]
+    if twice := [name for name, parameter in named if known[id(parameter)] > 1]:
+        raise UsageError(f"two optimizers have {first_few(twice, 3)}: give each parameter to one")
+    if missing := [name for name, each in named if each.requires_grad and id(each) not in known]:
+        raise UsageError(f"the optimizer has no {first_few(missing, 3)}: give it these, or set requires_grad to False")
+    if foreign := len(known.keys() - {id(parameter) for _, parameter in named}):
+        raise UsageError(f"the optimizer has {counted(foreign, 'parameter')} that the model does not have")
+
+
+class Closed:
+    """A method of the user's optimizer, `step` or `zero_grad`, that only an update may call."""
+
+    _wrapped_by_lr_sched = True  # else schedulers wrap it, and warn of a missing step
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._method, self.is_open = method, False
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Call the method. Raises UsageError outside of updates."""
+        if not self.is_open:
+            raise UsageError(
+                "leave out optimizer.step() and zero_grad(): the end of the loop over micro-batches does both"
+            )
+        return self._method(*arguments, **options)
+
+
+def take_step(optimizer: Optimizer) -> None:
+    """Let the optimizer change the weights, by its own `step`."""
+    closed = [method for method in (optimizer.step, optimizer.zero_grad) if isinstance(method, Closed)]
+    for method in closed:
+        method.is_open = True
+    try:
+        optimizer.step()
+    finally:
+        for method in closed:
+            method.is_open = False
 
 
 def wants_closure(cls: type[Optimizer]) -> bool:

@@ -3,13 +3,25 @@
 import contextlib
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from hvd_train.world.world import Gradients, World
+from hvd_train.console import say
+from hvd_train.world.world import (
+    ABSENT,
+    DENSE,
+    SPARSE,
+    Gradients,
+    World,
+    kinds_of,
+    kinds_on_all_ranks,
+    numbers_in,
+    sum_sparse,
+)
 
 _BUCKET_BYTES = 25 * 2**20  # a bucket is sent while the gradients of the next are computed
 _LAST_BYTES = 4 * 2**20  # nothing is left to compute while the last bucket is sent
@@ -26,124 +38,225 @@ class Bucket(tuple[nn.Parameter, ...]):
     def __init__(self, _: Sequence[nn.Parameter]) -> None:
         sizes = [math.ceil(p.numel() * p.element_size() / _ALIGNED) * _ALIGNED for p in self]
         self._begins = [sum(sizes[:number]) // self[0].element_size() for number in range(len(sizes))]
-        self.num_bytes = sum(sizes)
+        self._num_bytes_of_gradients = sum(sizes)
+        self.num_bytes = self._num_bytes_of_gradients + _ALIGNED  # the last number is no gradient
+        self._expected = [DENSE] * len(self)  # the kinds of the gradients in the update before, over all ranks
 
     def place(self, memory: Tensor) -> None:
         """Take this memory, zeros [`num_bytes`] uint8. Gradients in other memory stay there until `fill`."""
-        self.flat = memory.view(self[0].dtype)
+        whole = memory.view(self[0].dtype)
+        flat = whole[: self._num_bytes_of_gradients // self[0].element_size()]
         # Strides are those that autograd gives a gradient: the parameter's, unless they leave gaps.
         strides = [torch.empty_like(parameter, device="meta").stride() for parameter in self]
-        self.views = [
-            self.flat[begin : begin + parameter.numel()].as_strided(parameter.size(), stride)
+        self._views = [
+            flat[begin : begin + parameter.numel()].as_strided(parameter.size(), stride)
             for parameter, begin, stride in zip(self, self._begins, strides, strict=True)
         ]
+        # Horovod has no complex numbers.
+        self.sent, self.flat = (torch.view_as_real(each) if each.is_complex() else each for each in (whole, flat))
+        self.surprise = self.sent.view(-1)[-1:]
+        """Above zero after the sum if, on any rank, gradients are of other kinds than expected."""
 
-    def fill(self) -> None:
-        """Move each gradient into its view, which becomes the gradient; a missing one is zeros."""
-        for parameter, view in zip(self, self.views, strict=True):
-            if parameter.grad is None:
-                parameter.grad = view.zero_()
-        outside = [(view, p.grad) for p, view in zip(self, self.views, strict=True) if p.grad is not view]
+    def collect(self) -> None:
+        """Move the gradients that are in other memory into their views, which become the gradients."""
+        outside = [(p, view) for p, view in zip(self, self._views, strict=True) if _is_outside(p.grad, view)]
         if outside:
-            torch._foreach_copy_(*map(list, zip(*outside, strict=True)))  # type: ignore[arg-type]  # two lists
-        for parameter, view in zip(self, self.views, strict=True):
+            gradients = [parameter.grad for parameter, _ in outside if parameter.grad is not None]
+            torch._foreach_copy_([view for _, view in outside], gradients)
+        for parameter, view in outside:
             parameter.grad = view
 
+    def fill(self) -> None:
+        """Prepare to send: collect, put zeros in place of missing gradients, and say whether any is a surprise."""
+        self.collect()
+        kinds = kinds_of(self)
+        for view, kind in zip(self._views, kinds, strict=True):
+            if kind != DENSE:
+                view.zero_()
+        self.surprise.fill_(kinds != self._expected)
 
-class BucketedOptimizer:
-    """Sends gradients in buckets by Horovod's hooks.
+    def settle(self, kinds: Sequence[int]) -> None:
+        """Set the gradients of these kinds after the sum, and expect them in the next update."""
+        # A sparse gradient is no part of the bucket, so it is a surprise each time.
+        self._expected = [DENSE if kind == SPARSE else kind for kind in kinds]
+        self.surprise.zero_()
+        for parameter, view, kind in zip(self, self._views, kinds, strict=True):
+            if kind == ABSENT:
+                parameter.grad = None
+            elif kind == DENSE:
+                parameter.grad = view
 
-    Horovod's constructor would broadcast the names in its groups, before the rendezvous of an elastic job. A hook on
-    each parameter counts down its backward passes, then increments the count of its bucket, and sends the bucket if it
-    is complete.
+
+def _is_outside(gradient: Tensor | None, view: Tensor) -> bool:
+    return gradient is not None and gradient is not view and not gradient.is_sparse
+
+
+class _Layout:
+    """The buckets for an update of some parameters."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], ids: Sequence[int]) -> None:
+        """`parameters` are in the order of the model."""
+        self.ids = ids  # of the parameters, in the order of the optimizers
+        self.buckets = in_buckets(parameters)
+        self.bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket}
+        self.is_placed = self.is_shared = False
+        self.updates = 0  # done with it in this world
+
+
+class Reducer:
+    """Sums the gradients of a model in buckets by Horovod's hooks.
+
+    Horovod's optimizer is over all trained parameters and takes no steps. A hook of it on each parameter counts down
+    the backward passes, then increments the count of its bucket, and sends the bucket if it is complete.
     """
 
     def __init__(
         self,
-        horovod: Any,  # what `hvd.DistributedOptimizer` of Horovod 0.28.1 returns
-        names: Mapping[nn.Parameter, str],  # in the order of the model
+        world: World,
+        model: nn.Module,
         compression: Any,  # one of `hvd.Compression`
+        distributed: Callable[[Optimizer, list[tuple[str, nn.Parameter]]], Any],
         start_sum: Callable[[Tensor, str], int],
         share: Callable[[int], Tensor | None],
         squares_at: Callable[[Tensor], float | None],
     ) -> None:
-        """`start_sum` begins to sum a tensor in place over all ranks, under a name, and returns Horovod's handle.
+        """`distributed` returns what `hvd.DistributedOptimizer` of Horovod 0.28.1 does for a plain optimizer.
 
+        `start_sum` begins to sum a tensor in place over all ranks, under a name, and returns Horovod's handle.
         `share` returns zeros in memory, as uint8, in which Horovod sums tensors in place; None without any.
         `squares_at` returns the sum of the squares of a tensor, if Horovod has added them up with the sums.
         """
-        self.horovod = horovod
-        self.reduces = bool(horovod._requires_update)  # not in a launched world of one
-        self._names, self._compression, self._start_sum = names, compression, start_sum
-        self._share, self._squares_at = share, squares_at
-        self._cast: dict[Bucket, Tensor] = {}  # what was sent of this step, if it is not the bucket itself
-        horovod._grouped_allreduce_grad_async = self._send
-        self.regroup()
+        self._world, self._model, self._compression, self._start_sum = world, model, compression, start_sum
+        self._distributed, self._share, self._squares_at = distributed, share, squares_at
+        self._horovod: Any = None
+        self._has_noted = False  # that sparse gradients are slow
+        self._layouts: list[_Layout] = []
+        self._cast: dict[Bucket, Tensor] = {}  # what was sent of this update, if it is not the bucket itself
 
-    def regroup(self) -> None:
-        """Make buckets of the parameters that require a gradient now. Called between two steps."""
-        trained = [parameter for parameter in self._names if parameter.requires_grad]
-        self._buckets = in_buckets(trained) if self.reduces else []
-        self.horovod._groups = self._buckets
-        self.horovod._p_to_group = {parameter: bucket for bucket in self._buckets for parameter in bucket}
-        self.horovod._requires_update = set(self.horovod._p_to_group)
-        self.is_placed = not self._buckets
+    def leave_world(self) -> None:
+        """Place the buckets again in the next world."""
+        for layout in self._layouts:
+            layout.is_placed = layout.is_shared = False
+            layout.updates = 0
 
-    def begin_step(self, passes: int) -> None:
-        """Prepare for `passes` backward passes of this rank, the last of which sends the gradients.
+    def begin(self, parameters: Sequence[nn.Parameter], passes: int) -> None:
+        """Begin an update of these parameters in `passes` backward passes; the last one sends the gradients.
 
-        Nothing is left of the step before, even if it was broken.
+        Nothing is left of the update before, even if it was broken.
         """
+        ids = [*map(id, parameters)]
+        known = (layout for layout in self._layouts if layout.ids == ids)
+        self._layout = layout = next(known, None) or self._new_layout(ids)
         self._cast.clear()
-        self.horovod._handles.clear()
-        self.horovod._group_counts = dict.fromkeys(self._buckets, 0)
-        self.horovod.set_backward_passes_per_step(max(1, passes))  # without any, `synchronize` sends all gradients
-        if not self.is_placed:
-            self._place()
-        if passes > 1:  # they add up in the buckets; a single one is moved there, which is faster
-            for bucket in self._buckets:
-                bucket.flat.zero_()
-                for parameter, view in zip(bucket, bucket.views, strict=True):
-                    parameter.grad = view
+        horovod = self._horovod
+        horovod._handles.clear()
+        if horovod._groups is not layout.buckets:
+            horovod._groups = layout.buckets
+            horovod._p_to_group = layout.bucket_of
+            horovod._requires_update = set(layout.bucket_of)
+        horovod._group_counts = dict.fromkeys(layout.buckets, 0)
+        horovod.set_backward_passes_per_step(max(1, passes))  # without any, `reduce` sends all gradients
+        self._place(layout)
 
-    def synchronize(self) -> Gradients:
+    def _new_layout(self, ids: list[int]) -> _Layout:
+        """Return buckets for other parameters than before; an earlier layout of any of them is dropped."""
+        mine = set(ids)
+        self._layouts = [layout for layout in self._layouts if mine.isdisjoint(layout.ids)]
+        named = [(name, parameter) for name, parameter in self._model.named_parameters() if id(parameter) in mine]
+        self._cover(named)
+        self._layouts.append(_Layout([parameter for _, parameter in named], ids))
+        return self._layouts[-1]
+
+    def _cover(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
+        """Give Horovod the parameters that it has no hooks on yet."""
+        horovod = self._horovod
+        with torch.enable_grad():
+            if horovod is None:
+                plain = torch.optim.SGD([parameter for _, parameter in named], lr=0.0)
+                self._horovod = self._distributed(plain, list(named))
+                self._horovod._grouped_allreduce_grad_async = self._send
+                return
+            new = [(name, parameter) for name, parameter in named if parameter not in horovod._parameter_names]
+            if new:
+                groups = horovod.param_groups
+                horovod.param_groups = [{"params": [parameter for _, parameter in new]}]
+                horovod._groups = None  # else Horovod broadcasts their names
+                horovod._register_hooks()
+                horovod.param_groups = groups
+                horovod._parameter_names.update((parameter, name) for name, parameter in new)
+                horovod._allreduce_delay.update((parameter, 1) for _, parameter in new)
+
+    def end_pass(self) -> None:
+        """Let the gradients of further passes add up in the buckets."""
+        for bucket in self._layout.buckets:
+            bucket.collect()
+
+    def reduce(self) -> Gradients:
         """Send the other gradients, wait until each one is the sum over all ranks, and return them.
 
         Horovod would send a bucket that lacks a gradient on this rank one parameter at a time, while other ranks send
         it whole. So missing gradients are filled with zeros here.
         """
-        handles = self.horovod._handles
-        for bucket in self._buckets:
+        layout, handles = self._layout, self._horovod._handles
+        for bucket in layout.buckets:
             if bucket not in handles:
                 for parameter in bucket:
                     handles.pop(parameter, None)
                 handles[bucket] = self._send(bucket)
-        self.horovod.synchronize()
+        self._horovod.synchronize()
         for bucket, sum_of_all in self._cast.items():
-            bucket.flat.copy_(sum_of_all)
-        squares = [self._squares_at(bucket.flat) for bucket in self._buckets]
+            bucket.sent.copy_(sum_of_all)
+        layout.updates += 1
+        tensors = [bucket.flat for bucket in layout.buckets]
+        if not tensors:
+            return Gradients([])
+        if any(torch.cat([bucket.surprise for bucket in layout.buckets]).tolist()):
+            return Gradients(tensors + self._settle(layout.buckets))
+        squares = [self._squares_at(bucket.sent) for bucket in layout.buckets]
         known = [of_bucket for of_bucket in squares if of_bucket is not None]
-        return Gradients(
-            [bucket.flat for bucket in self._buckets], sum(known) if len(known) == len(self._buckets) else None
-        )
+        return Gradients(tensors, sum(known) if len(known) == len(squares) else None)
+
+    def _settle(self, buckets: Sequence[Bucket]) -> list[Tensor]:
+        """Agree with all ranks on the kinds of the gradients, and return the numbers of the sparse ones."""
+        parameters = [parameter for bucket in buckets for parameter in bucket]
+        kinds = kinds_on_all_ranks(self._world, parameters)
+        sparse = [parameter for parameter, kind in zip(parameters, kinds, strict=True) if kind == SPARSE]
+        if sparse and not self._has_noted and self._world.place.rank == 0:
+            name = self._horovod._parameter_names[sparse[0]]
+            say(f"the gradient of {name} is sparse: ranks exchange its rows apart, which is slow for many rows")
+            self._has_noted = True
+        for parameter in sparse:
+            sum_sparse(self._world, parameter)
+        of_buckets = iter(kinds)
+        for bucket in buckets:
+            bucket.settle([next(of_buckets) for _ in bucket])
+        return [numbers_in(parameter) for parameter in sparse]
 
     def _send(self, bucket: Bucket) -> tuple[int, Sequence[Any]]:
         bucket.fill()
-        sent = self._compression.compress(bucket.flat)[0]
-        if sent is not bucket.flat:
+        sent = self._compression.compress(bucket.sent)[0]
+        if sent is not bucket.sent:
             self._cast[bucket] = sent
-        return self._start_sum(sent, self._names[bucket[0]]), ()  # there is nothing for Horovod to decompress
+        name = self._horovod._parameter_names[bucket[0]]
+        return self._start_sum(sent, name), ()  # there is nothing for Horovod to decompress
 
-    def _place(self) -> None:
+    def _place(self, layout: _Layout) -> None:
         """Give the buckets memory; on CPUs that of which the ranks of a host see each other's, if possible."""
-        sizes, first = [bucket.num_bytes for bucket in self._buckets], self._buckets[0][0]
+        # To share memory all ranks communicate. After an update they are known to have the same parameters.
+        shares = layout.updates > 0 and not layout.is_shared
+        if not layout.buckets or (layout.is_placed and not shares):
+            return
+        sizes, first = [bucket.num_bytes for bucket in layout.buckets], layout.buckets[0][0]
         sums_in_place = first.device.type == "cpu" and self._compression.compress(first)[0] is first
-        memory = self._share(sum(sizes)) if sums_in_place else None
+        memory = self._share(sum(sizes)) if shares and sums_in_place else None
+        layout.is_shared = shares
         if memory is None:
+            if layout.is_placed:
+                return
             memory = torch.zeros(sum(sizes), dtype=torch.uint8, device=first.device)
-        for bucket, piece in zip(self._buckets, torch.split(memory, sizes), strict=True):
+        for bucket, piece in zip(layout.buckets, torch.split(memory, sizes), strict=True):
             bucket.place(piece)
-        self.is_placed = True
+        layout.is_placed = True
 
 
 def in_buckets(parameters: Sequence[nn.Parameter]) -> list[Bucket]:

@@ -195,6 +195,6 @@ class ElasticWorld(horovod_world.HorovodWorld):
                 else:  # Horovod's, which refers to its log, which is off
                     self._connect_error = str(error).partition(". Please check")[0]
         self._heartbeat.world_formed()
-        for optimizer in self._optimizers.values():
-            optimizer.is_placed = False
+        if self._reducer is not None:
+            self._reducer.leave_world()
         self.place = replace(place, local_rank=self.place.local_rank)  # keep the chosen GPU

@@ -21,9 +21,9 @@ from typing_extensions import override
 
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.launch import client, roll_call, slurm
-from hvd_train.world.buckets import BucketedOptimizer, memory_of_ranks
+from hvd_train.world.buckets import Reducer, memory_of_ranks
 from hvd_train.world.wire import arrived, outgoing, packed, pieces, unpacked
-from hvd_train.world.world import Gradients, PendingSum, Place, World, complete_gradients
+from hvd_train.world.world import Gradients, PendingSum, Place, World
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class HorovodWorld(World):
         os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "600")
         # NCCL connects the ranks when a communicator forms, where a peer that dies is noticed, not in the first sum.
         os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
-        self._optimizers: dict[Optimizer, BucketedOptimizer] = {}
+        self._reducer: Reducer | None = None  # if ranks may be several
         self._placed: list[Tensor] = []
         self._begun: list[int] = []  # the sums of this step
         if slurm.alone(os.environ):
@@ -133,27 +133,17 @@ class HorovodWorld(World):
         return [unpacked(of_rank) for of_rank in received.split(sizes)]
 
     @override
-    def wrap(self, optimizer: Optimizer, model: nn.Module, compression: str = "none") -> Optimizer:
+    def wrap(self, model: nn.Module, compression: str = "none") -> None:
         if (compressor := getattr(hvd.Compression, compression, None)) is None:
             needed = "python packaging/build_horovod.py` in a checkout of hvd_train"
             raise UsageError(f"this Horovod has no compression {compression}; type `{needed}")
-        its = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter in its]
-        frozen = [parameter for parameter in its if not parameter.requires_grad]
-        for parameter in frozen:  # it may thaw later, but Horovod makes its hooks now
-            parameter.requires_grad_()
-        with as_rank_lost():  # a sum: each rank's loss is already divided by the whole global batch
-            wrapped: Any = hvd.DistributedOptimizer(
-                optimizer, named_parameters=named, compression=compressor, op=hvd.Sum
-            )
-        for parameter in frozen:
-            parameter.requires_grad_(False)
-        wrapped.state.update(optimizer.state)  # Horovod copies the parameter groups only
-        names = {parameter: name for name, parameter in named}
-        self._optimizers[wrapped] = BucketedOptimizer(
-            wrapped, names, compressor, self._start_bucket, self._share, _squares_at
-        )
-        return wrapped  # type: ignore[no-any-return]
+
+        def distributed(plain: Optimizer, named: list[tuple[str, nn.Parameter]]) -> Any:
+            # A sum: each rank's loss is already divided by the whole global batch.
+            return hvd.DistributedOptimizer(plain, named_parameters=named, compression=compressor, op=hvd.Sum)
+
+        if self.place.size > 1 or os.environ.get("HOROVOD_ELASTIC") == "1":  # as Horovod decides it
+            self._reducer = Reducer(self, model, compressor, distributed, self._start_bucket, self._share, _squares_at)
 
     def _start_bucket(self, tensor: Tensor, name: str) -> int:
         """Begin to sum a bucket in place, as a group: Horovod fuses no group with other tensors. Raises RankLost."""
@@ -176,23 +166,22 @@ class HorovodWorld(World):
         return of_ranks[self.place.rank]
 
     @override
-    def regroup(self, optimizer: Optimizer) -> None:
-        self._optimizers[optimizer].regroup()
-
-    @override
-    def expect_passes(self, optimizer: Optimizer, passes: int) -> None:
+    def begin_update(self, parameters: Sequence[nn.Parameter], passes: int) -> None:
         self._begun.clear()
-        with as_rank_lost():
-            self._optimizers[optimizer].begin_step(passes)
+        super().begin_update(parameters, passes)
+        if self._reducer is not None:
+            with as_rank_lost():
+                self._reducer.begin(parameters, passes)
 
     @override
-    @contextmanager
-    def reduced(self, optimizer: Optimizer) -> Iterator[Gradients]:
-        bucketed = self._optimizers[optimizer]
+    def end_pass(self) -> None:
+        if self._reducer is not None:
+            self._reducer.end_pass()
+
+    @override
+    def reduce(self) -> Gradients:
         with self._by_first_cause():
-            gradients = bucketed.synchronize() if bucketed.reduces else complete_gradients(optimizer)
-        with bucketed.horovod.skip_synchronize():
-            yield gradients
+            return super().reduce() if self._reducer is None else self._reducer.reduce()
 
     @override
     def close(self) -> None:

@@ -1,15 +1,13 @@
 """The operations between the ranks of a run, and the world of one rank."""
 
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from hvd_train.errors import HvdTrainError, RankLost, UsageError, may_travel
 from hvd_train.launch import roll_call
@@ -36,10 +34,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradients of all parameters, summed over all ranks."""
+    """The gradients of an update, summed over all ranks."""
 
-    tensors: list[Tensor]  # share the memory of the gradients, and hold nothing else but zeros
+    tensors: list[Tensor]  # real; share the memory of the gradients, and hold nothing else but zeros
     squares: float | None = None  # the sum of the squares of all numbers, if it is known
+
+
+ABSENT, DENSE, SPARSE = range(3)
+"""The kinds of a gradient: none, a tensor, or a sparse tensor."""
 
 
 class World:
@@ -51,6 +53,7 @@ class World:
 
     place: Place = Place()
     """The place of this process, which changes in each new world."""
+    _parameters: Sequence[nn.Parameter] = ()  # of the update
 
     def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
         """Begin to sum `tensor` over all ranks, which pass tensors of the same shape and type.
@@ -78,24 +81,26 @@ class World:
         """Return the values of all ranks in their order, pickled as in `broadcast`; one operation carries them."""
         return [value]
 
-    def wrap(self, optimizer: Optimizer, model: nn.Module, compression: str = "none") -> Optimizer:
-        """Return an optimizer for `model` whose backward passes reduce the gradients.
+    def wrap(self, model: nn.Module, compression: str = "none") -> None:
+        """Reduce the gradients of this model from now on. The `compression` is fp16, bf16 or none."""
 
-        The last backward pass of a step starts the reduction of each gradient as soon as it is ready. The `compression`
-        is fp16, bf16 or none.
+    def begin_update(self, parameters: Sequence[nn.Parameter], passes: int) -> None:
+        """Begin an update of `parameters`, all with a gradient to come, in `passes` backward passes of this rank.
+
+        All ranks give the same parameters. The last pass starts the reduction of each gradient as soon as it is ready.
         """
-        return optimizer
+        self._parameters = parameters
 
-    def regroup(self, optimizer: Optimizer) -> None:
-        """Update, between two steps, which parameters of a wrapped optimizer require a gradient."""
+    def end_pass(self) -> None:
+        """Note that a backward pass has ended, which is not the last one of the update."""
 
-    def expect_passes(self, optimizer: Optimizer, passes: int) -> None:
-        """Set the number of backward passes in the next step; the last starts the reduction."""
+    def reduce(self) -> Gradients:
+        """Wait for all ranks, and return the gradients of the update; each one is now the sum over all ranks.
 
-    @contextmanager
-    def reduced(self, optimizer: Optimizer) -> Iterator[Gradients]:
-        """Wait for all ranks; inside the block each gradient is the sum. A missing one is zeros."""
-        yield complete_gradients(optimizer)
+        A parameter that has no gradient on any rank has none afterwards, so that optimizers leave it alone. A sparse
+        gradient stays sparse.
+        """
+        return own_gradients(self._parameters)
 
     def prepare(self, build: Callable[[], T]) -> T:
         """Return the value of `build`, which each rank calls before the rendezvous of an elastic job.
@@ -144,16 +149,44 @@ class LocalWorld(World):
     """The world of one rank. It needs no Horovod."""
 
 
-def complete_gradients(optimizer: Optimizer) -> Gradients:
-    """Return the gradients of all parameters. Missing ones become zeros, as in Horovod: weight decay acts on them."""
-    gradients = list[Tensor]()
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.requires_grad:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                gradients.append(parameter.grad)
-    return Gradients(gradients)
+def own_gradients(parameters: Sequence[nn.Parameter]) -> Gradients:
+    """Return the gradients that these parameters have."""
+    return Gradients([numbers_in(parameter) for parameter in parameters if parameter.grad is not None])
+
+
+def numbers_in(parameter: nn.Parameter) -> Tensor:
+    """Return the numbers of a parameter's gradient, a real tensor that shares its memory."""
+    assert parameter.grad is not None
+    if parameter.grad.is_sparse:
+        parameter.grad = parameter.grad.coalesce()
+        return parameter.grad._values()
+    return torch.view_as_real(parameter.grad) if parameter.is_complex() else parameter.grad
+
+
+def kinds_of(parameters: Sequence[nn.Parameter]) -> list[int]:
+    """Return the kind of the gradient of each parameter on this rank."""
+    return [ABSENT if p.grad is None else SPARSE if p.grad.is_sparse else DENSE for p in parameters]
+
+
+def kinds_on_all_ranks(world: World, parameters: Sequence[nn.Parameter]) -> list[int]:
+    """Return the kind of each parameter's gradient over all ranks: sparse or dense if it is so on any. Communicates."""
+    return [max(of_ranks) for of_ranks in zip(*world.gather(kinds_of(parameters)), strict=True)]
+
+
+def sum_sparse(world: World, parameter: nn.Parameter) -> None:
+    """Replace a sparse gradient by its sum over all ranks, which add its entries in the same order. Communicates."""
+    mine = parameter.grad
+    if mine is not None and not mine.is_sparse:
+        mine = mine.to_sparse(1)
+    entries = None
+    if mine is not None:
+        mine = mine.coalesce()
+        entries = mine.indices().cpu(), mine.values().cpu()
+    of_ranks = [given for given in world.gather(entries) if given is not None]
+    places = torch.cat([indices for indices, _ in of_ranks], dim=1)
+    values = torch.cat([values for _, values in of_ranks])
+    summed = torch.sparse_coo_tensor(places, values, parameter.shape, check_invariants=False)
+    parameter.grad = summed.to(parameter.device).coalesce()
 
 
 def together(world: World, build: Callable[[], T]) -> T:

@@ -71,7 +71,8 @@ def test_an_overflow_on_the_wire_skips_the_step_on_every_rank(world: World) -> N
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
     scaler.scale(torch.ones(()))
-    optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, "fp16")
+    world.wrap(model, "fp16")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     state = TrainState(model, {"": optimizer}, scaler, BatchLayout(4, 4))
     # Only the last rank has a micro-batch: no other rank's own gradient could overflow.
     micro = MicroBatch(0, np.arange(4), (torch.ones(4, 1, 8, 8), torch.arange(4)))

@@ -1,8 +1,9 @@
 """The promises of every World: tests on the world of one, on threads and on Horovod (fixture `on_ranks`)."""
 
+import copy
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from hvd_train.errors import RankLost, UsageError
 from hvd_train.state import to_host
 from hvd_train.world.world import World
 
+Model = TypeVar("Model", bound=nn.Module)
 OnRanks = Callable[[Callable[[World], Any]], Any]
 
 
@@ -102,42 +104,80 @@ def test_gradients_become_the_sum_over_all_ranks_and_passes(world: World) -> Non
     for of_ranks in ([3, 1, 2], [1, 3, 0], [0, 2, 1], [4, 2, 1], [2, 1, 4]):
         passes = of_ranks[: world.place.size]
         _backward(world, model, optimizer, range(passes[world.place.rank]))
-        with world.reduced(optimizer):
-            _assert_gradients(model, [(rank, n) for rank, count in enumerate(passes) for n in range(count)])
-            optimizer.step()
+        world.reduce()
+        _assert_gradients(model, [(rank, n) for rank, count in enumerate(passes) for n in range(count)])
+        optimizer.step()
 
 
 @on_every_rank
 def test_numbers_that_travel_with_gradients_are_summed_as_they_are(world: World) -> None:
     """Losses and votes are exact."""
     model, optimizer = _model(world)
-    world.expect_passes(optimizer, 1)
     model.zero_grad(set_to_none=True)
+    world.begin_update(optimizer.param_groups[0]["params"], 1)
     numbers = torch.tensor([1.0, world.place.rank + 0.25], dtype=torch.float64)
     wait = world.start_sum(numbers, "step")
     _loss(model, world.place.rank, 0).backward()
-    with world.reduced(optimizer):
-        ranks = range(world.place.size)
-        assert wait().tolist() == [len(ranks), sum(rank + 0.25 for rank in ranks)]
-        _assert_gradients(model, [(rank, 0) for rank in ranks])
+    world.reduce()
+    ranks = range(world.place.size)
+    assert wait().tolist() == [len(ranks), sum(rank + 0.25 for rank in ranks)]
+    _assert_gradients(model, [(rank, 0) for rank in ranks])
 
 
 @on_every_rank
-def test_only_trained_parameters_get_gradients(world: World) -> None:
-    """One without a gradient gets zeros, so that weight decay acts on it on every rank; a frozen one gets none."""
+def test_a_parameter_has_a_gradient_if_it_has_one_on_any_rank(world: World) -> None:
+    """Without one it has none on all ranks, so no weight decay acts on it. Each update may train other parameters."""
     model = _weights()
-    model[0].weight.requires_grad_(False)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = world.wrap(torch.optim.SGD(trained, lr=0.1, weight_decay=0.1), model)
-    world.expect_passes(optimizer, 1)
-    model[0](torch.ones(1, 4, dtype=torch.float64)).sum().backward()
-    with world.reduced(optimizer):
-        assert torch.equal(model[2].weight.grad, torch.zeros(2, 3, dtype=torch.float64))
-        assert model[0].bias.grad.tolist() == [float(world.place.size)] * 3
-        optimizer.step()
-    assert model[0].weight.grad is None
-    assert torch.equal(model[0].weight, _weights()[0].weight)
-    assert not torch.equal(model[2].weight, _weights()[2].weight)
+    is_last = world.place.rank == world.place.size - 1
+    everywhere = [float(world.place.size)] * 3
+    world.wrap(model)
+
+    def biases(*trained: str, uses_last: bool) -> list[Tensor | None]:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name in trained)
+            parameter.grad = None
+        world.begin_update([parameter for parameter in model.parameters() if parameter.requires_grad], 1)
+        hidden = model[0](torch.ones(1, 4, dtype=torch.float64)).sum()
+        (hidden + model[2].bias.sum() if uses_last else hidden).backward()
+        world.reduce()
+        return [model[0].bias.grad, model[2].bias.grad]
+
+    for uses_last in (False, True, is_last, True, False, is_last):
+        users = sum(world.gather(uses_last))
+        first, last = biases("0.bias", "2.bias", uses_last=uses_last)
+        assert first.tolist() == everywhere
+        assert (None if last is None else last.tolist()) == ([float(users)] * 2 if users else None)
+    for trained in (("0.weight", "0.bias"), ("0.bias",), ("0.bias", "0.weight", "2.bias")):
+        first, last = biases(*trained, uses_last="2.bias" in trained)
+        assert first.tolist() == everywhere
+        assert (last is not None, model[0].weight.grad is not None) == ("2.bias" in trained, "0.weight" in trained)
+
+
+@on_every_rank
+def test_sparse_and_complex_gradients_are_summed_as_on_one_rank(world: World) -> None:
+    """Also if a rank has none."""
+    rank, size = world.place.rank, world.place.size
+    table = nn.Embedding(6, 2, sparse=True, dtype=torch.float64)
+    model = _determined(nn.ModuleDict({"table": table, "line": nn.Linear(2, 1, dtype=torch.complex128)}))
+    world.wrap(model)
+    for passes in ([1, 2, 0], [2, 1, 1], [2, 1, 1], [2, 0, 1]):
+        model.zero_grad(set_to_none=True)
+        world.begin_update([*model.parameters()], passes[rank])
+        for number in range(passes[rank]):
+            rows = table(torch.tensor([rank, rank, number + 3]))
+            model["line"](rows.to(torch.complex128) * (1 + 2j)).abs().sum().backward()
+            world.end_pass()
+        world.reduce()
+        mine = [p.grad.to_dense() for p in model.parameters()]
+        assert table.weight.grad.is_sparse
+        alone = copy.deepcopy(model)
+        alone.zero_grad(set_to_none=True)
+        for other in range(size):
+            for number in range(passes[other]):
+                rows = alone["table"](torch.tensor([other, other, number + 3]))
+                alone["line"](rows.to(torch.complex128) * (1 + 2j)).abs().sum().backward()
+        for summed, parameter in zip(mine, alone.parameters(), strict=True):
+            torch.testing.assert_close(summed, parameter.grad.to_dense(), rtol=0, atol=_FEW_ROUNDINGS)
 
 
 @on_every_rank
@@ -146,13 +186,13 @@ def test_a_wire_of_half_precision_keeps_its_digits(world: World) -> None:
     for compression, unit in (("fp16", 2.0**-10), ("bf16", 2.0**-7)):
         model, optimizer = _model(world, compression)
         _backward(world, model, optimizer)
-        with world.reduced(optimizer):
-            expected = _gradients([(rank, 0) for rank in range(world.place.size)], torch.float32)
-            for parameter, want in zip(model.parameters(), expected, strict=True):
-                assert parameter.grad.dtype == torch.float32
-                # half a unit in the last place of each addend and of each addition, at the largest magnitude
-                bound = unit * world.place.size * float(want.abs().max().clamp(min=1.0))
-                assert float((parameter.grad - want).abs().max()) <= bound
+        world.reduce()
+        expected = _gradients([(rank, 0) for rank in range(world.place.size)], torch.float32)
+        for parameter, want in zip(model.parameters(), expected, strict=True):
+            assert parameter.grad.dtype == torch.float32
+            # half a unit in the last place of each addend and of each addition, at the largest magnitude
+            bound = unit * world.place.size * float(want.abs().max().clamp(min=1.0))
+            assert float((parameter.grad - want).abs().max()) <= bound
 
 
 @on_every_rank
@@ -161,8 +201,8 @@ def test_weights_stay_bit_identical_on_all_ranks(world: World) -> None:
     model, optimizer = _model(world, momentum=0.9, weight_decay=0.01)
     for step in range(6):
         _backward(world, model, optimizer, range(step, step + (world.place.rank + step) % 3))
-        with world.reduced(optimizer):
-            optimizer.step()
+        world.reduce()
+        optimizer.step()
     states = world.gather(to_host([model.state_dict(), list(optimizer.state_dict()["state"].values())]))
     first = states[0]
     for other in states[1:]:
@@ -199,10 +239,13 @@ def _of_many_kinds(seed: int) -> list[Tensor]:
 
 
 def _weights(dtype: torch.dtype = torch.float64) -> nn.Sequential:
-    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).to(dtype)
+    return _determined(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).to(dtype))
+
+
+def _determined(model: Model) -> Model:
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
-            values = torch.arange(parameter.numel(), dtype=dtype).view(parameter.shape)
+            values = torch.arange(parameter.numel(), dtype=torch.float64).view(parameter.shape)
             parameter.copy_(torch.sin(values * 1.7 + number))
     return model
 
@@ -211,8 +254,8 @@ def _model(world: World, compression: str = "none", **settings: float) -> tuple[
     model = _weights(torch.float64 if compression == "none" else torch.float32)
     # Without settings the learning rate is zero, so that expected gradients are of the initial weights.
     rate = 0.1 if settings else 0.0
-    optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=rate, **settings), model, compression)
-    return model, optimizer
+    world.wrap(model, compression)
+    return model, torch.optim.SGD(model.parameters(), lr=rate, **settings)
 
 
 def _loss(model: nn.Module, rank: int, number: int) -> Tensor:
@@ -223,10 +266,12 @@ def _loss(model: nn.Module, rank: int, number: int) -> Tensor:
 
 
 def _backward(world: World, model: nn.Module, optimizer: Optimizer, passes: range = range(1)) -> None:
-    world.expect_passes(optimizer, len(passes))
     model.zero_grad(set_to_none=True)
+    world.begin_update(optimizer.param_groups[0]["params"], len(passes))
     for number in passes:
         _loss(model, world.place.rank, number).backward()
+        if number != passes[-1]:
+            world.end_pass()
 
 
 def _gradients(passes: list[tuple[int, int]], dtype: torch.dtype = torch.float64) -> list[Tensor]:
@@ -238,6 +283,9 @@ def _gradients(passes: list[tuple[int, int]], dtype: torch.dtype = torch.float64
 
 def _assert_gradients(model: nn.Module, passes: list[tuple[int, int]]) -> None:
     """Assert that the gradients are the sum over these (rank, pass)."""
+    if not passes:
+        assert all(parameter.grad is None for parameter in model.parameters())
+        return
     for parameter, want in zip(model.parameters(), _gradients(passes), strict=True):
         torch.testing.assert_close(parameter.grad, want, rtol=0, atol=_FEW_ROUNDINGS)
 

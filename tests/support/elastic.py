@@ -10,15 +10,13 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from hvd_train.elastic.roster import End, Finish, FormWorld, Roster, Stage, Start, Worker
@@ -224,15 +222,14 @@ class ElasticThreadWorld(ThreadWorld):
             return job.roster.requested()
 
     @override
-    @contextmanager
-    def reduced(self, optimizer: Optimizer) -> Iterator[Gradients]:
+    def reduce(self) -> Gradients:
         self._job.begun(self.place.rank, self._step)
-        with super().reduced(optimizer) as gradients:
-            self._job.heard(Unheard(self._step, self.place.rank))
-            yield gradients
+        gradients = super().reduce()
+        self._job.heard(Unheard(self._step, self.place.rank))
         with self._job.changed:
             self._job.steps = max(self._job.steps, self._step)
         self._step += 1
+        return gradients
 
     @override
     def sum(self, tensor: Tensor, name: str) -> Tensor:

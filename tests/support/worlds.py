@@ -7,19 +7,29 @@ Models for `ThreadWorld` use their own generator.
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from hvd_train.errors import RankLost
 from hvd_train.world.wire import MOST_BYTES, arrived, outgoing, packed, pieces, unpacked
-from hvd_train.world.world import Gradients, LocalWorld, PendingSum, Place, World, complete_gradients
+from hvd_train.world.world import (
+    DENSE,
+    SPARSE,
+    Gradients,
+    LocalWorld,
+    PendingSum,
+    Place,
+    World,
+    kinds_on_all_ranks,
+    numbers_in,
+    own_gradients,
+    sum_sparse,
+)
 
 T = TypeVar("T")
 DEADLINE_S = 60.0
@@ -120,22 +130,28 @@ class ThreadWorld(World):
         return self._exchange("gather", value)
 
     @override
-    def wrap(self, optimizer: Optimizer, model: nn.Module, compression: str = "none") -> Optimizer:
+    def wrap(self, model: nn.Module, compression: str = "none") -> None:
         self._compression = compression
-        return optimizer
 
     @override
-    @contextmanager
-    def reduced(self, optimizer: Optimizer) -> Iterator[Gradients]:
+    def reduce(self) -> Gradients:
         self._steps += 1
-        gradients = complete_gradients(optimizer)
-        tensors = gradients.tensors
+        parameters = self._parameters
+        kinds = kinds_on_all_ranks(self, parameters)
+        dense = [parameter for parameter, kind in zip(parameters, kinds, strict=True) if kind == DENSE]
+        for parameter in dense:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        tensors = [numbers_in(parameter) for parameter in dense]
         pending = [self.start_sum(self._to_wire(gradient), f"gradient {n}") for n, gradient in enumerate(tensors)]
         if Fault(self.place.rank, self._steps) in self._meeting.faults:
             raise Killed(f"rank {self.place.rank} in step {self._steps}")
         for gradient, wait in zip(tensors, pending, strict=True):
             gradient.copy_(wait())
-        yield gradients
+        for parameter, kind in zip(parameters, kinds, strict=True):
+            if kind == SPARSE:
+                sum_sparse(self, parameter)
+        return own_gradients(parameters)
 
     def _to_wire(self, gradient: Tensor) -> Tensor:
         return gradient.to({"fp16": torch.half, "bf16": torch.bfloat16}.get(self._compression))

@@ -2,8 +2,8 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from hvd_train import checkpoint, run
@@ -211,12 +210,10 @@ def test_an_error_before_the_first_step_leaves_nothing(reports: list[Report]) ->
 def test_a_step_that_never_succeeds_ends_the_job_with_earlier_steps_committed(reports: list[Report]) -> None:
     class Breaks(ElasticThreadWorld):
         @override
-        @contextmanager
-        def reduced(self, optimizer: Optimizer) -> Iterator[Gradients]:
-            with super().reduced(optimizer) as gradients:
-                if self._step == 3:
-                    raise RankLost("switch on fire")
-                yield gradients
+        def reduce(self) -> Gradients:
+            if self._step == 3:
+                raise RankLost("switch on fire")
+            return super().reduce()
 
     with pytest.raises(FaultRepeats, match="step 3 has failed 5 times in a row; the last time: switch on fire"):
         run_elastic(lambda world: trained(world, small_config(epochs=1)), {"h1": 1}, first=1, most=1, kind=Breaks)

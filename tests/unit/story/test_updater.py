@@ -46,7 +46,8 @@ def batch(micro: int, rank: int = 0, size: int = 1) -> Batch:
 def state_of(model: nn.Module, scale: float | None = None, world: World | None = None) -> TrainState:
     scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
     scaler.scale(torch.ones(()))
-    optimizer = (world or LocalWorld()).wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    (world or LocalWorld()).wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return TrainState(model, {"": optimizer}, scaler, BatchLayout(8, 4))
 
 

@@ -19,18 +19,17 @@ buckets._BUCKET_BYTES = 80  # a layer
 world = HorovodWorld()
 os.environ["HOROVOD_ELASTIC"] = "1"
 model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4))
-grouped = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-own = world._optimizers[grouped]
-sent, start = [], own._start_sum
-own._start_sum = lambda tensor, name: (sent.append(name), start(tensor, name))[1]
+sent, start = [], world._start_bucket
+world._start_bucket = lambda tensor, name: (sent.append(name), start(tensor, name))[1]
+world.wrap(model)
 
 def begin(passes):
     model.zero_grad(set_to_none=True)
-    world.expect_passes(grouped, passes)
+    world.begin_update([parameter for parameter in model.parameters() if parameter.requires_grad], passes)
 
 def reduced():
-    with world.reduced(grouped):
-        found = list(sent)
+    world.reduce()
+    found = list(sent)
     sent.clear()
     return found
 
@@ -43,7 +42,7 @@ assert sent == ["1.bias"], sent
 assert reduced() == ["1.bias", "0.bias"]
 
 def break_step():
-    for handle, _ in grouped._handles.values():
+    for handle in world._begun:
         hvd.synchronize(handle)  # as after a fault; otherwise its name may still be in use
     sent.clear()
 
@@ -62,13 +61,18 @@ expected = [parameter.grad.clone() for parameter in model.parameters()]
 assert reduced() == ["1.bias", "0.bias"]
 assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected))
 
-# Parameters that are all frozen for a time are reduced again later.
-for trained in (False, True):
-    model.requires_grad_(trained)
-    world.regroup(grouped)
+# Other parameters may be trained in each update, also new ones of new layers.
+for trained, names in (("1.", ["1.bias"]), ("", ["1.bias", "0.bias"]), ("0.", ["0.bias"])):
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith(trained))
+    begin(1)
+    model(torch.ones(1, 3)).sum().backward()
+    assert reduced() == names
+model.append(nn.Linear(4, 4)).requires_grad_()
 begin(1)
 model(torch.ones(1, 3)).sum().backward()
-assert reduced() == ["1.bias", "0.bias"]
+assert sent == ["2.bias", "1.bias", "0.bias"]
+reduced()
 
 world.close()
 print("done")
