@@ -1,8 +1,11 @@
 """Write checkpoints atomically in the background: two lines of text and a payload of torch.save."""
 
 import hashlib
+import io
 import json
 import mmap
+import os
+import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -14,15 +17,17 @@ from torch import Tensor
 
 from hvd_train import plain_file
 from hvd_train.config import Config
-from hvd_train.errors import UsageError
+from hvd_train.data.trees import map_tensors
+from hvd_train.errors import UsageError, first_few
 from hvd_train.network.weights import UNREADABLE, tensors_in
 from hvd_train.run_files import durable
-from hvd_train.run_files.run_folder import RunFolder
+from hvd_train.run_files.run_folder import NoneReadable, RunFolder
 from hvd_train.state import Snapshot, TrainState, result_in, to_host
 
 BEST, FINAL = "model-best.pt", "model-final.pt"
 MAGIC, _FORMER = b"hvd_train checkpoint 2\n", b"hvd_train checkpoint\n"
 _PAYLOAD_AT = 1 << 16  # bytes; a multiple of every page size, for mmap
+_NAME = re.compile(r"step-[0-9]{10}\.ckpt")
 Report = Callable[[str], None]  # prints a line for the user
 
 
@@ -78,6 +83,9 @@ class Store:
 
     def _commit(self, snapshot: Snapshot) -> bool:
         path = path_of(self.folder, snapshot["progress"]["step"])
+        if why := _unreadable(snapshot):
+            self._report(f"not written, since it could not be read again: {path} ({why}); earlier checkpoints stay")
+            return False
         try:
             path.parent.mkdir(exist_ok=True)
             with self._run_folder.writing(f"checkpoints/{path.name}") as file:
@@ -118,18 +126,47 @@ def path_of(folder: Path, step: int) -> Path:
 
 
 def committed(folder: Path) -> list[Path]:
-    """Return the checkpoints of a run folder, newest first; they may be damaged."""
-    return sorted((folder / "checkpoints").glob(f"step-{'[0-9]' * 10}.ckpt"), reverse=True)
+    """Return the checkpoints of a run folder, newest first; they may be damaged. Raises OSError."""
+    try:
+        names = os.listdir(folder / "checkpoints")  # Path.glob would find nothing in a folder that it cannot read
+    except FileNotFoundError:
+        return []
+    return [folder / "checkpoints" / name for name in sorted(filter(_NAME.fullmatch, names), reverse=True)]
 
 
 def newest_good(folder: Path, report: Report) -> Snapshot | None:
-    """Return the newest whole checkpoint, or None; damaged ones are reported and stay."""
+    """Return the newest whole checkpoint, None if there is no checkpoint; damaged ones are reported and stay.
+
+    Raises NoneReadable if all are damaged.
+    """
+    damaged = list[str]()
     for path in committed(folder):
         try:
-            return read(path)
+            snapshot = read(path)
         except BadCheckpoint as error:
-            report(f"skipping a damaged checkpoint: {error}")
+            damaged.append(str(error))
+        else:
+            for line in damaged:
+                report(f"skipping a damaged checkpoint: {line}")
+            return snapshot
+    if damaged:
+        raise NoneReadable(
+            f"no checkpoint of {folder} can be read: {first_few(damaged, 3)}; put back a copy of one, or type "
+            "--resume never to start again (the old run is kept aside)"
+        )
     return None
+
+
+def _unreadable(snapshot: Snapshot) -> str:
+    """Return why a checkpoint with this snapshot could not be read, or an empty text. Tensors are left out."""
+    file, no_numbers = io.BytesIO(), torch.empty(0)
+    try:
+        torch.save(map_tensors(snapshot, lambda tensor: no_numbers), file)
+        torch.load(io.BytesIO(file.getbuffer()), weights_only=True)
+    except Exception as error:  # noqa: BLE001  # pickle calls code of the values
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        return f"it has a {found[1]}" if found else str(error).partition("\n")[0]
+    return ""
 
 
 def write_into(file: BinaryIO, snapshot: Snapshot) -> None:

@@ -15,6 +15,7 @@ from typing_extensions import Self
 
 from hvd_train import checkpoint
 from hvd_train.data.loader import Loader
+from hvd_train.data.plain import number
 from hvd_train.data.trees import map_tensors
 from hvd_train.errors import Diverged, RankLost, UsageError
 from hvd_train.network.device import peak_memory_gib
@@ -108,6 +109,7 @@ class Loops:
         elif resumed is not None:
             self._at, self._count = resumed, 0
             set_values(self._own, resumed.own)
+            state.set_settings(resumed.settings)  # the code at the head of the epoch may have set them again
         training.begin_epoch()
         while resumed is not None or not self._is_over:  # the last step before an end is answered from the record
             if resumed is None and state.progress.epoch == epoch and state.progress.cursor < num_samples:
@@ -377,7 +379,7 @@ def _count_step(training: Training, result: Answer) -> None:
             step=progress.step,
             samples=progress.epoch * num_samples + progress.cursor,
             measures=result.totals.means(),
-            learning_rate=state.optimizer.param_groups[0]["lr"],
+            learning_rate=number(state.optimizer.param_groups[0]["lr"], "the learning rate"),
             gradient_norm=result.gradient_norm,
             loss_scale=state.scaler.get_scale() if state.scaler.is_enabled() else None,
             skipped_steps=progress.skipped,

@@ -66,11 +66,17 @@ class Output:
         if ours := run_dir or os.environ.get(launcher.RUN_DIR):
             config = config.replace(output_dir=Path(ours), resume="auto")
 
+        snapshot: Snapshot | None = None
+
+        def resume(path: Path) -> None:
+            nonlocal snapshot
+            snapshot = checkpoint.newest_good(path, notes.append) if from_disk else None
+
         def start() -> None:
             if from_disk and named is not None:
                 found = checkpoint.newest_good(named, notes.append) if named.is_dir() else checkpoint.read(named)
                 if found is None:
-                    raise UsageError(f"--resume {named}: none of its checkpoints is whole")
+                    raise UsageError(f"--resume {named}: it has no checkpoint")
                 self._load(state, _adapted(found, state, self._config, first_layout, notes.append))
             elif from_disk:
                 state.layout = first_layout()
@@ -78,11 +84,10 @@ class Output:
         if config.run.copy_to and config.run.output_dir and config.run.resume != "never":
             remote.fetch(config.run.copy_to, config.run.output_dir, say)
         patience = _PATIENCE_SECONDS if run_dir is None and launcher.elastic(os.environ) else 0.0
-        folder = self._folder = _claim(config, start, patience, ours=bool(ours))
+        folder = self._folder = _claim(config, start, resume, patience, ours=bool(ours))
         if launcher.WORKER in os.environ:
             with suppress(OSError):  # a driver that is gone starts no workers
                 client.put(os.environ, f"run_dir/{os.environ[launcher.WORKER]}", str(folder.path), _ANSWER_SECONDS)
-        snapshot = checkpoint.newest_good(folder.path, notes.append) if from_disk and folder.earlier else None
         if snapshot is not None:
             self._load(state, snapshot)
         elif folder.earlier:
@@ -163,8 +168,10 @@ class Output:
         self._folder, self.journal, self.store = None, Journal(), None
 
 
-def _claim(config: Config, start: Callable[[], None], patience: float, *, ours: bool) -> RunFolder:
-    """Return the run's folder when it is free; call `start` before a new one is made.
+def _claim(
+    config: Config, start: Callable[[], None], resume: Callable[[Path], None], patience: float, *, ours: bool
+) -> RunFolder:
+    """Return the run's folder when it is free; call `start` before a new one is made, `resume` before another is used.
 
     Another process that has it may be about to commit and end; after `patience` seconds it may not write any more if
     the folder is `ours`.
@@ -173,7 +180,7 @@ def _claim(config: Config, start: Callable[[], None], patience: float, *, ours: 
     while True:
         wait = time.monotonic() < deadline
         try:
-            return run_folder.claim(config, datetime.now(), start, wait=wait)
+            return run_folder.claim(config, datetime.now(), start, resume, wait=wait)
         except Busy as busy:
             if wait:
                 if not waits:

@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from hvd_train.config import GROUPS, Config
 from hvd_train.data.loader import Collate, Loader, open_loader
+from hvd_train.data.plain import number
 from hvd_train.data.sources import check_map_style
 from hvd_train.errors import HvdTrainError, UsageError, first_few
 from hvd_train.flags import settings_parser
@@ -183,11 +184,12 @@ class Session(Loops):
         np.random.set_state(numbers[1])
 
     def log(self, **values: float) -> None:
-        """Write values by name, with the number of steps done, into metrics.jsonl and TensorBoard, on one rank."""
+        """Write numbers by name, with the number of steps done, into metrics.jsonl and TensorBoard, on one rank."""
         if wrong := FACTS & values.keys():
             raise UsageError(f"session.log({first_few(sorted(wrong))}=...): take another name")
+        figures = {name: number(value, f"session.log({name}=...)") for name, value in values.items()}
         _, state = self._joined()
-        self.training.output.journal.log(values, state.progress.step)
+        self.training.output.journal.log(figures, state.progress.step)
 
     def steps(self) -> Iterator[Step]:
         """Yield the steps that are left, of all epochs. Raises as `epochs` does."""
@@ -196,7 +198,8 @@ class Session(Loops):
 
     def keep_best(self, value: float, *, higher: bool = True) -> bool:
         """Keep the weights as the best ones, if `value` is better than before; return whether it is."""
-        return self._keep_best({**(self._scores or {}), "best": value}, Goal("best", higher))
+        best = number(value, "session.keep_best(...)")
+        return self._keep_best({**(self._scores or {}), "best": best}, Goal("best", higher))
 
     def stop(self, why: str) -> None:
         """End the loops after this step or epoch. All ranks call it alike."""

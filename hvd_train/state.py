@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from hvd_train.data.identity import Identity
+from hvd_train.data.plain import from_plain, text_of, to_plain, with_plain_numbers
 from hvd_train.data.trees import map_tensors
 from hvd_train.errors import ReplicasDiffer, UsageError, first_few
 from hvd_train.network import buffers, optim, weights
@@ -67,6 +68,7 @@ class Point:
     cursor: int = 0  # samples of the epoch that are used
     best: Evaluation | None = None
     last: Evaluation | None = None
+    # In plain types (`data.plain`):
     settings: Sequence[Mapping[str, Any]] = ()  # of each parameter group: learning rate, momentum, ...
     own: Mapping[str, Any] = field(default_factory=dict)  # registered values by name
     own_at_epoch: Mapping[str, Any] = field(default_factory=dict)  # the same at the beginning of the epoch
@@ -95,7 +97,6 @@ class Progress:
         return Progress(self.epoch, self.cursor + num_samples, self.step + 1, self.skipped + skipped, in_row)
 
 
-_PLAIN = (bool, int, float, str, type(None), Tensor)  # what checkpoints may have besides containers
 TENSORS = "model", "average", "buffers", "optimizers"
 """The parts of a snapshot that hold tensors and are compared."""
 _FACTS = "progress", "layout", "totals", "scaler"
@@ -145,8 +146,13 @@ class TrainState:
     def come_to(self, epoch: int, part: int, own: SimpleNamespace) -> None:
         """Come to a point of the program, with this registered state."""
         step, cursor, values = self.progress.step, self.progress.cursor, values_of(own)
+        for _, _, group in self._groups():  # numbers of numpy round in another way than those of a resumed run
+            group.update({key: with_plain_numbers(each) for key, each in group.items() if key != "params"})
+        settings = self.settings()
+        if step == 1:
+            self.live()  # all ranks raise UsageError if the optimizer keeps what cannot be written
         at_epoch = values if part == HEAD else self.point.own_at_epoch
-        self.point = Point(epoch, part, step, cursor, self.best, self.last, self.settings(), values, at_epoch)
+        self.point = Point(epoch, part, step, cursor, self.best, self.last, settings, values, at_epoch)
         # A newcomer needs answers before the loop and at the head of the epoch; a survivor behind lacks the last one.
         last = next(reversed(self.answers), None)
         self.answers = {
@@ -156,33 +162,62 @@ class TrainState:
         }
 
     def settings(self) -> list[dict[str, Any]]:
-        """Return the settings of each parameter group, which the program may change."""
+        """Return the settings of each parameter group, which the program may change, in plain types."""
         return [
-            {name: group[name] for name in optimizer.defaults if name in group}
-            for optimizer in self.optimizers.values()
-            for group in optimizer.param_groups
+            {key: copy.deepcopy(to_plain(group[key], f"{name}[{key!r}]")) for key in optimizer.defaults if key in group}
+            for name, optimizer, group in self._groups()
         ]
+
+    def set_settings(self, settings: Sequence[Mapping[str, Any]]) -> None:
+        """Give the parameter groups what `settings` returned."""
+        for (_, _, group), values in zip(self._groups(), settings, strict=False):
+            _set(group, from_plain(copy.deepcopy(values)))
+
+    def _groups(self) -> Iterator[tuple[str, Optimizer, dict[str, Any]]]:
+        """Yield each parameter group with its name for the user and its optimizer."""
+        for name, optimizer in self.optimizers.items():
+            for number, group in enumerate(optimizer.param_groups):
+                yield f"{_of_user(name)}.param_groups[{number}]", optimizer, group
+
+    @property
+    def _device(self) -> torch.device:
+        """The device of this rank."""
+        return next(self.model.parameters()).device
 
     def snapshot(self) -> Snapshot:
         """Return a copy of the state in host memory, which later steps do not touch."""
         live = self.live()
-        return {**live, **{name: to_host(live[name]) for name in (*TENSORS, "scaler")}}
+        for _, answer in live["answers"]:
+            answer["scores"]["kept"] = None if answer["scores"]["kept"] else {}  # they would make checkpoints large
+        return to_host(live)  # type: ignore[no-any-return]
 
     def live(self) -> Snapshot:
-        """Return the state as `snapshot` does, but with the tensors themselves, which later steps change."""
+        """Return the state as `snapshot` does, but with the tensors themselves, which later steps change.
+
+        Raises UsageError for a value of an optimizer that has no plain form.
+        """
+        optimizers = self.optimizers.items()
+        states = {name: to_plain(each.state_dict(), f"{_of_user(name)}.state_dict()") for name, each in optimizers}
+        point = _fields(self.point)
+        best, last = point.pop("best"), point.pop("last")
         return {
             "model": self.model.state_dict(),
             "average": None if self.average is None else self.average.state_dict(),
             # Files of weights, which are plain state_dicts, do not have these buffers.
             "buffers": [buffers.not_in_state_dict(m) for m in (self.model, self.average) if m is not None],
-            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
+            "optimizers": states,
             "scaler": self.scaler.state_dict(),
-            **{name: (value := getattr(self, name)) and dataclasses.asdict(value) for name in _VALUES},
-            "point": (point := dataclasses.asdict(self.point)),
-            "best": point.pop("best"),
-            "last": point.pop("last"),
-            "answers": [(label, dataclasses.asdict(answer)) for label, answer in self.answers.items()],
-            "recent": [dataclasses.asdict(entry) for entry in self.recent],
+            **{name: (value := getattr(self, name)) and _fields(value) for name in _VALUES},
+            "point": point,
+            "best": best,
+            "last": last,
+            "elsewhere": {
+                path: tensor.device.type
+                for path, tensor in tensors_in({"optimizers": states, "point": point})
+                if tensor.device.type != self._device.type
+            },
+            "answers": [(label, _fields(answer)) for label, answer in self.answers.items()],
+            "recent": [_fields(entry) for entry in self.recent],
             "seconds": self.seconds,
             "data": self.data,
         }
@@ -193,26 +228,19 @@ class TrainState:
         With `behind` this rank continues its own program, so it keeps its point and what its code has set.
         """
         check_same_shapes(self.model.state_dict(), snapshot["model"])
-        settings = self.settings() if behind else snapshot["point"]["settings"]
         if snapshot["optimizers"].keys() != self.optimizers.keys():
             raise UsageError(f"the checkpoint is of other optimizers: {', '.join(snapshot['optimizers'])}")
+        # Optimizers keep the tensors.
+        kept = copy.deepcopy({name: snapshot[name] for name in ("optimizers", "point")})
+        if is_placed := "elsewhere" in snapshot:  # checkpoints of earlier versions do not say so
+            kept = _placed(kept, self._device, snapshot["elsewhere"])
+        settings = self.settings() if behind else kept["point"]["settings"]
         for name, optimizer in self.optimizers.items():  # before the parameters: this may change weights
-            groups, states = optimizer.param_groups, optimizer.state
             try:
-                optimizer.load_state_dict(copy.deepcopy(snapshot["optimizers"][name]))  # it keeps the tensors
+                _load_optimizer(optimizer, kept["optimizers"][name], is_placed=is_placed)
             except ValueError as error:
                 raise UsageError(f"the checkpoint is of another optimizer: {error}") from None
-            for group, loaded in zip(groups, optimizer.param_groups, strict=True):
-                group.update(loaded)
-            optimizer.param_groups = groups  # the user's optimizer and schedulers share them
-            loaded_states = dict(optimizer.state)
-            states.clear()
-            states.update(loaded_states)
-            optimizer.state = states
-            optim.match_memory_format(optimizer)
-        all_groups = (group for optimizer in self.optimizers.values() for group in optimizer.param_groups)
-        for group, of_point in zip(all_groups, settings, strict=False):
-            group.update(of_point)
+        self.set_settings(settings)
         if snapshot["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(snapshot["scaler"])
         for name, kind in _VALUES.items():
@@ -221,7 +249,7 @@ class TrainState:
         self.answers = {**self.answers, **answers} if behind else answers
         if not behind:
             self.best, self.last = (snapshot[name] and Evaluation(**snapshot[name]) for name in ("best", "last"))
-            self.point = Point(**snapshot["point"], best=self.best, last=self.last)
+            self.point = Point(**kept["point"], best=self.best, last=self.last)
         self.recent = [Entry(**entry) for entry in snapshot["recent"]]
         self.data, self.seconds = snapshot["data"], snapshot["seconds"]
         if self.average is not None:
@@ -244,14 +272,76 @@ def result_in(snapshot: Snapshot) -> dict[str, Tensor]:
     return weights
 
 
+def _of_user(optimizer: str) -> str:
+    return f"optimizers[{optimizer!r}]" if optimizer else "optimizer"
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Return the fields of nested dataclasses. `dataclasses.asdict` copies tensors, and breaks a Counter."""
+    return {name: _fields(each) if dataclasses.is_dataclass(each) else each for name, each in vars(value).items()}
+
+
+def _placed(values: Any, device: torch.device, elsewhere: Mapping[str, str]) -> Any:
+    """Return values with each tensor on this device, or where `elsewhere` says by its path."""
+    paths = {id(tensor): path for path, tensor in tensors_in(values)}
+
+    def place(tensor: Tensor) -> Tensor:
+        kind = elsewhere.get(paths[id(tensor)], device.type)
+        return tensor.to(device if kind != "cpu" else "cpu")
+
+    return map_tensors(values, place)
+
+
+def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], *, is_placed: bool) -> None:
+    """Load a state dict in plain types; the user's optimizer and schedulers keep the groups that they share.
+
+    `Optimizer.load_state_dict` casts tensors to the parameter's type, and spoils what is neither tensor nor number. So
+    the saved values are put back afterwards, on the saved device if `is_placed`. Raises ValueError, as it does.
+    """
+    groups, states = optimizer.param_groups, optimizer.state
+    optimizer.load_state_dict({**from_plain(saved), "state": saved["state"]})
+    for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+        _set(group, loaded)
+    loaded_states = dict(optimizer.state)
+    states.clear()
+    states.update(loaded_states)
+    optimizer.param_groups, optimizer.state = groups, states
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    for parameter, number in zip(parameters, numbers, strict=False):
+        state = optimizer.state.get(parameter, {})
+        for key, value in saved["state"].get(number, {}).items():
+            if isinstance(loaded := state.get(key), Tensor) and isinstance(value, Tensor) and not is_placed:
+                value = value.to(loaded.device)
+            if key in state:
+                state[key] = from_plain(value)
+    optim.match_memory_format(optimizer)
+
+
+def _set(group: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Set values of a parameter group; a tensor, such as a learning rate, stays the user's."""
+    for name, value in values.items():
+        own = group.get(name)
+        if (
+            isinstance(own, Tensor)
+            and isinstance(value, Tensor)
+            and (own.shape, own.dtype) == (value.shape, value.dtype)
+        ):
+            own.detach().copy_(value)
+        else:
+            group[name] = value
+
+
 def _answer(scores: Mapping[str, Any], totals: Mapping[str, Any], **values: Any) -> Answer:
     return Answer(Scores(**scores), Totals(**totals), **values)
 
 
 def digest_of_snapshot(snapshot: Snapshot) -> str:
     """Return what `TrainState.digest` returns for the state with this snapshot."""
-    facts, tensors = ([snapshot[name] for name in names] for names in (_FACTS, TENSORS))
-    return digest_of(repr(facts), tensors_in(tensors))
+    facts, tensors = [snapshot[name] for name in _FACTS], [snapshot[name] for name in TENSORS if name != "optimizers"]
+    # The program of a rank may have set its learning rate for the step already, which can be a tensor.
+    tensors.append([{**each, "param_groups": None} for each in snapshot["optimizers"].values()])
+    return digest_of(text_of(facts), tensors_in(tensors))
 
 
 def confirm_equal(state: TrainState, world: World) -> None:
@@ -278,29 +368,26 @@ def check_same_shapes(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) 
 
 
 def values_of(own: SimpleNamespace) -> dict[str, Any]:
-    """Return a copy of the registered state by name. Raises UsageError for what cannot be written."""
-    things = vars(own)
-    for name, thing in things.items():
-        if not (_has_state(thing) or _is_plain(thing)):
-            raise UsageError(f"register({name}=...): {type(thing).__name__} has no state_dict and is no plain value")
-    return {name: copy.deepcopy(thing.state_dict() if _has_state(thing) else thing) for name, thing in things.items()}
+    """Return a copy of the registered state by name, in plain types. Raises UsageError for what cannot be written."""
+    plain = {}
+    for name, thing in vars(own).items():
+        if _has_state(thing):
+            plain[name] = to_plain(thing.state_dict(), f"register({name}=...).state_dict()")
+        else:
+            plain[name] = to_plain(thing, f"register({name}=...)")
+    return copy.deepcopy(plain)
 
 
 def set_values(own: SimpleNamespace, values: Mapping[str, Any]) -> None:
     """Give the registered state what `values_of` returned."""
     for name, value in values.items():
         thing: Any = getattr(own, name, None)
+        kept = from_plain(copy.deepcopy(value))
         if _has_state(thing):
-            thing.load_state_dict(copy.deepcopy(value))
+            thing.load_state_dict(kept)
         else:
-            setattr(own, name, copy.deepcopy(value))
+            setattr(own, name, kept)
 
 
 def _has_state(thing: Any) -> bool:
     return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return all(isinstance(key, (str, int)) and _is_plain(each) for key, each in value.items())
-    return all(map(_is_plain, value)) if isinstance(value, (list, tuple)) else isinstance(value, _PLAIN)

@@ -16,6 +16,7 @@ from hvd_train.config import Config
 from hvd_train.console import say
 from hvd_train.data import identity
 from hvd_train.data.loader import Ahead, Loader
+from hvd_train.data.plain import text_of
 from hvd_train.elastic.members import RankReport, most_advanced, survivors_differ
 from hvd_train.errors import FaultRepeats, HvdTrainError, RankLost, ReplicasDiffer, UsageError
 from hvd_train.launch import exit_report
@@ -211,7 +212,7 @@ class Training:
         if self._root is None and not self.compares:
             return
         of_code = {**values_of(own), " settings": self.state.settings()}
-        mine = label, self.state.digest(), digest_of(repr(of_code), tensors_in(of_code))
+        mine = label, self.state.digest(), digest_of(text_of(of_code), tensors_in(of_code))
         labels, digests, of_own = zip(*self.world.gather(mine), strict=True)
         if len(set(labels)) > 1:
             raise UsageError(f"the programs of the ranks are at different places ({labels}): register what decides")
@@ -393,7 +394,11 @@ class Training:
         if not self.is_whole:
             say("the loop has changed weights since the last step, so a commit now could not be resumed exactly")
             return False
-        return self.output.commit_last(self._state).result()
+        try:
+            return self.output.commit_last(self._state).result()
+        except UsageError as error:
+            say(f"there is no commit now: {error}")
+            return False
 
     def _committed(self, error: RankLost) -> RankLost:
         """Commit the last finished step, and return the error with the outcome."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from hvd_train.config import Config
 from hvd_train.data.loader import Loader
+from hvd_train.data.plain import numbers
 from hvd_train.errors import UsageError, first_few
 from hvd_train.network.buffers import unchanged
 from hvd_train.network.device import autocast
@@ -49,15 +50,16 @@ def evaluate(
 
 
 def scores_of(
-    task: Task, fields: tuple[Field, ...], numbers: Tensor, count: int, kept: Mapping[str, Tensor] | None = None
+    task: Task, fields: tuple[Field, ...], summed: Tensor, count: int, kept: Mapping[str, Tensor] | None = None
 ) -> Scores:
     """Return the scores of summed numbers of `count` samples. Raises UsageError if the task's best is not in them."""
-    of_fields = zip(fields, torch.split(numbers, [field.size for field in fields]), strict=True)
+    of_fields = zip(fields, torch.split(summed, [field.size for field in fields]), strict=True)
     totals = {field.name: part.view(field.shape) for field, part in of_fields if field.kind == "total"}
-    figures = totals_of([field for field in fields if field.is_mean], numbers.tolist(), count).means()
+    figures = totals_of([field for field in fields if field.is_mean], summed.tolist(), count).means()
     scores = Scores(figures, count, totals, kept or {})
     if task.summary is not None:
-        scores = dataclasses.replace(scores, figures={**figures, **task.summary(scores)})
+        scores = dataclasses.replace(scores, figures={**figures, **numbers(task.summary(scores), "the task's summary")})
     if task.best and task.best not in scores:
         raise UsageError(f"the task's best is {task.best!r}, but its evaluation has {first_few(list(scores))}")
-    return dataclasses.replace(scores, per_class=task.per_class(scores) if task.per_class is not None else {})
+    per_class = {} if task.per_class is None else numbers(task.per_class(scores), "the task's per_class")
+    return dataclasses.replace(scores, per_class=per_class)

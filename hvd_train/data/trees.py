@@ -1,5 +1,6 @@
 """Trees of tensors: batches of any items, and snapshots."""
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +16,8 @@ def map_tensors(tree: Any, function: Callable[[Any], Any]) -> Any:
     """
     if isinstance(tree, Tensor) or hasattr(tree, "to"):
         return function(tree)
+    if isinstance(tree, dict):
+        return like(tree, {name: map_tensors(value, function) for name, value in tree.items()})
     if isinstance(tree, Mapping):
         return {name: map_tensors(value, function) for name, value in tree.items()}
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):  # a NamedTuple
@@ -25,3 +28,14 @@ def map_tensors(tree: Any, function: Callable[[Any], Any]) -> Any:
         values = {field.name: getattr(tree, field.name) for field in dataclasses.fields(tree)}
         return dataclasses.replace(tree, **{name: map_tensors(value, function) for name, value in values.items()})
     return tree
+
+
+def like(mapping: dict[Any, Any], values: dict[Any, Any]) -> dict[Any, Any]:
+    """Return `values` in a mapping of the same type, factory and attributes."""
+    if type(mapping) is dict:
+        return values
+    made = copy.copy(mapping)
+    made.clear()
+    for name, value in values.items():
+        made[name] = value
+    return made

@@ -38,6 +38,10 @@ class Busy(UsageError):
         self.path = path
 
 
+class NoneReadable(UsageError):
+    """Raised if a run has checkpoints, but none that can be read: only the user may begin it again."""
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """A run folder that this process has claimed. The claim ends with the process."""
@@ -91,16 +95,24 @@ def in_use(path: Path) -> bool:
     return any(" FLOCK " in line and f":{inode} " in line for line in lines)
 
 
-def claim(config: Config, now: datetime, start: Callable[[], None] = lambda: None, *, wait: bool = False) -> RunFolder:
+def claim(
+    config: Config,
+    now: datetime,
+    start: Callable[[], None] = lambda: None,
+    resume: Callable[[Path], None] = lambda path: None,
+    *,
+    wait: bool = False,
+) -> RunFolder:
     """Choose and lock the folder of this run, and write its config.yaml.
 
-    `now` names a new folder. `start` is called before a folder is made or moved aside; if it raises, nothing has
-    changed. Without `--output-dir` and `wait` a busy folder is skipped. Raises Busy and UsageError.
+    `now` names a new folder. `start` is called before a folder is made or moved aside, and `resume` before a run
+    continues in its folder; if they raise, nothing has changed. Without `--output-dir` and `wait` a busy folder is
+    skipped. Raises Busy and UsageError.
     """
     try:
         if config.run.output_dir:
-            return _claim_named(config.run.output_dir, config, start)
-        return _claim_own(config, now, start, wait=wait)
+            return _claim_named(config.run.output_dir, config, start, resume)
+        return _claim_own(config, now, start, resume, wait=wait)
     except OSError as error:
         raise UsageError(
             f"cannot use the output folder {error.filename or config.run.output_dir or RUNS}: {error.strerror}; "
@@ -108,7 +120,7 @@ def claim(config: Config, now: datetime, start: Callable[[], None] = lambda: Non
         ) from None
 
 
-def _claim_named(path: Path, config: Config, start: Callable[[], None]) -> RunFolder:
+def _claim_named(path: Path, config: Config, start: Callable[[], None], resume: Callable[[Path], None]) -> RunFolder:
     if not (path / CONFIG).exists():
         early = {_LOCK, f"{CONFIG}{durable.PARTIAL_SUFFIX}"}  # left by a process that was killed at its start
         if path.exists() and {entry.name for entry in path.iterdir()} - early:
@@ -116,7 +128,7 @@ def _claim_named(path: Path, config: Config, start: Callable[[], None]) -> RunFo
         start()
         return _create(path, config)
     if config.run.resume == "auto":
-        return _reopen(path, config)
+        return _reopen(path, config, resume)
     start()
     lock = _lock(path)  # raises Busy: a folder that is trained in is not moved away
     aside = _free_name(path.with_name(f"{path.name}.old"))
@@ -125,7 +137,9 @@ def _claim_named(path: Path, config: Config, start: Callable[[], None]) -> RunFo
     return _create(path, config, f"the earlier run in {path} is now in {aside}")
 
 
-def _claim_own(config: Config, now: datetime, start: Callable[[], None], *, wait: bool) -> RunFolder:
+def _claim_own(
+    config: Config, now: datetime, start: Callable[[], None], resume: Callable[[Path], None], *, wait: bool
+) -> RunFolder:
     notes = list[str]()
     found = [path for path in sorted(RUNS.glob(f"{config.recipe}-*"), reverse=True) if (path / CONFIG).exists()]
     found = [path for path in found if {path.stat().st_uid, path.lstat().st_uid} <= {0, os.geteuid()}]
@@ -133,7 +147,9 @@ def _claim_own(config: Config, now: datetime, start: Callable[[], None], *, wait
         if config.run.resume != "auto" or (path / SUMMARY).exists():
             continue
         try:
-            return _reopen(path, config)
+            return _reopen(path, config, resume)
+        except NoneReadable:
+            raise
         except Busy:
             if wait:
                 raise
@@ -151,7 +167,7 @@ def _create(path: Path, config: Config, *notes: str) -> RunFolder:
     return RunFolder(path, notes=notes, _lock=lock)
 
 
-def _reopen(path: Path, config: Config) -> RunFolder:
+def _reopen(path: Path, config: Config, resume: Callable[[Path], None]) -> RunFolder:
     _check_no_links(path)
     old = config_file.load(path / CONFIG)
     before, epochs, notes = old.schedule.epochs, config.schedule.epochs, list[str]()
@@ -166,6 +182,11 @@ def _reopen(path: Path, config: Config) -> RunFolder:
             "(the old run is kept aside), or name another --output-dir"
         )
     lock = _lock(path)
+    try:
+        resume(path)
+    except BaseException:
+        lock.close()
+        raise
     if notes:
         (path / SUMMARY).unlink(missing_ok=True)  # of a finished run
     text = config_file.dump(config)

@@ -60,7 +60,9 @@ class Scores(Mapping[str, float]):
     figures: Mapping[str, float]
     count: int  # samples
     totals: Mapping[str, Tensor] = field(default_factory=dict)  # each `Total` of the task, float64 on the CPU
-    kept: Mapping[str, Tensor] = field(default_factory=dict)  # each `Each` of the task, float32 on the CPU
+    kept: Mapping[str, Tensor] | None = field(
+        default_factory=dict
+    )  # each `Each`, float32 on the CPU; None: not any more
     per_class: Mapping[str, float] = field(default_factory=dict)  # a figure of each class (NaN: no samples), if any
     weights: str = ""  # which weights of a run were evaluated; empty during a training
 
@@ -78,7 +80,15 @@ class Scores(Mapping[str, float]):
         return self.totals[name]
 
     def each(self, name: str) -> Tensor:
-        """Return an `Each` of the task, [samples, ...] in the order of the set."""
+        """Return an `Each` of the task, [samples, ...] in the order of the set.
+
+        Raises UsageError if the evaluation was before the job resumed: checkpoints have none.
+        """
+        if self.kept is None:
+            raise UsageError(
+                f"scores.each({name!r}): this evaluation was before the job resumed, and checkpoints have no values of "
+                "Each: evaluate after the steps of an epoch, or use a Mean or a Total"
+            )
         return self.kept[name]
 
     def as_dict(self) -> dict[str, object]:

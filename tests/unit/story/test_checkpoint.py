@@ -4,11 +4,13 @@ import hashlib
 import io
 import json
 import os
+import re
 import threading
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -21,7 +23,7 @@ from hvd_train.errors import UsageError
 from hvd_train.network import optim
 from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files import run_folder
-from hvd_train.run_files.run_folder import RunFolder
+from hvd_train.run_files.run_folder import NoneReadable, RunFolder
 from hvd_train.state import Progress, TrainState
 from tests.support.faults import Malicious, no_room
 from tests.support.launching import wait_for
@@ -133,7 +135,8 @@ def test_a_checkpoint_with_code_in_it_is_not_run() -> None:
 
 
 def test_the_newest_whole_checkpoint_is_used() -> None:
-    """Damaged newer ones are named and kept; without a whole one a run starts at the beginning."""
+    """Damaged newer ones are named and kept; if none is whole, the error names all."""
+    assert newest_good(RUN, pytest.fail) is None
     commit(1, 2, 3)
     path_of(RUN, 3).write_bytes(path_of(RUN, 3).read_bytes()[:-10])
     path_of(RUN, 2).write_bytes(b"")
@@ -142,7 +145,9 @@ def test_the_newest_whole_checkpoint_is_used() -> None:
     assert [path_of(RUN, step).name in line for step, line in zip((3, 2), lines, strict=True)] == [True, True]
     assert steps_on_disk() == [3, 2, 1]
     path_of(RUN, 1).write_bytes(b"")
-    assert newest_good(RUN, lambda message: None) is None
+    says = r"^no checkpoint of run can be read: .*0003\.ckpt is damaged.*0002\.ckpt.*0001\.ckpt.*--resume never"
+    with pytest.raises(NoneReadable, match=says):
+        newest_good(RUN, pytest.fail)
 
 
 def test_a_checkpoint_of_a_former_version_is_not_skipped() -> None:
@@ -150,6 +155,24 @@ def test_a_checkpoint_of_a_former_version_is_not_skipped() -> None:
     path_of(RUN, 1).write_bytes(path_of(RUN, 1).read_bytes().replace(MAGIC, b"hvd_train checkpoint\n"))
     with pytest.raises(UsageError, match=r"0001\.ckpt is of an earlier version of hvd_train"):
         newest_good(RUN, lambda message: None)
+
+
+class NotPlain:
+    """Is pickled, but torch.load refuses it."""
+
+
+@pytest.mark.parametrize("value", [NotPlain(), np.float64(1), lambda: 1], ids=["a class", "numpy", "a function"])
+def test_a_checkpoint_that_could_not_be_read_is_not_written(value: object) -> None:
+    """A line says what it has; the last one that can be read stays."""
+    lines = list[str]()
+    commit(1, keep=1)
+    disk, state = store(lines, keep=1), state_at(2)
+    state.data = {"classes": [value]}
+    assert not disk.commit_last(state).result()
+    disk.close()
+    assert steps_on_disk() == [1]
+    (line,) = lines
+    assert re.match(r"not written, since it could not be read again: run/.*0002\.ckpt \(.*(NotPl|numpy|function)", line)
 
 
 def test_the_newest_checkpoints_are_kept() -> None:

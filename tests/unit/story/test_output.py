@@ -1,6 +1,7 @@
 """The run folder on rank 0: its owner, its files, and a full disk."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +87,46 @@ def test_later_workers_of_a_job_continue_in_its_folder(
     assert (found.path, found.earlier, found.notes, clock.sleeps) == (former.path, True, (), 5)
     assert not former.commit_last(state).result()
     former.close()
+
+
+@pytest.mark.parametrize("output_dir", ["mine", None])
+@pytest.mark.parametrize("job", ["plain", "elastic"])
+def test_a_run_whose_checkpoints_are_damaged_does_not_begin_again(
+    job: str, output_dir: str | None, state: TrainState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays as it is, and an error names the file; `--resume never` begins again."""
+    config = small_config(output_dir=output_dir, recipe="few", epochs=2)
+    earlier = opened(config, state)
+    assert earlier.commit_last(state).result()
+    folder = earlier.path
+    earlier.write("summary.json", {})
+    earlier.close()
+    if output_dir is None:
+        (folder / "summary.json").unlink()  # a run that has one is finished, and not continued by itself
+    (checkpoint,) = (folder / "checkpoints").iterdir()
+    whole = checkpoint.read_bytes()
+    checkpoint.write_bytes(whole[:-1])
+    if job == "elastic":
+        monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+        monkeypatch.setenv(launcher.RUN_DIR, str(folder))
+
+    def files() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+
+    before = files()
+    changed = config.replace(epochs=3) if output_dir else config
+    with pytest.raises(UsageError, match=rf"no checkpoint of {folder} can be read: .*0007\.ckpt is .*--resume never"):
+        claim(changed, state)
+    assert files() == before
+    checkpoint.write_bytes(whole)
+    continued = claim(changed, state)
+    assert (continued.path, continued.earlier) == (folder, True)
+    continued.release()
+    monkeypatch.delenv(launcher.RUN_DIR, raising=False)
+    checkpoint.write_bytes(b"")
+    again = claim(config.replace(resume="never"), state)
+    assert not again.earlier
+    again.release()
 
 
 def test_a_rank_that_is_no_longer_rank_0_releases_the_folder(state: TrainState) -> None:

@@ -457,5 +457,5 @@ def test_registered_values_are_plain_or_have_a_state() -> None:
     set_values(own, copied)
     assert (own.level, own.names, own.layer.bias.item() == 1) == (2, ["a", {"b": None}], False)
     own.file = Path()
-    with pytest.raises(UsageError, match=r"register\(file=...\): PosixPath has no state_dict and is no plain value"):
+    with pytest.raises(UsageError, match=r"register\(file=...\): PosixPath cannot be kept"):
         values_of(own)

@@ -1,0 +1,433 @@
+"""State of the user's objects: it survives as it is, on any number of ranks, after a resume and in a newcomer."""
+
+import itertools
+from collections import Counter, deque
+from collections.abc import Callable
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import lr_scheduler as schedulers
+from torch.optim.swa_utils import SWALR
+from torch.utils.data import TensorDataset
+
+from hvd_train.checkpoint import committed, read
+from hvd_train.data.plain import to_plain
+from hvd_train.errors import UsageError
+from hvd_train.loops import Step
+from hvd_train.session import Session
+from hvd_train.state import to_host, values_of
+from hvd_train.tasks.task import Each, Measure
+from hvd_train.world.world import LocalWorld, World
+from tests.support.elastic import ONE, TOLERANCE, TWO, Kill, run_elastic
+from tests.support.runs import Weights, equal, largest_difference, small_config
+from tests.support.worlds import own_generator, run_ranks
+
+NUMBERS = itertools.count()
+INPUTS = torch.cos(torch.arange(320.0)).view(40, 8)
+DATA = TensorDataset(INPUTS, torch.arange(40) % 3)
+STEPS, STOP_AT = 10, (2, 7)
+Outcome = tuple[Weights, dict[str, Any], list[dict[str, Any]]]
+Stop = Callable[[int], None]
+Program = Callable[[Session, nn.Module, torch.optim.Optimizer, Stop], None]
+
+
+class Interrupted(UsageError):
+    """Ends a program, which commits."""
+
+
+def linear() -> nn.Module:
+    return own_generator(nn.Linear(8, 3))
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def played(
+    world: World,
+    program: Program,
+    folder: Path,
+    make: Callable[[], nn.Module] = linear,
+    optimizer_of: Callable[[nn.Module], torch.optim.Optimizer] = momentum,
+    stop_at: int = 0,
+    **changes: Any,
+) -> Outcome:
+    """Return weights, registered values and settings after a program of 10 steps; interrupt it after one of them."""
+
+    def stop(step: int) -> None:
+        if step == stop_at:
+            raise Interrupted
+
+    model = make()
+    optimizer = optimizer_of(model)
+    settings = {"epochs": 2, "global_batch_size": 8, "batch_size": 4, "warmup_epochs": 0.0, "learning_rate": 0.1}
+    config = small_config(output_dir=folder, **settings, **changes)
+    with Session(model, optimizer, DATA, config=config, world=world) as session:
+        program(session, model, optimizer, stop)
+    state = session.training.state
+    return to_host(model.state_dict()), values_of(session._own), state.settings()
+
+
+def check_same(found: Outcome, expected: Outcome, allowed: float = 0.0) -> None:
+    assert largest_difference(found[0], expected[0]) <= allowed
+    check_alike(found[1:], expected[1:], allowed)
+
+
+def check_alike(found: Any, expected: Any, allowed: float) -> None:
+    """Assert that plain values are equal; numbers may differ by this much."""
+    assert type(found) is type(expected)
+    if isinstance(found, dict):
+        assert found.keys() == expected.keys()
+        check_alike([*found.values()], [expected[key] for key in found], allowed)
+    elif isinstance(found, (list, tuple)):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            check_alike(one, other, allowed)
+    elif isinstance(found, Tensor):
+        torch.testing.assert_close(found, expected, rtol=0, atol=allowed)
+    else:
+        assert found == (pytest.approx(expected, rel=0, abs=allowed) if isinstance(found, float) else expected)
+
+
+def with_a_newcomer(body: Callable[[World], Outcome]) -> list[Outcome]:
+    """Return what a job gives on two ranks, one of which came after step 4, since another was lost."""
+    job = run_elastic(body, dict([ONE, TWO]), [Kill(4, rank=1)], first=2, fewest=2)
+    assert len(job.results) == 2
+    return job.results
+
+
+def check_survives(program: Program, **given: Any) -> None:
+    """Assert that a program resumes to the bit on one rank and on two, and that a newcomer continues it."""
+    for size, stop_at in zip((1, 2), STOP_AT, strict=True):
+        folder = Path(f"size-{size}-{next(NUMBERS)}")
+        expected = run_ranks(size, lambda world, into=folder: played(world, program, Path(f"{into}-whole"), **given))
+        with pytest.raises(Interrupted):
+            run_ranks(size, lambda world, into=folder, at=stop_at: played(world, program, into, **given, stop_at=at))
+        for found in run_ranks(size, lambda world, into=folder: played(world, program, into, **given)):
+            check_same(found, expected[0])
+    folder = Path(f"elastic-{next(NUMBERS)}")
+    for found in with_a_newcomer(lambda world: played(world, program, folder, **given)):
+        check_same(found, expected[0], TOLERANCE)
+
+
+def take(step: Step, model: nn.Module) -> None:
+    for micro in step:
+        inputs, targets = micro.batch
+        micro.backward(F.cross_entropy(model(inputs), targets, reduction="none"))
+
+
+class Warm:
+    """A function of the step with a state of its own."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def __call__(self, step: int) -> float:
+        return min(1.0, (step + 1) / self.steps)
+
+
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "StepLR": lambda o: schedulers.StepLR(o, 2),
+    "MultiStepLR": lambda o: schedulers.MultiStepLR(o, [2, 5, 5]),
+    "LambdaLR": lambda o: schedulers.LambdaLR(o, lambda step: 0.9**step),
+    "LambdaLR of an object": lambda o: schedulers.LambdaLR(o, Warm(5)),
+    "MultiplicativeLR": lambda o: schedulers.MultiplicativeLR(o, lambda step: 0.95),
+    "ConstantLR": lambda o: schedulers.ConstantLR(o),
+    "LinearLR": lambda o: schedulers.LinearLR(o),
+    "ExponentialLR": lambda o: schedulers.ExponentialLR(o, 0.9),
+    "PolynomialLR": lambda o: schedulers.PolynomialLR(o, 20),
+    "CosineAnnealingLR": lambda o: schedulers.CosineAnnealingLR(o, 20),
+    "CosineAnnealingWarmRestarts": lambda o: schedulers.CosineAnnealingWarmRestarts(o, 3),
+    "CyclicLR": lambda o: schedulers.CyclicLR(o, 0.01, 0.1, step_size_up=3),
+    "CyclicLR of a function": lambda o: schedulers.CyclicLR(o, 0.01, 0.1, 3, scale_fn=lambda x: 0.9**x),
+    "OneCycleLR": lambda o: schedulers.OneCycleLR(o, 0.1, total_steps=STEPS + 1),
+    "ReduceLROnPlateau": lambda o: schedulers.ReduceLROnPlateau(o, patience=1, threshold=1.0),
+    "SequentialLR": lambda o: schedulers.SequentialLR(
+        o,
+        [schedulers.ConstantLR(o, 0.1, 2), schedulers.MultiStepLR(o, [1, 3]), schedulers.ExponentialLR(o, 0.9)],
+        [3, 6],
+    ),
+    "ChainedScheduler": lambda o: schedulers.ChainedScheduler(
+        [schedulers.ConstantLR(o, 0.1, 2), schedulers.MultiStepLR(o, [3])], optimizer=o
+    ),
+    "SWALR": lambda o: SWALR(o, 0.05, anneal_epochs=4),
+}
+OF_TIMM: dict[str, dict[str, Any]] = {
+    "CosineLRScheduler": {"t_initial": 20, "warmup_t": 3, "noise_range_t": (2, 8)},
+    "MultiStepLRScheduler": {"decay_t": [2, 5]},
+    "PolyLRScheduler": {"t_initial": 20},
+    "StepLRScheduler": {"decay_t": 2},
+    "TanhLRScheduler": {"t_initial": 20},
+}
+
+
+def scheduled(make: Callable[[torch.optim.Optimizer], Any]) -> Program:
+    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+        scheduler = make(optimizer)
+        session.register(scheduler=scheduler)
+        for step in session.steps():
+            take(step, model)
+            if isinstance(scheduler, schedulers.ReduceLROnPlateau):
+                scheduler.step(step.scores["loss"])
+            elif hasattr(scheduler, "step_update"):
+                scheduler.step(step.number)
+            else:
+                scheduler.step()
+            stop(step.number)
+
+    return program
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step")
+def test_every_scheduler_of_torch_survives(name: str) -> None:
+    check_survives(scheduled(SCHEDULERS[name]))
+
+
+@pytest.mark.parametrize("name", OF_TIMM)
+def test_schedulers_of_timm_survive(name: str) -> None:
+    """But its PlateauLRScheduler, whose state_dict leaves out its counters."""
+    module = pytest.importorskip("timm.scheduler")
+    check_survives(scheduled(lambda optimizer: getattr(module, name)(optimizer, **OF_TIMM[name])))
+
+
+def test_a_scheduler_that_is_made_after_an_evaluation_survives() -> None:
+    """Its constructor sets the rate of the first step again."""
+
+    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+        session.evaluate(DATA, measure, name="first")
+        scheduled(SCHEDULERS["LambdaLR"])(session, model, optimizer, stop)
+
+    check_survives(program)
+
+
+def test_a_rate_that_is_lowered_at_the_head_of_an_epoch_survives() -> None:
+    """The code there runs again when a job resumes within the epoch."""
+
+    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+        for epoch in session.epochs():
+            optimizer.param_groups[0]["lr"] *= 0.5
+            for step in epoch:
+                take(step, model)
+                stop(step.number)
+
+    check_survives(program)
+
+
+class Phase(IntEnum):
+    FIRST = 1
+    SECOND = 2
+
+
+class Mean(NamedTuple):
+    value: Any
+    history: Any
+
+
+class Meter:
+    """Has a state_dict of what people keep."""
+
+    def __init__(self) -> None:
+        self.values, self.window, self.counts = np.zeros(3, np.float32), deque[Any](maxlen=3), Counter[int]()
+
+    def add(self, number: int, loss: float) -> None:
+        assert isinstance(self.values, np.ndarray)
+        assert self.window.maxlen == 3
+        self.values[number % 3] += loss
+        self.window.append(np.float32(loss))
+        self.counts[number % 3] += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return vars(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+def test_values_of_numpy_and_of_other_classes_survive() -> None:
+    """As they are: numbers of float32 round in another way than Python's."""
+
+    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+        phase, mean = Phase.FIRST, Mean(np.float32(0), [np.float16(1)])
+        own = session.register(level=np.float32(0.1), lowest=np.inf, phase=phase, mean=mean, meter=Meter())
+        for step in session.steps():
+            optimizer.param_groups[0]["lr"] = np.float32(0.05 * (1 + np.cos(np.pi * step.position / 4)))
+            take(step, model)
+            loss = step.scores["loss"]
+            assert own.phase is Phase.FIRST or step.number > 4
+            own.phase = Phase.SECOND if step.number > 3 else own.phase
+            own.level = own.level * 0.9 + np.float32(step.number)
+            own.lowest = np.minimum(own.lowest, own.level)
+            own.mean = Mean(own.mean.value + own.level / 7, [own.mean.history[0] * np.float16(1.01)])
+            own.meter.add(step.number, 0.1 * step.number)
+            session.log(loss=np.float32(loss), level=torch.tensor(1.0))
+            stop(step.number)
+
+    check_survives(program)
+
+
+def test_a_rate_of_numpy_that_is_set_once_survives() -> None:
+    """Adam divides it, and a quotient of float32 rounds in another way than a number of Python."""
+
+    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+        optimizer.param_groups[0]["lr"] = np.float32(0.01)
+        optimizer.param_groups[0]["betas"] = (np.float32(0.8), np.float64(0.99))
+        for step in session.steps():
+            take(step, model)
+            stop(step.number)
+
+    check_survives(program, optimizer_of=lambda model: torch.optim.Adam(model.parameters(), foreach=False))
+
+
+def test_a_rate_that_is_a_tensor_stays_the_users() -> None:
+    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+        rate = optimizer.param_groups[0]["lr"]
+        for step in session.steps():
+            rate.mul_(0.9)
+            assert optimizer.param_groups[0]["lr"] is rate
+            take(step, model)
+            stop(step.number)
+
+    def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01))
+
+    check_survives(program, optimizer_of=optimizer_of)
+
+
+class Master(torch.optim.Optimizer):
+    """Keeps a copy of the weights in float32, and other things that torch's load_state_dict would change."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.01, "kind": "master"})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state.update(master=parameter.float().clone(), row=torch.zeros(2, dtype=torch.float64), name="w")
+                    state.update(
+                        step=torch.tensor(0), past=deque(maxlen=2), sums=np.zeros(2), nested={"a": [torch.ones(2)]}
+                    )
+                assert state["name"] == "w"
+                state["master"].add_(parameter.grad.float(), alpha=-group["lr"])
+                parameter.copy_(state["master"])
+                state["step"] += 1
+                state["row"] += 0.1
+                state["past"].append(state["row"].sum().item())
+                state["sums"] += state["past"][-1]
+                state["nested"]["a"][0] *= 1.1
+
+
+def test_the_state_of_an_optimizer_keeps_its_types() -> None:
+    """Weights are bfloat16 here."""
+    found = list[dict[str, Any]]()
+
+    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+        for step in session.steps():
+            for micro in step:
+                inputs, targets = micro.batch
+                micro.backward(F.cross_entropy(model(inputs.bfloat16()).float(), targets, reduction="none"))
+            stop(step.number)
+        found.append(optimizer.state_dict()["state"])
+
+    check_survives(program, make=lambda: linear().bfloat16(), optimizer_of=lambda model: Master(model.parameters()))
+    alone, resumed, first, *others = found
+    for one, two in [(alone, resumed), *((first, other) for other in others)]:
+        check_alike(to_plain(two, ""), to_plain(one, ""), allowed=0.0)
+    assert [alone[0][key].dtype for key in ("master", "row", "step")] == [torch.float32, torch.float64, torch.int64]
+    assert (alone[0]["past"].maxlen, type(alone[0]["sums"])) == (2, np.ndarray)
+
+
+def one_step(register: dict[str, Any], act: Callable[..., object]) -> Program:
+    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+        own = session.register(**register)
+        for step in session.steps():
+            take(step, model)
+            act(session, own, optimizer)
+
+    return program
+
+
+class Odd:
+    def state_dict(self) -> dict[str, Any]:
+        return {"path": [Path()]}
+
+    def load_state_dict(self, state: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("register", "act", "says"),
+    [
+        ({"x": Path()}, None, r"^register\(x=...\): PosixPath cannot be kept"),
+        ({"x": Odd()}, None, r"^register\(x=...\).state_dict\(\)\['path'\]\[0\]: PosixPath cannot be kept"),
+        ({"x": [schedulers.StepLR(momentum(linear()), 1)]}, None, r"x=...\)\[0\]: StepLR .* each under its own name"),
+        ({"x": 1}, lambda s, own, o: setattr(own, "x", {"a": np.array([None])}), r"register\(x=...\)\['a'\]: ndarray"),
+        ({}, lambda s, own, o: o.param_groups[0].update(lr=Path()), r"^optimizer.param_groups\[0\]\['lr'\]: PosixPath"),
+        ({}, lambda s, own, o: next(iter(o.state.values())).update(x=Path()), r"^optimizer.state_dict\(\)\['state'\]"),
+        ({}, lambda s, own, o: s.log(x=None), r"^session.log\(x=...\) is NoneType: it must be one number"),
+        ({}, lambda s, own, o: s.log(x="abc"), r"^session.log\(x=...\) is str"),
+        ({}, lambda s, own, o: s.keep_best(np.zeros(2)), r"^session.keep_best\(...\) is ndarray of shape \[2\]"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_kept_is_refused_at_once(register: dict[str, Any], act: Any, says: str) -> None:
+    """By its name, on all ranks, and not by the resumed job."""
+    for size in (1, 2):
+        with pytest.raises(UsageError, match=says):
+            run_ranks(size, lambda world, into=Path(f"{size}"): played(world, one_step(register, act), into))
+
+
+def measure(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Measure]:
+    inputs, targets = batch
+    logits = model(inputs)
+    wide = logits.repeat(1, 1000)
+    return {"loss": F.cross_entropy(logits, targets, reduction="none"), "wide": Each(wide)}
+
+
+def test_values_of_each_sample_are_in_no_checkpoint() -> None:
+    """A newcomer gets them; a program that asks for those before its resume is told."""
+
+    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+        before = session.evaluate(DATA, measure, name="first")
+        if asks:
+            assert before.each("wide").shape == (40, 3000)
+        for epoch in session.epochs():
+            head = session.evaluate(DATA, measure, name="head")
+            assert len(head) == 1
+            for step in epoch:
+                take(step, model)
+                stop(step.number)
+            scores = session.evaluate(DATA, measure)
+            session.keep_best(scores.each("wide").std())
+
+    asks = False
+    check_survives(program)
+    folder, asks = Path("asks"), True
+    with pytest.raises(Interrupted):
+        played(LocalWorld(), program, folder, stop_at=7)
+    assert max(path.stat().st_size for path in committed(folder)) < 150_000
+    assert all(isinstance(read(path)["best"]["figures"]["best"], float) for path in committed(folder))
+    with pytest.raises(UsageError, match=r"^scores.each\('wide'\): this evaluation was before the job resumed"):
+        played(LocalWorld(), program, folder)
+    one, other = with_a_newcomer(lambda world: played(world, program, Path("newcomer")))
+    assert equal(one[0], other[0])
+
+
+def test_a_figure_of_numpy_can_be_the_best() -> None:
+    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+        for epoch in session.epochs():
+            for step in epoch:
+                take(step, model)
+                stop(step.number)
+            loss = session.evaluate(DATA, measure)["loss"]
+            assert session.keep_best(np.float32(loss), higher=False) == (epoch.number == 1)
+
+    check_survives(program)
