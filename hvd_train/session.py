@@ -93,9 +93,10 @@ class Session(Loops):
             self._open = stack.pop_all()
         self.training.watched = [*network.parameters()]
         for each in optimizers.values():
-            for name in ("step", "zero_grad"):
+            replaced = {"step": optim.Closed, "zero_grad": optim.Closed, "add_param_group": optim.AddsOnce}
+            for name, kind in replaced.items():
                 self._open.callback(_restore, each, name, vars(each).get(name))
-                setattr(each, name, optim.Closed(getattr(each, name)))
+                setattr(each, name, kind(getattr(each, name)))
             each._opt_called = True  # type: ignore[attr-defined]  # else schedulers warn of a missing step
 
     @override

@@ -70,6 +70,7 @@ class Point:
     last: Evaluation | None = None
     # In plain types (`data.plain`):
     settings: Sequence[Mapping[str, Any]] = ()  # of each parameter group: learning rate, momentum, ...
+    trained: Sequence[bool] = ()  # whether each parameter of all groups requires a gradient
     own: Mapping[str, Any] = field(default_factory=dict)  # registered values by name
     own_at_epoch: Mapping[str, Any] = field(default_factory=dict)  # the same at the beginning of the epoch
 
@@ -143,6 +144,22 @@ class TrainState:
         if math.isfinite(totals.sums[LOSS]):
             self.totals += totals
 
+    def take_step(self, optimizer: Optimizer) -> None:
+        """Let an optimizer change the weights. Settings that it changes itself, such as a count, are its state."""
+        before = [dict(group) for group in optimizer.param_groups]
+        optim.take_step(optimizer)
+        own = [
+            {key for key in optimizer.defaults if group.get(key) is not old.get(key)}
+            for group, old in zip(optimizer.param_groups, before, strict=True)
+        ]
+        if any(own) and self.point.settings:
+            changed = iter(own)
+            settings = [
+                {**at_point, **({key: now[key] for key in next(changed)} if of is optimizer else {})}
+                for at_point, now, (_, of, _) in zip(self.point.settings, self.settings(), self._groups(), strict=False)
+            ]
+            self.point = dataclasses.replace(self.point, settings=settings)
+
     def come_to(self, epoch: int, part: int, own: SimpleNamespace) -> None:
         """Come to a point of the program, with this registered state."""
         step, cursor, values = self.progress.step, self.progress.cursor, values_of(own)
@@ -152,7 +169,8 @@ class TrainState:
         if step == 1:
             self.live()  # all ranks raise UsageError if the optimizer keeps what cannot be written
         at_epoch = values if part == HEAD else self.point.own_at_epoch
-        self.point = Point(epoch, part, step, cursor, self.best, self.last, settings, values, at_epoch)
+        trained = [parameter.requires_grad for parameter in self._parameters()]
+        self.point = Point(epoch, part, step, cursor, self.best, self.last, settings, trained, values, at_epoch)
         # A newcomer needs answers before the loop and at the head of the epoch; a survivor behind lacks the last one.
         last = next(reversed(self.answers), None)
         self.answers = {
@@ -172,6 +190,15 @@ class TrainState:
         """Give the parameter groups what `settings` returned."""
         for (_, _, group), values in zip(self._groups(), settings, strict=False):
             _set(group, from_plain(copy.deepcopy(values)))
+
+    def set_trained(self, trained: Sequence[bool]) -> None:
+        """Let these parameters of all groups require a gradient."""
+        for parameter, requires_grad in zip(self._parameters(), trained, strict=False):
+            parameter.requires_grad_(requires_grad)
+
+    def _parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of all groups."""
+        return [parameter for optimizer in self.optimizers.values() for parameter in optim.parameters_of(optimizer)]
 
     def _groups(self) -> Iterator[tuple[str, Optimizer, dict[str, Any]]]:
         """Yield each parameter group with its name for the user and its optimizer."""
@@ -196,8 +223,11 @@ class TrainState:
 
         Raises UsageError for a value of an optimizer that has no plain form.
         """
-        optimizers = self.optimizers.items()
-        states = {name: to_plain(each.state_dict(), f"{_of_user(name)}.state_dict()") for name, each in optimizers}
+        optimizers = optim.with_inner(self.optimizers)
+        states = {
+            name: to_plain(each.state_dict(), f"{_of_user(name)}.state_dict()") for name, each in optimizers.items()
+        }
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         point = _fields(self.point)
         best, last = point.pop("best"), point.pop("last")
         return {
@@ -206,6 +236,10 @@ class TrainState:
             # Files of weights, which are plain state_dicts, do not have these buffers.
             "buffers": [buffers.not_in_state_dict(m) for m in (self.model, self.average) if m is not None],
             "optimizers": states,
+            "groups": {
+                name: [[names[id(parameter)] for parameter in group["params"]] for group in each.param_groups]
+                for name, each in self.optimizers.items()
+            },
             "scaler": self.scaler.state_dict(),
             **{name: (value := getattr(self, name)) and _fields(value) for name in _VALUES},
             "point": point,
@@ -228,14 +262,18 @@ class TrainState:
         With `behind` this rank continues its own program, so it keeps its point and what its code has set.
         """
         check_same_shapes(self.model.state_dict(), snapshot["model"])
-        if snapshot["optimizers"].keys() != self.optimizers.keys():
+        optimizers = optim.with_inner(self.optimizers)
+        if snapshot["optimizers"].keys() != optimizers.keys():
             raise UsageError(f"the checkpoint is of other optimizers: {', '.join(snapshot['optimizers'])}")
+        parameters = dict(self.model.named_parameters())
+        for name, groups in snapshot.get("groups", {}).items():  # checkpoints of earlier versions have none
+            optim.add_groups(self.optimizers[name], [[parameters[each] for each in group] for group in groups])
         # Optimizers keep the tensors.
         kept = copy.deepcopy({name: snapshot[name] for name in ("optimizers", "point")})
         if is_placed := "elsewhere" in snapshot:  # checkpoints of earlier versions do not say so
             kept = _placed(kept, self._device, snapshot["elsewhere"])
         settings = self.settings() if behind else kept["point"]["settings"]
-        for name, optimizer in self.optimizers.items():  # before the parameters: this may change weights
+        for name, optimizer in optimizers.items():  # before the parameters: this may change weights
             try:
                 _load_optimizer(optimizer, kept["optimizers"][name], is_placed=is_placed)
             except ValueError as error:
@@ -250,6 +288,7 @@ class TrainState:
         if not behind:
             self.best, self.last = (snapshot[name] and Evaluation(**snapshot[name]) for name in ("best", "last"))
             self.point = Point(**kept["point"], best=self.best, last=self.last)
+            self.set_trained(self.point.trained)
         self.recent = [Entry(**entry) for entry in snapshot["recent"]]
         self.data, self.seconds = snapshot["data"], snapshot["seconds"]
         if self.average is not None:
@@ -298,7 +337,7 @@ def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], *, is_placed
     `Optimizer.load_state_dict` casts tensors to the parameter's type, and spoils what is neither tensor nor number. So
     the saved values are put back afterwards, on the saved device if `is_placed`. Raises ValueError, as it does.
     """
-    groups, states = optimizer.param_groups, optimizer.state
+    groups, states, defaults = optimizer.param_groups, optimizer.state, dict(optimizer.defaults)
     optimizer.load_state_dict({**from_plain(saved), "state": saved["state"]})
     for group, loaded in zip(groups, optimizer.param_groups, strict=True):
         _set(group, loaded)
@@ -306,6 +345,7 @@ def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], *, is_placed
     states.clear()
     states.update(loaded_states)
     optimizer.param_groups, optimizer.state = groups, states
+    optimizer.defaults = defaults  # loading may add some, so that ranks would differ
     parameters = [parameter for group in groups for parameter in group["params"]]
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     for parameter, number in zip(parameters, numbers, strict=False):

@@ -27,7 +27,7 @@ from hvd_train.world.world import Gradients, World
 
 _WATCHED_UPDATES = 3
 _PIECE = 1 << 18  # elements
-MICRO_BATCH = 3  # separates the random numbers of a micro-batch (dropout) from other uses of the seed
+MICRO_BATCH, UPDATE = 3, 4  # separate random numbers of a micro-batch and of an optimizer from other uses of the seed
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,8 @@ class Updater:
             optimizer.found_inf = broken.float()  # type: ignore[attr-defined]
         if ahead or not broken:
             self._buffers.finish(summed[self._num_fields :].masked_fill(broken, 0), batch.num_micro_batches)
-            optim.take_step(optimizer)
+            seed(self._device, order.key(self._seed, UPDATE, self._state.progress.step, self._turn))
+            self._state.take_step(optimizer)
         else:
             self._buffers.put_back()
         if ahead:

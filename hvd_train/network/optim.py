@@ -3,7 +3,7 @@
 import ast
 import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -97,6 +97,52 @@ def check_parameters(model: nn.Module, optimizers: Mapping[str, Optimizer]) -> N
         raise UsageError(f"the optimizer has no {first_few(missing, 3)}: give it these, or set requires_grad to False")
     if foreign := len(known.keys() - {id(parameter) for _, parameter in named}):
         raise UsageError(f"the optimizer has {counted(foreign, 'parameter')} that the model does not have")
+
+
+def with_inner(optimizers: Mapping[str, Optimizer]) -> dict[str, Optimizer]:
+    """Return optimizers by name, with those that they hold and that have a state of their own (SAM, Lookahead)."""
+    found = dict[str, Optimizer]()
+    for name, optimizer in optimizers.items():
+        found[name] = optimizer
+        for attribute, inner in vars(optimizer).items():
+            if isinstance(inner, Optimizer) and inner.state is not optimizer.state:
+                found[f"{name}.{attribute}"] = inner
+    return found
+
+
+class AddsOnce:
+    """The method `add_param_group` of the user's optimizer, which may come again after a resume.
+
+    A checkpoint may have groups that the script adds later. They are added when it is loaded, so the script's own call
+    adds nothing then.
+    """
+
+    def __init__(self, method: Callable[[dict[str, Any]], None]) -> None:
+        self._method = method
+        self.loaded = set[int]()  # the ids of parameters that loading has added
+
+    def __call__(self, group: dict[str, Any]) -> None:
+        """Add a group, unless loading has added its parameters."""
+        given = group["params"]
+        parameters = [given] if isinstance(given, Tensor) else [*given]
+        ids = {id(parameter) for parameter in parameters}
+        if ids and ids <= self.loaded:
+            self.loaded -= ids
+        else:
+            self._method({**group, "params": parameters})
+
+
+def add_groups(optimizer: Optimizer, groups: Sequence[Sequence[nn.Parameter]]) -> None:
+    """Add the parameters that are in these groups of a checkpoint, but not in the optimizer."""
+    mine = {id(parameter) for parameter in parameters_of(optimizer)}
+    for number, parameters in enumerate(groups):
+        new = [parameter for parameter in parameters if id(parameter) not in mine]
+        if number < len(optimizer.param_groups):
+            optimizer.param_groups[number]["params"].extend(new)
+        elif new:
+            optimizer.add_param_group({"params": new})
+        if isinstance(add := optimizer.add_param_group, AddsOnce):
+            add.loaded.update(map(id, new))
 
 
 class Closed:

@@ -1,6 +1,5 @@
 """State of the user's objects: it survives as it is, on any number of ranks, after a resume and in a newcomer."""
 
-import itertools
 from collections import Counter, deque
 from collections.abc import Callable
 from enum import IntEnum
@@ -14,112 +13,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
 from torch.optim.swa_utils import SWALR
-from torch.utils.data import TensorDataset
 
 from hvd_train.checkpoint import committed, read
 from hvd_train.data.plain import to_plain
 from hvd_train.errors import UsageError
-from hvd_train.loops import Step
 from hvd_train.session import Session
-from hvd_train.state import to_host, values_of
 from hvd_train.tasks.task import Each, Measure
-from hvd_train.world.world import LocalWorld, World
-from tests.support.elastic import ONE, TOLERANCE, TWO, Kill, run_elastic
-from tests.support.runs import Weights, equal, largest_difference, small_config
-from tests.support.worlds import own_generator, run_ranks
-
-NUMBERS = itertools.count()
-INPUTS = torch.cos(torch.arange(320.0)).view(40, 8)
-DATA = TensorDataset(INPUTS, torch.arange(40) % 3)
-STEPS, STOP_AT = 10, (2, 7)
-Outcome = tuple[Weights, dict[str, Any], list[dict[str, Any]]]
-Stop = Callable[[int], None]
-Program = Callable[[Session, nn.Module, torch.optim.Optimizer, Stop], None]
-
-
-class Interrupted(UsageError):
-    """Ends a program, which commits."""
-
-
-def linear() -> nn.Module:
-    return own_generator(nn.Linear(8, 3))
-
-
-def momentum(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
-def played(
-    world: World,
-    program: Program,
-    folder: Path,
-    make: Callable[[], nn.Module] = linear,
-    optimizer_of: Callable[[nn.Module], torch.optim.Optimizer] = momentum,
-    stop_at: int = 0,
-    **changes: Any,
-) -> Outcome:
-    """Return weights, registered values and settings after a program of 10 steps; interrupt it after one of them."""
-
-    def stop(step: int) -> None:
-        if step == stop_at:
-            raise Interrupted
-
-    model = make()
-    optimizer = optimizer_of(model)
-    settings = {"epochs": 2, "global_batch_size": 8, "batch_size": 4, "warmup_epochs": 0.0, "learning_rate": 0.1}
-    config = small_config(output_dir=folder, **settings, **changes)
-    with Session(model, optimizer, DATA, config=config, world=world) as session:
-        program(session, model, optimizer, stop)
-    state = session.training.state
-    return to_host(model.state_dict()), values_of(session._own), state.settings()
-
-
-def check_same(found: Outcome, expected: Outcome, allowed: float = 0.0) -> None:
-    assert largest_difference(found[0], expected[0]) <= allowed
-    check_alike(found[1:], expected[1:], allowed)
-
-
-def check_alike(found: Any, expected: Any, allowed: float) -> None:
-    """Assert that plain values are equal; numbers may differ by this much."""
-    assert type(found) is type(expected)
-    if isinstance(found, dict):
-        assert found.keys() == expected.keys()
-        check_alike([*found.values()], [expected[key] for key in found], allowed)
-    elif isinstance(found, (list, tuple)):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            check_alike(one, other, allowed)
-    elif isinstance(found, Tensor):
-        torch.testing.assert_close(found, expected, rtol=0, atol=allowed)
-    else:
-        assert found == (pytest.approx(expected, rel=0, abs=allowed) if isinstance(found, float) else expected)
-
-
-def with_a_newcomer(body: Callable[[World], Outcome]) -> list[Outcome]:
-    """Return what a job gives on two ranks, one of which came after step 4, since another was lost."""
-    job = run_elastic(body, dict([ONE, TWO]), [Kill(4, rank=1)], first=2, fewest=2)
-    assert len(job.results) == 2
-    return job.results
-
-
-def check_survives(program: Program, **given: Any) -> None:
-    """Assert that a program resumes to the bit on one rank and on two, and that a newcomer continues it."""
-    for size, stop_at in zip((1, 2), STOP_AT, strict=True):
-        folder = Path(f"size-{size}-{next(NUMBERS)}")
-        expected = run_ranks(size, lambda world, into=folder: played(world, program, Path(f"{into}-whole"), **given))
-        with pytest.raises(Interrupted):
-            run_ranks(size, lambda world, into=folder, at=stop_at: played(world, program, into, **given, stop_at=at))
-        for found in run_ranks(size, lambda world, into=folder: played(world, program, into, **given)):
-            check_same(found, expected[0])
-    folder = Path(f"elastic-{next(NUMBERS)}")
-    for found in with_a_newcomer(lambda world: played(world, program, folder, **given)):
-        check_same(found, expected[0], TOLERANCE)
-
-
-def take(step: Step, model: nn.Module) -> None:
-    for micro in step:
-        inputs, targets = micro.batch
-        micro.backward(F.cross_entropy(model(inputs), targets, reduction="none"))
+from hvd_train.world.world import LocalWorld
+from tests.support.programs import (
+    DATA,
+    STEPS,
+    Interrupted,
+    Program,
+    Stop,
+    check_alike,
+    check_survives,
+    linear,
+    momentum,
+    played,
+    take,
+    with_a_newcomer,
+)
+from tests.support.runs import equal
+from tests.support.worlds import run_ranks
 
 
 class Warm:

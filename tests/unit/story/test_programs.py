@@ -1,0 +1,395 @@
+"""A program gives the same on any number of ranks, after a resume and with a newcomer, and the same as plain torch."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from hvd_train.errors import UsageError
+from hvd_train.progress.order import EpochOrder
+from hvd_train.session import Session
+from hvd_train.world.world import LocalWorld
+from tests.support.elastic import TOLERANCE
+from tests.support.programs import DATA, Stop, check_survives, linear, played, take
+from tests.support.runs import equal, largest_difference, small_config
+from tests.support.worlds import ThreadWorld, own_generator, run_ranks
+
+Optimizer = torch.optim.Optimizer
+
+
+def plain(session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop) -> None:
+    for step in session.steps():
+        take(step, model)
+        stop(step.number)
+
+
+class Sharp(torch.optim.Optimizer):
+    """Sharpness-aware steps in two updates (Foret et al., arXiv 2010.01412), over an optimizer with a state."""
+
+    def __init__(self, params: Any, base: type[Optimizer], rho: float, **settings: Any) -> None:
+        super().__init__(params, {"rho": rho, "climbs": True, **settings})
+        self.base = base(self.param_groups, **settings)
+        self.param_groups = self.base.param_groups
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        (group,) = self.param_groups
+        for p in group["params"]:
+            if group["climbs"]:
+                self.state[p]["by"] = group["rho"] * p.grad / (p.grad.norm() + 1e-12)
+                p.add_(self.state[p]["by"])
+            else:
+                p.sub_(self.state[p]["by"])
+        if not group["climbs"]:
+            self.base.step()
+            self.zero_grad()
+        group["climbs"] = not group["climbs"]
+
+
+class Free(torch.optim.Optimizer):
+    """Without a schedule (Defazio et al., arXiv 2405.15682): `eval` puts averages in place of the weights."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr, "count": 0, "trains": True})
+
+    @torch.no_grad()
+    def _swap(self, *, trains: bool) -> None:
+        for group in self.param_groups:
+            for p in group["params"] if group["trains"] != trains else ():
+                if "average" in self.state[p]:
+                    other = p.clone()
+                    p.copy_(self.state[p]["average"])
+                    self.state[p]["average"].copy_(other)
+            group["trains"] = trains
+
+    def eval(self) -> None:
+        self._swap(trains=False)
+
+    def train(self) -> None:
+        self._swap(trains=True)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            assert group["trains"]
+            group["count"] += 1
+            for p in group["params"]:
+                p.sub_(p.grad, alpha=group["lr"])
+                average = self.state[p].setdefault("average", p.clone())
+                average.lerp_(p, 1 / group["count"])
+
+
+class Outside(torch.optim.Optimizer):
+    """An argument without a default, and attributes outside of the groups."""
+
+    def __init__(self, params: Any, power: float) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.power = power
+        self.noisy = False
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad.sign() * p.grad.abs() ** self.power, alpha=0.1)
+            if self.noisy:
+                p.add_(torch.randn_like(p), alpha=0.01)
+
+
+def hooked(model: nn.Module) -> Optimizer:
+    """Return an optimizer whose hooks halve a gradient and pull the weights towards zero."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer.register_step_pre_hook(lambda o, *_: [p.grad.mul_(0.5) for p in o.param_groups[0]["params"]] and None)
+    optimizer.register_step_post_hook(lambda o, *_: [p.data.mul_(0.99) for p in o.param_groups[0]["params"]] and None)
+    return optimizer
+
+
+def patched(model: nn.Module) -> Optimizer:
+    """Return an optimizer with a method `step` of its own."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    of_class = optimizer.step
+
+    def step() -> None:
+        torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)
+        of_class()
+
+    optimizer.step = step  # type: ignore[method-assign,assignment]
+    return optimizer
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
+    name: lambda model, kind=getattr(torch.optim, name): kind(model.parameters(), lr=0.01)  # noqa: B008
+    for name in ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "ASGD", "RMSprop", "Rprop")
+}
+OPTIMIZERS |= {
+    "Adafactor": lambda model: torch.optim.Adafactor(model.parameters(), lr=0.01),
+    "Muon": lambda model: torch.optim.Muon([model.weight], lr=0.01),  # it takes matrices only
+    "fused SGD": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True),
+    "capturable AMSGrad": lambda model: torch.optim.Adam(model.parameters(), amsgrad=True, foreach=True, lr=0.01),
+    "an argument without a default": lambda model: Outside(model.parameters(), 0.5),
+    "hooks": hooked,
+    "a step of its own": patched,
+}
+
+
+def without_bias() -> nn.Module:
+    return own_generator(nn.Linear(8, 3, bias=False))
+
+
+def mean_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def by_hand(
+    model: nn.Module,
+    optimizer: Optimizer,
+    loss_of: Callable[[Any, Any], Tensor] = mean_loss,
+    before: Callable[[int], object] = lambda step: None,
+) -> None:
+    """Train with plain torch on the same samples in the same order; `before` is called before each step."""
+    orders = [EpochOrder(small_config().seed, epoch, len(DATA))[:] for epoch in range(2)]
+    for number, samples in enumerate(np.concatenate(orders).reshape(-1, 8), 1):
+        before(number)
+        optimizer.zero_grad()
+        loss_of(model, DATA[samples]).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_takes_its_own_steps(name: str) -> None:
+    """The result is that of a plain loop with such an object."""
+    make = without_bias if name == "Muon" else linear
+    weights, _, _ = check_survives(plain, make=make, optimizer_of=OPTIMIZERS[name])
+    model = make()
+    by_hand(model, OPTIMIZERS[name](model))
+    # Rprop looks at signs, and Adam and others divide by the gradient: rounding of a small one is a large one.
+    assert largest_difference(weights, model.state_dict()) <= (1e-3 if name == "Rprop" else TOLERANCE)
+
+
+def test_an_optimizer_may_draw_random_numbers() -> None:
+    """They are the same on all ranks; attributes of the object hold."""
+
+    def noisy(model: nn.Module) -> Optimizer:
+        optimizer = Outside(model.parameters(), 0.5)
+        optimizer.noisy = True
+        return optimizer
+
+    found: Any = run_ranks(2, lambda world: played(world, plain, Path("noisy"), optimizer_of=noisy))
+    assert equal(found[0][0], found[1][0])
+    alone = played(LocalWorld(), plain, Path("alone"), optimizer_of=noisy)
+    assert largest_difference(found[0][0], alone[0]) <= TOLERANCE
+
+
+def two_layers() -> nn.Module:
+    return own_generator(nn.Sequential(nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 3)))
+
+
+def of_last(model: Any) -> Optimizer:
+    model[0].requires_grad_(False)
+    return torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize("at_step", [1, 4, 6, 7])
+def test_parameters_may_be_added_at_any_step(at_step: int) -> None:
+    """A resumed job and a newcomer have them, whether their own code adds them again or not."""
+
+    def program(session: Session, model: Any, optimizer: Optimizer, stop: Stop) -> None:
+        before = model[0].weight.clone()
+        for step in session.steps():
+            if step.number == at_step:
+                model[0].requires_grad_(True)
+                optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.05})
+            take(step, model)
+            stop(step.number)
+        assert not torch.equal(before, model[0].weight)
+
+    check_survives(program, make=two_layers, optimizer_of=of_last)
+
+
+@pytest.mark.parametrize("at_step", [3, 6])
+@pytest.mark.parametrize("trains", [False, True])
+def test_parameters_may_be_frozen_and_thawed_at_any_step(at_step: int, trains: bool) -> None:
+    """Weight decay and momentum leave a frozen one alone."""
+
+    def program(session: Session, model: Any, optimizer: Optimizer, stop: Stop) -> None:
+        for step in session.steps():
+            if step.number == at_step:
+                model[0].requires_grad_(trains)
+            take(step, model)
+            stop(step.number)
+
+    def begun() -> nn.Module:
+        model: Any = two_layers()
+        model[0].requires_grad_(not trains)
+        return own_generator(model)
+
+    def decaying(model: nn.Module) -> Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+
+    weights, _, _ = check_survives(program, make=begun, optimizer_of=decaying)
+    model: Any = begun()
+    by_hand(model, decaying(model), before=lambda step: step == at_step and model[0].requires_grad_(trains))
+    assert largest_difference(weights, model.state_dict()) <= TOLERANCE
+
+
+def test_ranks_that_train_different_parameters_end_with_one_line() -> None:
+    def program(session: Session, model: Any, optimizer: Optimizer, stop: Stop) -> None:
+        for step in session.steps():
+            model[0].requires_grad_(step.number < 3 or session.rank == 0)
+            take(step, model)
+
+    errors = []
+
+    def body(world: ThreadWorld) -> None:
+        try:
+            played(world, program, Path("differs"), two_layers)
+        except UsageError as error:
+            errors.append(str(error))
+
+    run_ranks(2, body)
+    assert len(errors) == 2
+    assert all("step 3: ranks train different parameters" in error for error in errors)
+
+
+class Heads(nn.Module):
+    """Samples of class 0 use one head, the others another; a third one is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 5)
+        self.heads = nn.ModuleList([nn.Linear(5, 3), nn.Linear(5, 3), nn.Linear(5, 3)])
+
+    def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        hidden = self.body(batch[0]).tanh()
+        losses = torch.zeros(len(hidden))
+        for number, rows in enumerate((batch[1] == 0, batch[1] != 0)):
+            if rows.any():
+                losses[rows] = F.cross_entropy(self.heads[number](hidden[rows]), batch[1][rows], reduction="none")
+        return losses
+
+
+def test_a_parameter_that_no_sample_uses_stays_as_it_is() -> None:
+    """Weight decay and Adam leave it alone, as in plain torch, though each rank uses others."""
+
+    def program(session: Session, model: Any, optimizer: Optimizer, stop: Stop) -> None:
+        for step in session.steps():
+            for micro in step:
+                micro.backward(model.loss(micro.batch))
+            stop(step.number)
+
+    def adam(model: nn.Module) -> Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.5, eps=1e-3)
+
+    make = lambda: own_generator(Heads())  # noqa: E731
+    weights, _, _ = check_survives(program, make=make, optimizer_of=adam)
+    model: Any = make()
+    by_hand(model, adam(model), lambda model, batch: model.loss(batch).mean())
+    assert largest_difference(weights, model.state_dict()) <= TOLERANCE
+    assert torch.equal(weights["heads.2.weight"], make().state_dict()["heads.2.weight"])
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 3))
+    model[2].weight = model[0].weight
+    return own_generator(model)
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(8, 3, dtype=torch.complex64)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.line(inputs.to(torch.complex64)).abs()
+        return outputs
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(5, 8, sparse=True), nn.Linear(8, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.out(self.words((inputs * 2 + 2).long()).mean(1))
+        return outputs
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "tied parameters": tied,
+    "complex parameters": lambda: own_generator(Complex()),
+    "a sparse embedding": lambda: own_generator(Words()),
+    "weight norm": lambda: own_generator(parametrizations.weight_norm(nn.Linear(8, 3))),
+    "orthogonal weights": lambda: nn.Sequential(parametrizations.orthogonal(linear_of(8, 8)), linear_of(8, 3)),
+}
+
+
+def linear_of(inputs: int, outputs: int) -> nn.Module:
+    return own_generator(nn.Linear(inputs, outputs))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_odd_models_train_as_with_plain_torch(name: str) -> None:
+    def gradient_descent(model: nn.Module) -> Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    weights, _, _ = check_survives(plain, make=MODELS[name], optimizer_of=gradient_descent)
+    model = MODELS[name]()
+    by_hand(model, gradient_descent(model))
+    for key, value in model.state_dict().items():
+        assert float((weights[key] - value).abs().max()) <= TOLERANCE
+
+
+def test_sharpness_aware_steps_are_two_updates() -> None:
+    """An optimizer inside of an optimizer keeps its state."""
+    made = list[Optimizer]()
+
+    def sharp(model: nn.Module) -> Any:
+        made.append(Sharp(model.parameters(), torch.optim.SGD, rho=0.05, lr=0.1, momentum=0.9))
+        return {"sharp": made[-1]}
+
+    def program(session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop) -> None:
+        for step in session.steps():
+            for _ in range(2):
+                for micro in step.update("sharp"):
+                    inputs, targets = micro.batch
+                    micro.backward(F.cross_entropy(model(inputs), targets, reduction="none"))
+            stop(step.number)
+
+    check_survives(program, optimizer_of=sharp)
+
+
+def test_an_optimizer_without_a_schedule_evaluates_its_averages() -> None:
+    def program(session: Session, model: nn.Module, optimizer: Any, stop: Stop) -> None:
+        for epoch in session.epochs():
+            for step in epoch:
+                take(step, model)
+                stop(step.number)
+            optimizer.eval()
+            losses = session.evaluate(DATA, lambda m, b: {"loss": F.cross_entropy(m(b[0]), b[1], reduction="none")})
+            session.keep_best(losses["loss"], higher=False)
+            optimizer.train()
+
+    check_survives(program, optimizer_of=lambda model: Free(model.parameters(), lr=0.1))
+
+
+def test_a_first_step_that_is_skipped_begins_no_momentum() -> None:
+    """torch's fused optimizers begin it with uninitialised memory."""
+    seen = []
+
+    def program(session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop) -> None:
+        for step in session.steps():
+            for micro in step:
+                loss = F.cross_entropy(model(micro.batch[0]), micro.batch[1], reduction="none")
+                micro.backward(loss * float("nan") if step.number == 1 else loss)
+            seen.append((step.skipped, len(optimizer.state)))
+
+    def fused(model: nn.Module) -> Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+
+    played(LocalWorld(), program, Path("skips"), optimizer_of=fused)
+    assert seen[:2] == [(True, 0), (False, 2)]
