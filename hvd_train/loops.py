@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from torch import nn
 from typing_extensions import Self
 
 from hvd_train import checkpoint
@@ -27,6 +28,7 @@ from hvd_train.run_files.ledger import Entry, extended
 from hvd_train.state import HEAD, START, STEPS, TAIL, Answer, Evaluation, Point, TrainState, set_values
 from hvd_train.tasks.task import LOSS, Goal, Measure, Measures, Measuring, Scores, Task
 from hvd_train.training import Training
+from hvd_train.updater import key_of
 from hvd_train.world.world import result_of_rank_0
 
 MOST_SKIPPED_STEPS = 10
@@ -50,6 +52,7 @@ class Loops:
         self._resumed: Point | None = None  # of the others or a checkpoint, until the program comes there
         self._scores: Scores | None = None  # of the epoch
         self._ends = ""  # why the loops end early
+        self._before: Callable[[list[nn.Parameter]], object] | None = None  # is called before each update
         self._in_step = False  # whether the program runs passes of a step
 
     def __enter__(self) -> Self:
@@ -245,25 +248,25 @@ class Update:
     skipped: bool  # whether loss or gradient was not finite, so that nothing changed
     gradient_norm: float  # before it was clipped
 
-    def __init__(self, session: Loops, step: Step, optimizer: str) -> None:
-        self._session, self._step, self._optimizer = session, step, optimizer
+    def __init__(self, session: Loops, step: Step, optimizers: Sequence[str]) -> None:
+        self._session, self._step, self._optimizers = session, step, optimizers
 
     def __iter__(self) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches. If a rank is lost, they come again, divided among the others."""
         session, training, step = self._session, self._session.training, self._step
-        step._check(self._optimizer)
-        if session._in_step or step.is_over or (self._optimizer == "" and step.answers):
+        step._check(self._optimizers)
+        is_only, name = self._optimizers == ("",), key_of(self._optimizers)
+        if session._in_step or step.is_over or (is_only and step.answers):
             raise UsageError(f"step {step.number}: its micro-batches come once, in one loop")
         state, label = training.state, session._at.label(session._count)
-        turn = sum(optimizer == self._optimizer for optimizer, _ in step.answers)
+        turn = sum(earlier == name for earlier, _ in step.answers)
         while label not in state.answers:
             updater = training.updater
             try:
                 training.begin(label, session._own)
                 session._in_step = True
                 batch = training.next_batch(step.epoch - 1)
-                updater.begin(state, batch, training.votes(), self._optimizer, turn)
-                measuring = training.parts.training[self._optimizer]
+                measuring = updater.begin(state, batch, training.votes(), self._optimizers, turn)
                 if not (measuring.fields or batch.micro_batches):
                     # A rank without a micro-batch must know which measures the others sum.
                     example, two = training.parts.train_loader.example(2), np.arange(2)
@@ -277,18 +280,18 @@ class Update:
                         raise training.updater.lost
                     if not mine.done:
                         raise UsageError(f"step {step.number}: micro.backward was not called")
-                training.last_update = answer, agreed = updater.finish(training.prepare_next_batch)
+                training.last_update = answer, agreed = updater.finish(training.prepare_next_batch, session._before)
                 state.seconds = agreed.seconds
-                if self._optimizer == "":
+                if is_only:
                     _count_step(training, answer)
                 training.record(label, answer)
-                training.is_whole = training.is_whole and self._optimizer == ""
+                training.is_whole = training.is_whole and is_only
             except RankLost as error:
                 updater.put_back()
                 training.meet(error)
         session._count, session._in_step = session._count + 1, False
         answer = state.answers[label]
-        step.answers.append((self._optimizer, answer))
+        step.answers.append((name, answer))
         self.scores, self.skipped, self.gradient_norm = answer.scores, answer.skipped, answer.gradient_norm
 
 
@@ -296,36 +299,42 @@ class Step(Update):
     """One step: a loop over its micro-batches; with several optimizers, a loop over each of its updates."""
 
     def __init__(self, session: Loops, at: Point) -> None:
-        super().__init__(session, self, "")
+        super().__init__(session, self, ("",))
         training = session.training
         layout, num_samples = training.state.layout, training.parts.train_loader.num_samples
         self.size = len(layout.batches(range(at.cursor, num_samples))[0])  # samples of all ranks
         self.number, self.epoch = at.step + 1, at.epoch + 1  # both count from 1
         self.position = at.epoch + (at.cursor + self.size / 2) / num_samples  # epochs done in the middle of the step
+        self._cursor = at.cursor
         self.answers = list[tuple[str, Answer]]()  # of the updates that all ranks have done
         self.is_over = False
 
-    def update(self, optimizer: str) -> Update:
-        """Return the next update by one of several optimizers, over the micro-batches of this step.
+    def update(self, *optimizers: str) -> Update:
+        """Return the next update by one of several optimizers, or by some at once, over the micro-batches of this step.
 
         Parameters of the other optimizers have no gradient meanwhile. Each optimizer may do any number of updates: all
         of them see the same samples, and the first ones also the same random numbers.
         """
-        self._check(optimizer)
-        return Update(self._session, self, optimizer)
+        self._check(optimizers)
+        return Update(self._session, self, optimizers)
+
+    @property
+    def samples(self) -> Indices:
+        """The numbers of the samples of all ranks in the set, int64 [size], in the order of `Scores.each`."""
+        return self._session.training.samples_of(self.epoch - 1, self._cursor, self.size)
 
     def end(self) -> None:
         """End the step. With several optimizers it counts now, unless this rank got a state that has it."""
         training, self.is_over = self._session.training, True
         if self._session._in_step or not self.answers:
             raise UsageError(f"step {self.number}: its loop over micro-batches did not run to its end")
-        if self._optimizer not in training.state.optimizers and training.state.progress.step < self.number:
+        if "" not in training.state.optimizers and training.state.progress.step < self.number:
             _count_step(training, _of_updates(self.answers, self.size))
             training.note_writes()
 
-    def _check(self, optimizer: str) -> None:
+    def _check(self, optimizers: Sequence[str]) -> None:
         names = self._session.training.state.optimizers
-        if optimizer not in names:
+        if not optimizers or len({*optimizers} & names.keys()) < len(optimizers):
             known = " or ".join(f"step.update({name!r})" for name in names) if "" not in names else "the step"
             raise UsageError(f"step {self.number}: iterate over {known}")
 

@@ -1,5 +1,6 @@
 """Build the parts of a rank from the config: device, data, loaders, model and the first state."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,7 +51,7 @@ class Parts:
     device: torch.device
     data: DataSet
     task: Task
-    training: Mapping[str, Measuring]  # of the updates of each optimizer
+    training: dict[str, Measuring]  # of the updates of each optimizer
     evaluation: Measuring
     goal: Goal  # which evaluation is the best
     model: nn.Module
@@ -170,7 +171,8 @@ def of_a_loop(
     loader = open_loader(source.train, None, device, config.seed, loader_processes(config.data, world.place), collate)
     loader.start()
     task = Task(Mapping.get, best="")  # type: ignore[arg-type]  # the user's loop measures
-    measuring, goal = {name: Measuring(task.measure) for name in optimizers}, Goal("best", higher=True)
+    measuring = {name: Measuring(task.measure, of_a_loop=True) for name in optimizers}
+    goal = Goal("best", higher=True)
     return Parts(device, source, task, measuring, Measuring(task.measure), goal, model, loader, None, None), optimizers
 
 
@@ -182,7 +184,9 @@ def _measurings(task: Task, network: nn.Module, examples: Sequence[Any]) -> tupl
     training, evaluation = Measuring(task.measure), Measuring(task.evaluate or task.measure)
     with torch.no_grad(), buffers.unchanged(network):
         network.eval()
-        training(network, examples[0], 2)
+        measured = training(network, examples[0], 2)
+        if training.means[0].kind == "count" and (count := numbers_of(measured, training.means, torch.float64)[1]) > 0:
+            training.exponent = round(math.log2(float(count) / 2))
         for example in examples:
             evaluated = evaluation(network, example, 2)
         numbers = numbers_of(evaluated, evaluation.fields, torch.float64).cpu()

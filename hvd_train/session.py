@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -169,6 +169,15 @@ class Session(Loops):
         module.to(self.device).eval().requires_grad_(requires_grad=False)
         self.training.world.compare({f"constant module {self._constants}": buffers.digest_of_module(module)})
         return module
+
+    def before_update(self, function: Callable[[list[nn.Parameter]], object]) -> None:
+        """Call `function(parameters)` before each update: to clip gradients by value, to add noise, and the like.
+
+        It gets the parameters that have a gradient, which is the mean over all samples of the step then, on all ranks.
+        It may change or remove it. torch draws the same random numbers on all ranks. `--clip-norm` acts afterwards. A
+        step whose loss or gradient is not finite is skipped before.
+        """
+        self._before = function
 
     @contextmanager
     def aside(self) -> Iterator[bool]:

@@ -92,15 +92,19 @@ class Progress:
     skipped: int = 0  # steps among these that changed nothing, because the loss or its gradient was not finite
     skipped_in_row: int = 0  # steps skipped since the last one that was not
 
-    def after_step(self, num_samples: int, *, skipped: bool = False) -> Progress:
-        """Return the progress one step later, in which `num_samples` of the epoch were consumed."""
-        in_row = self.skipped_in_row + 1 if skipped else 0
+    def after_step(self, num_samples: int, *, skipped: bool = False, counts: bool = True) -> Progress:
+        """Return the progress one step later, in which `num_samples` of the epoch were consumed.
+
+        A skipped step is one more in a row if it `counts`.
+        """
+        in_row = self.skipped_in_row + counts if skipped else 0
         return Progress(self.epoch, self.cursor + num_samples, self.step + 1, self.skipped + skipped, in_row)
 
 
+_LEAST_LOSS_SCALE = 2.0**-14  # below it another cause than the scale makes gradients overflow
 TENSORS = "model", "average", "buffers", "optimizers"
 """The parts of a snapshot that hold tensors and are compared."""
-_FACTS = "progress", "layout", "totals", "scaler"
+_FACTS = "progress", "layout", "totals", "scaler", "exponents"
 _VALUES: dict[str, type[Any]] = {"layout": BatchLayout, "progress": Progress, "totals": Totals}
 _VALUES |= {"last_step": StepRecord, "last_epoch": EpochRecord}
 
@@ -116,6 +120,8 @@ class TrainState:
     progress: Progress = Progress()
     seconds: float = 0.0  # of training until the last step, without pauses before a resume; the same on all ranks
     totals: Totals = Totals()
+    # By update, if its loss is divided by a count: the power of two near the count for each sample in the last step.
+    exponents: dict[str, int] = field(default_factory=dict)
     best: Evaluation | None = None
     last: Evaluation | None = None
     point: Point = field(default_factory=Point)  # the last one
@@ -140,14 +146,24 @@ class TrainState:
         """Count a step in the average, the progress and, if its loss is finite, the sums."""
         if self.average is not None and not skipped:
             self.average.update_parameters(self.model)
-        self.progress = self.progress.after_step(totals.count, skipped=skipped)
-        if math.isfinite(totals.sums[LOSS]):
+        is_finite = math.isfinite(totals.sums[LOSS])
+        self.progress = self.progress.after_step(
+            totals.count, skipped=skipped, counts=not (is_finite and self._loss_scale_falls())
+        )
+        if is_finite:
             self.totals += totals
 
-    def take_step(self, optimizer: Optimizer) -> None:
-        """Let an optimizer change the weights. Settings that it changes itself, such as a count, are its state."""
+    def _loss_scale_falls(self) -> bool:
+        """Return whether a skipped step may be due to a loss scale that is too large."""
+        return self.scaler.is_enabled() and self.scaler.get_scale() >= _LEAST_LOSS_SCALE
+
+    def take_step(self, optimizer: Optimizer, found_inf: Tensor | None = None) -> None:
+        """Let an optimizer change the weights; a fused one does nothing if `found_inf` is 1.
+
+        Settings that it changes itself, such as a count, are its state.
+        """
         before = [dict(group) for group in optimizer.param_groups]
-        optim.take_step(optimizer)
+        optim.take_step(optimizer, found_inf)
         own = [
             {key for key in optimizer.defaults if group.get(key) is not old.get(key)}
             for group, old in zip(optimizer.param_groups, before, strict=True)
@@ -215,7 +231,9 @@ class TrainState:
         """Return a copy of the state in host memory, which later steps do not touch."""
         live = self.live()
         for _, answer in live["answers"]:
-            answer["scores"]["kept"] = None if answer["scores"]["kept"] else {}  # they would make checkpoints large
+            is_evaluation = answer["totals"]["count"] == 0
+            if is_evaluation and answer["scores"]["kept"]:
+                answer["scores"]["kept"] = None  # they would make checkpoints large
         return to_host(live)  # type: ignore[no-any-return]
 
     def live(self) -> Snapshot:
@@ -253,6 +271,7 @@ class TrainState:
             "answers": [(label, _fields(answer)) for label, answer in self.answers.items()],
             "recent": [_fields(entry) for entry in self.recent],
             "seconds": self.seconds,
+            "exponents": dict(self.exponents),
             "data": self.data,
         }
 
@@ -291,6 +310,7 @@ class TrainState:
             self.set_trained(self.point.trained)
         self.recent = [Entry(**entry) for entry in snapshot["recent"]]
         self.data, self.seconds = snapshot["data"], snapshot["seconds"]
+        self.exponents = dict(snapshot.get("exponents", {}))
         if self.average is not None:
             weights.load(snapshot["average"], self.average)
         weights.load(snapshot["model"], self.model)
@@ -378,7 +398,10 @@ def _answer(scores: Mapping[str, Any], totals: Mapping[str, Any], **values: Any)
 
 def digest_of_snapshot(snapshot: Snapshot) -> str:
     """Return what `TrainState.digest` returns for the state with this snapshot."""
-    facts, tensors = [snapshot[name] for name in _FACTS], [snapshot[name] for name in TENSORS if name != "optimizers"]
+    facts, tensors = (
+        [snapshot.get(name) for name in _FACTS],
+        [snapshot[name] for name in TENSORS if name != "optimizers"],
+    )
     # The program of a rank may have set its learning rate for the step already, which can be a tensor.
     tensors.append([{**each, "param_groups": None} for each in snapshot["optimizers"].values()])
     return digest_of(text_of(facts), tensors_in(tensors))

@@ -29,7 +29,7 @@ from hvd_train.output import Output
 from hvd_train.parts import Optimizers, Parts, fresh_state
 from hvd_train.profiling import Profile
 from hvd_train.progress.clock import Stopwatch, Timer
-from hvd_train.progress.order import Batch, EpochOrder, assignments, choose_layout, resized_layout
+from hvd_train.progress.order import Batch, EpochOrder, Indices, assignments, choose_layout, resized_layout
 from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, describe, ending, summary
 from hvd_train.run_files import run_folder
@@ -268,6 +268,10 @@ class Training:
         if self._batch is None or self._batch[0] != state.progress.step:
             self._batch = state.progress.step, next(self._batches)
         return self._batch[1]
+
+    def samples_of(self, epoch: int, cursor: int, size: int) -> Indices:
+        """Return the numbers of the samples of all ranks in a step, int64 [size]."""
+        return EpochOrder(self.config.seed, epoch, self.parts.train_loader.num_samples)[cursor : cursor + size]
 
     def prepare_next_batch(self) -> None:
         """Make the next batch ready while gradients are reduced."""

@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, reduce
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import xxhash
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from hvd_train.config import Config
 from hvd_train.errors import RankLost, UsageError
@@ -22,8 +23,8 @@ from hvd_train.progress import order
 from hvd_train.progress.clock import Split
 from hvd_train.progress.order import Batch, MicroBatch, fingerprint, from_bytes, in_bytes
 from hvd_train.state import Answer, TrainState
-from hvd_train.tasks.task import LOSS, Measures, Measuring, Scores, numbers_of, sum_of, totals_of
-from hvd_train.world.world import Gradients, World
+from hvd_train.tasks.task import LOSS, Measures, Measuring, Scores, kept_of, numbers_of, sum_of, totals_in, totals_of
+from hvd_train.world.world import Gradients, World, own_gradients
 
 _WATCHED_UPDATES = 3
 _PIECE = 1 << 18  # elements
@@ -57,7 +58,7 @@ class Updater:
         world: World,
         model: nn.Module,
         device: torch.device,
-        measuring: Mapping[str, Measuring],
+        measuring: dict[str, Measuring],
         split: Split | None = None,
     ) -> None:
         """`measuring` is what the updates of each optimizer measure; `split` measures the time."""
@@ -72,8 +73,8 @@ class Updater:
         self._held_fixed: list[nn.Parameter] = []  # of other optimizers, in this update
         self._model, self._parameters = model, list[nn.Parameter]()
         self._trained: dict[str, tuple[list[int], tuple[float, ...]]] = {}  # by optimizer: ids, and a digest
-        # By optimizer, after a step that was taken: the ids of parameters with a gradient, and how many have a state.
-        self._steady: dict[str, tuple[list[int], int]] = {}
+        # Of updates that were taken: the parameters with a gradient, and how many then had a state, by optimizer.
+        self._steady: dict[str, tuple[list[list[int]], list[int]]] = {}
         self._watched_updates = _WATCHED_UPDATES
 
     def take(self, state: TrainState, batch: Batch, meanwhile: Callable[[], None] = lambda: None) -> Answer:
@@ -92,25 +93,34 @@ class Updater:
                 raise
             raise advice from None
 
-    def begin(self, state: TrainState, batch: Batch, votes: Votes, optimizer: str = "", turn: int = 0) -> None:
-        """Begin the next update of `state` with this rank's part of its samples. Raises RankLost.
+    def begin(
+        self, state: TrainState, batch: Batch, votes: Votes, names: Sequence[str] = ("",), turn: int = 0
+    ) -> Measuring:
+        """Begin the next update of `state` with this rank's part of its samples; return what it measures.
 
-        `optimizer` has done `turn` updates in this step. Parameters of the others get no gradient meanwhile.
+        The optimizers of these names have done `turn` updates in this step. Parameters of the others get no gradient
+        meanwhile. Raises RankLost.
         """
         self._state, self.batch, self._votes = state, batch, votes
-        self._name, self._optimizer, self._turn = optimizer, state.optimizers[optimizer], turn
-        self._measuring = self._measurings[optimizer]
+        self._name = key_of(names)
+        self._optimizers = [state.optimizers[name] for name in names]
+        self._turn = turn
+        self._measuring = self._measurings.setdefault(self._name, Measuring(self._measurings[names[0]].function))
         self.lost = None
         self._sums_of_passes: list[Tensor] = []
-        self._share = _constant(1 / batch.size, self._device)  # the ranks' gradients are added
+        self._kept: list[Kept] = []
+        self._exponent = state.exponents.get(self._name, self._measuring.exponent)
+        self._share = _constant(2.0**-self._exponent / batch.size, self._device)  # the ranks' gradients are added
 
-        trained = [parameter for parameter in optim.parameters_of(self._optimizer) if parameter.requires_grad]
+        trained, fixed = list[nn.Parameter](), list[nn.Parameter]()
+        for name, optimizer in state.optimizers.items():
+            (trained if name in names else fixed).extend(
+                parameter for parameter in optim.parameters_of(optimizer) if parameter.requires_grad
+            )
         self._note_trained(trained)
         for parameter in self._parameters:
             parameter.grad = None
-        others = [other for other in state.optimizers.values() if other is not self._optimizer]
-        fixed = [parameter for other in others for parameter in optim.parameters_of(other)]
-        self._held_fixed = [parameter for parameter in fixed if parameter.requires_grad]
+        self._held_fixed = fixed
         for parameter in self._held_fixed:
             parameter.requires_grad_(False)
         self._world.begin_update(trained, len(batch.micro_batches))
@@ -118,6 +128,7 @@ class Updater:
         self._buffers.begin()
         self._watched_updates -= 1
         self._note_gradients()
+        return self._measuring
 
     def _note_trained(self, trained: Sequence[nn.Parameter]) -> None:
         """Check the trained parameters, and compute their digest, if they are others than in the update before."""
@@ -152,6 +163,8 @@ class Updater:
         self._check_gradients()
         measures = self._measuring.checked(measures, len(self._micro.samples))
         self._sums_of_passes.append(numbers_of(measures, self._measuring.means, torch.float32))
+        if self._measuring.keeps:
+            self._kept.append((self._micro.number, totals_in(measures), kept_of(measures)))
         self._buffers.end_micro_batch(self._micro.number)
         self._mark("forward")
         try:
@@ -168,7 +181,7 @@ class Updater:
 
     def _note_gradients(self) -> None:
         if self._watched_updates >= 0:
-            gradients = [parameter.grad for parameter in optim.parameters_of(self._optimizer)]
+            gradients = [parameter.grad for parameter in self._parameters]
             self._gradients = [(gradient, gradient._version) for gradient in gradients if gradient is not None]
 
     def _check_gradients(self) -> None:
@@ -218,10 +231,13 @@ class Updater:
         self._num_fields = sum(map(len, fields))
         self._pending = self._world.start_sum(message, "step")
 
-    def finish(self, meanwhile: Callable[[], None]) -> tuple[Answer, Votes]:
+    def finish(
+        self, meanwhile: Callable[[], None], before: Callable[[list[nn.Parameter]], object] | None = None
+    ) -> tuple[Answer, Votes]:
         """Reduce, unscale, clip, step; return also what at least one rank has voted for. Raises RankLost.
 
-        `meanwhile` is called while gradients are reduced.
+        `meanwhile` is called while gradients are reduced, and `before` with the parameters that have a gradient, which
+        is the mean over all samples then, before it is clipped.
         """
         if self.lost is not None:
             raise self.lost
@@ -231,43 +247,52 @@ class Updater:
         self._sums_of_layers.end_step(self._device)
         meanwhile()
 
-        optimizer, scaler, batch = self._optimizer, self._state.scaler, self.batch
+        state, batch, measuring = self._state, self.batch, self._measuring
         summed = self._pending()
         self._check_trained_alike(summed)
         gradients = self._world.reduce()
-        if self._buffers.others and summed[self._measuring.num_sums + _BUFFERS_CHANGED] > 0:
+        if self._buffers.others and summed[measuring.num_sums + _BUFFERS_CHANGED] > 0:
             self._buffers.broadcast_others(self._world)
+        kept = of_all_micro_batches(self._world.gather(self._kept)) if measuring.keeps else ({}, {})
         # No communication follows, so the step cannot break any more.
         self._mark("reduction")
-        scaler.unscale_(optimizer)
-        by_count = self._measuring.means[0].kind == "count"  # gradients are divided by the samples so far
-        norm = self._clip(gradients, scaler, batch.size / summed[1] if by_count else None)
+        with_gradients = [_with_gradients(optimizer) for optimizer in self._optimizers]
+        for optimizer, parameters in zip(self._optimizers, with_gradients, strict=True):
+            if parameters:
+                state.scaler.unscale_(optimizer)
+        by_count = measuring.means[0].kind == "count"  # gradients are divided by the samples so far
+        factor = batch.size * 2.0**self._exponent / summed[1] if by_count else None
+        norm = self._clip(gradients, factor, self._clip_norm if before is None else None)
         numbers = _on_its_way(torch.cat((summed[: self._num_fields], norm[None])))
         broken = ~torch.isfinite(summed[0] + norm)  # on all ranks: both are sums over them
-        ahead = not self._buffers.others and self._is_gated()
-        if ahead:  # the optimizer does nothing if this is 1, so a GPU has work while the host waits for the numbers
-            optimizer.found_inf = broken.float()  # type: ignore[attr-defined]
+        ahead = not self._buffers.others and before is None and self._are_gated(with_gradients)
         if ahead or not broken:
             self._buffers.finish(summed[self._num_fields :].masked_fill(broken, 0), batch.num_micro_batches)
-            seed(self._device, order.key(self._seed, UPDATE, self._state.progress.step, self._turn))
-            self._state.take_step(optimizer)
+            seed(self._device, order.key(self._seed, UPDATE, state.progress.step, self._turn))
+            if before is not None:
+                before([parameter for parameter in self._parameters if parameter.grad is not None])
+                self._clip(own_gradients(self._parameters), None, self._clip_norm)
+            for optimizer in self._optimizers:
+                # The optimizer does nothing if this is 1, so a GPU has work while the host waits for the numbers.
+                state.take_step(optimizer, broken.float() if ahead else None)
         else:
             self._buffers.put_back()
-        if ahead:
-            del optimizer.found_inf  # type: ignore[attr-defined]
-        scaler.update()
+        if any(with_gradients):
+            state.scaler.update()
         *sums_and_flags, norm_before = numbers()
-        totals = totals_of(self._measuring.means, sums_and_flags, batch.size)
-        stop, commit, change, _, seconds, *rest = sums_and_flags[self._measuring.num_sums :]
+        totals = totals_of(measuring.means, sums_and_flags, batch.size)
+        stop, commit, change, _, seconds, *rest = sums_and_flags[measuring.num_sums :]
         taken = rest[_TRAINED.stop - _TRAINED.start :]
         skipped = not (math.isfinite(sums_and_flags[0]) and math.isfinite(norm_before))
         if not skipped:
-            self._steady[self._name] = self._with_gradients(), len(optimizer.state)
+            self._steady[self._name] = with_gradients, self._num_states()
+        if by_count and sums_and_flags[1] > 0:
+            state.exponents[self._name] = nearest_exponent(sums_and_flags[1] / batch.size)
         self._release()
         self._mark("optimizer")
         votes = Votes(stop > 0, commit > 0, change > 0, seconds)
-        scores, samples = Scores(totals.means(), totals.count), from_bytes(taken) if taken else None
-        return Answer(scores, totals, skipped, norm_before, samples), votes
+        samples = from_bytes(taken) if taken else None
+        return Answer(Scores(totals.means(), totals.count, *kept), totals, skipped, norm_before, samples), votes
 
     def _check_trained_alike(self, summed: Tensor) -> None:
         """Raise UsageError on all ranks if they train different parameters: each digit is then 1 on some ranks only."""
@@ -280,22 +305,23 @@ class Updater:
                 "adds parameters must do the same on all ranks"
             )
 
-    def _with_gradients(self) -> list[int]:
-        return [id(parameter) for parameter in optim.parameters_of(self._optimizer) if parameter.grad is not None]
+    def _num_states(self) -> list[int]:
+        """Return how many parameters have a state in each optimizer."""
+        return [len(optimizer.state) for optimizer in self._optimizers]
 
-    def _is_gated(self) -> bool:
-        """Return whether the optimizer can skip a step on the device.
+    def _are_gated(self, with_gradients: list[list[int]]) -> bool:
+        """Return whether the optimizers can skip a step on the device.
 
-        It needs a state of each parameter: fused optimizers of torch begin one with uninitialised memory, even if they
+        They need a state of each parameter: fused optimizers of torch begin one with uninitialised memory, even if they
         skip the step.
         """
-        if not all(group.get("fused") for group in self._optimizer.param_groups):
-            return False
-        return self._steady.get(self._name) == (self._with_gradients(), len(self._optimizer.state))
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        is_steady = self._steady.get(self._name) == (with_gradients, self._num_states())
+        return is_steady and all(group.get("fused") for group in groups)
 
-    def _clip(self, gradients: Gradients, scaler: torch.amp.GradScaler, factor: Tensor | None) -> Tensor:
-        """Multiply the gradients by `factor`, if any, and clip them; return the 2-norm before the clip, [] float64."""
-        if gradients.squares is not None and not scaler.is_enabled():
+    def _clip(self, gradients: Gradients, factor: Tensor | None, limit: float | None) -> Tensor:
+        """Multiply the gradients by `factor` and clip them, if asked; return the 2-norm before the clip, [] float64."""
+        if gradients.squares is not None and not self._state.scaler.is_enabled():
             norm = torch.tensor(math.sqrt(gradients.squares), dtype=torch.float64)
         else:
             pieces = [piece for tensor in gradients.tensors for piece in _pieces(tensor)]
@@ -303,13 +329,42 @@ class Updater:
             norm = torch.linalg.vector_norm(torch.stack(norms), dtype=torch.float64)
         if factor is not None:
             norm = norm * factor
-        if self._clip_norm is not None:  # as torch's clip_grad_norm_
-            clip = (self._clip_norm / (norm.float() + 1e-6)).clamp(max=1.0)
+        if limit is not None:  # as torch's clip_grad_norm_
+            clip = (limit / (norm.float() + 1e-6)).clamp(max=1.0)
             factor = clip if factor is None else clip * factor
-        if factor is not None:
+        if factor is not None and gradients.tensors:
             # The factor of a step that is skipped may be NaN, which would stay in the zeros between the gradients.
             torch._foreach_mul_(gradients.tensors, factor.nan_to_num(0.0))
         return norm
+
+
+def _with_gradients(optimizer: Optimizer) -> list[int]:
+    return [id(parameter) for parameter in optim.parameters_of(optimizer) if parameter.grad is not None]
+
+
+def key_of(names: Sequence[str]) -> str:
+    """Return the name of an update by the optimizers of these names."""
+    return "_".join(names)
+
+
+def nearest_exponent(value: float) -> int:
+    """Return the exponent of the power of two that is the nearest to a positive number."""
+    return round(math.log2(value))
+
+
+Kept = tuple[int, dict[str, Tensor], dict[str, Tensor]]
+"""The number of a micro-batch with its totals and its values of each sample, by name."""
+
+
+def of_all_micro_batches(of_ranks: Sequence[Sequence[Kept]]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the sum of the totals over all micro-batches, and the values of all samples, in their order."""
+    kept = sorted((each for of_rank in of_ranks for each in of_rank), key=lambda each: each[0])
+    totals, values = dict[str, Tensor](), dict[str, Tensor]()
+    for name in kept[0][1]:
+        totals[name] = reduce(operator.add, [of_micro[name] for _, of_micro, _ in kept])
+    for name in kept[0][2]:
+        values[name] = torch.cat([of_micro[name] for _, _, of_micro in kept])
+    return totals, values
 
 
 def _pieces(gradient: Tensor) -> Sequence[Tensor]:

@@ -162,16 +162,20 @@ class Closed:
         return self._method(*arguments, **options)
 
 
-def take_step(optimizer: Optimizer) -> None:
-    """Let the optimizer change the weights, by its own `step`."""
+def take_step(optimizer: Optimizer, found_inf: Tensor | None = None) -> None:
+    """Let the optimizer change the weights, by its own `step`; a fused one does nothing if `found_inf` is 1."""
     closed = [method for method in (optimizer.step, optimizer.zero_grad) if isinstance(method, Closed)]
     for method in closed:
         method.is_open = True
+    if found_inf is not None:
+        optimizer.found_inf = found_inf  # type: ignore[attr-defined]
     try:
         optimizer.step()
     finally:
         for method in closed:
             method.is_open = False
+        if found_inf is not None:
+            del optimizer.found_inf  # type: ignore[attr-defined]
 
 
 def wants_closure(cls: type[Optimizer]) -> bool:

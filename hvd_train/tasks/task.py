@@ -28,19 +28,32 @@ class Mean:
     total: Tensor
     count: Tensor | int | None = None
 
+    def __add__(self, other: Mean) -> Mean:
+        """Return the mean of a sum over the same count. Raises UsageError for another count."""
+        if self.count is not other.count:
+            raise UsageError(
+                "losses with counts of their own cannot be added: give one Mean(total, count), and add the other total "
+                "to its total, multiplied by the ratio of the counts that you expect"
+            )
+        return Mean(self.total + other.total, self.count)
+
 
 @dataclass(slots=True)
 class Total:
-    """Values that an evaluation sums elementwise, such as a confusion matrix. Training ignores them."""
+    """Values that are summed elementwise, such as a confusion matrix: in an evaluation, or in a step of your own loop.
+
+    `hvd-train train` ignores them in training.
+    """
 
     values: Tensor
 
 
 @dataclass(slots=True)
 class Each:
-    """Values of each sample [n, ...] that an evaluation keeps, in the order of the set: for average precision and such.
+    """Values of each sample [n, ...]: for average precision and such in an evaluation, for queues in your own loop.
 
-    They are kept as float32. Training ignores them.
+    They are kept as float32, in the order of the set, or of the samples of the step. `hvd-train train` ignores them in
+    training.
     """
 
     values: Tensor
@@ -179,10 +192,18 @@ class Measuring:
     The first measures decide; they need a loss if `trains`.
     """
 
-    def __init__(self, function: Function, *, trains: bool = True) -> None:
+    def __init__(self, function: Function, *, trains: bool = True, of_a_loop: bool = False) -> None:
+        """`of_a_loop`: the user's own loop measures, which can use totals and values of each sample in training."""
         self.function, self._trains, self._checked = function, trains, list[object]()
+        self._of_a_loop = of_a_loop
+        self.exponent = 0  # the power of two near the count of the loss for each sample, as far as it is known
         self.fields = self.means = tuple[Field, ...]()  # training sums the means
         self.num_sums = 0
+
+    @property
+    def keeps(self) -> bool:
+        """Whether steps sum totals and keep values of each sample."""
+        return self._of_a_loop and len(self.fields) > len(self.means)
 
     def __call__(self, model: nn.Module, batch: Any, num_samples: int) -> Measures:
         """Return the measures of a micro-batch. Raises UsageError if their fields are others."""
@@ -262,9 +283,14 @@ def numbers_of(measures: Measures, fields: Sequence[Field], dtype: torch.dtype) 
     return torch.cat([of_means, *totals]) if totals else of_means
 
 
+def totals_in(measures: Measures) -> dict[str, Tensor]:
+    """Return the values of each `Total`, float64 on the CPU."""
+    return {name: each.values.detach().double().cpu() for name, each in measures.items() if isinstance(each, Total)}
+
+
 def kept_of(measures: Measures) -> dict[str, Tensor]:
     """Return the values of each `Each`, float32 on the CPU."""
-    return {name: each.values.float().cpu() for name, each in measures.items() if isinstance(each, Each)}
+    return {name: each.values.detach().float().cpu() for name, each in measures.items() if isinstance(each, Each)}
 
 
 def totals_of(fields: Sequence[Field], numbers: Sequence[float], count: int) -> Totals:

@@ -14,9 +14,10 @@ from torch.nn.utils import parametrizations
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import EpochOrder
 from hvd_train.session import Session
+from hvd_train.tasks.task import Each, Total
 from hvd_train.world.world import LocalWorld
 from tests.support.elastic import TOLERANCE
-from tests.support.programs import DATA, Stop, check_survives, linear, played, take
+from tests.support.programs import DATA, INPUTS, Stop, check_survives, linear, played, take
 from tests.support.runs import equal, largest_difference, small_config
 from tests.support.worlds import ThreadWorld, own_generator, run_ranks
 
@@ -109,9 +110,9 @@ def hooked(model: nn.Module) -> Optimizer:
     return optimizer
 
 
-def patched(model: nn.Module) -> Optimizer:
+def patched(model: nn.Module, rate: float = 0.1) -> Optimizer:
     """Return an optimizer with a method `step` of its own."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     of_class = optimizer.step
 
     def step() -> None:
@@ -172,17 +173,76 @@ def test_every_optimizer_takes_its_own_steps(name: str) -> None:
 
 
 def test_an_optimizer_may_draw_random_numbers() -> None:
-    """They are the same on all ranks; attributes of the object hold."""
+    """They depend on the step alone, whatever this rank has drawn before; attributes of the object hold."""
 
     def noisy(model: nn.Module) -> Optimizer:
         optimizer = Outside(model.parameters(), 0.5)
         optimizer.noisy = True
         return optimizer
 
-    found: Any = run_ranks(2, lambda world: played(world, plain, Path("noisy"), optimizer_of=noisy))
-    assert equal(found[0][0], found[1][0])
-    alone = played(LocalWorld(), plain, Path("alone"), optimizer_of=noisy)
-    assert largest_difference(found[0][0], alone[0]) <= TOLERANCE
+    def drawing(session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop) -> None:
+        for step in session.steps():
+            torch.rand(step.number)
+            for micro in step:
+                torch.rand(micro.number)
+                micro.backward(F.cross_entropy(model(micro.batch[0]), micro.batch[1], reduction="none"))
+
+    quiet, other = (
+        played(LocalWorld(), program, Path(f"run-{number}"), optimizer_of=noisy)[0]
+        for number, program in enumerate((plain, drawing))
+    )
+    assert equal(quiet, other)
+    without = played(LocalWorld(), plain, Path("without"), optimizer_of=OPTIMIZERS["an argument without a default"])[0]
+    assert not equal(quiet, without)
+
+
+def test_code_may_change_the_gradients_of_all_ranks() -> None:
+    def program(session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop) -> None:
+        session.before_update(lambda parameters: nn.utils.clip_grad_value_(parameters, 0.01))
+        plain(session, model, optimizer, stop)
+
+    weights, _, _ = check_survives(program, optimizer_of=OPTIMIZERS["SGD"])
+    model = linear()
+    by_hand(model, patched(model, 0.01))
+    assert largest_difference(weights, model.state_dict()) <= TOLERANCE
+
+
+def test_one_backward_pass_can_serve_two_optimizers() -> None:
+    def two(model: Any) -> Any:
+        first = torch.optim.SGD(model[0].parameters(), lr=0.1)
+        return {"first": first, "last": torch.optim.Adam(model[2].parameters(), lr=0.01, eps=1e-3)}
+
+    def program(session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop) -> None:
+        for step in session.steps():
+            stop(step.number)
+            for micro in step.update("first", "last"):
+                micro.backward(F.cross_entropy(model(micro.batch[0]), micro.batch[1], reduction="none"))
+
+    weights, _, _ = check_survives(program, make=two_layers, optimizer_of=two)
+    model = two_layers()
+    both = two(model)
+    both["first"].register_step_post_hook(lambda *_: both["last"].step())
+    by_hand(model, both["first"], before=lambda step: both["last"].zero_grad())
+    assert largest_difference(weights, model.state_dict()) <= TOLERANCE
+
+
+def test_totals_and_values_of_a_step_are_those_of_all_samples() -> None:
+    """So a queue and a centre that are registered are the same on any number of ranks."""
+
+    def program(session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop) -> None:
+        own = session.register(queue=torch.zeros(0, 8), centre=torch.zeros(3))
+        for step in session.steps():
+            for micro in step:
+                inputs, targets = micro.batch
+                outputs = model(inputs) - own.centre
+                loss = F.cross_entropy(outputs, targets, reduction="none")
+                micro.backward(loss, keys=Each(inputs), centre=Total(outputs.sum(0)))
+            assert torch.equal(step.scores.each("keys"), INPUTS[step.samples])
+            own.queue = torch.cat([own.queue, step.scores.each("keys")])[-12:]
+            own.centre = 0.9 * own.centre + 0.1 * step.scores.total("centre").float() / step.size
+            stop(step.number)
+
+    check_survives(program)
 
 
 def two_layers() -> nn.Module:
