@@ -5,6 +5,7 @@ from itertools import zip_longest
 from typing import Any
 
 from hvd_train.data.dataset import Arrays, DataSet, Source
+from hvd_train.data.plain import with_plain_numbers
 from hvd_train.errors import UsageError
 
 Identity = dict[str, Any]
@@ -15,7 +16,7 @@ def of(data: DataSet) -> Identity:
     """Return the identity of a data set, without its test set."""
     sets = {"training": data.train, "validation": data.val}
     samples = {part: [len(source or ()), _digest(_content(source))] for part, source in sets.items()}
-    return {"classes": list(data.classes), **samples}
+    return {"classes": with_plain_numbers(list(data.classes)), **samples}
 
 
 def facts(data: DataSet) -> dict[str, str]:

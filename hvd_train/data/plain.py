@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hvd_train.data.trees import like
 from hvd_train.errors import UsageError
@@ -36,9 +36,9 @@ def number(value: object, name: str) -> float:
 
 def numbers(values: object, name: str) -> dict[str, float]:
     """Return numbers by name, as `number` does each. Raises UsageError."""
-    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+    if not isinstance(values, Mapping):
         raise UsageError(f"{name} is {_described(values)}: it must be a dict of numbers by name")
-    return {str.__str__(key): number(value, f"{name}[{key!r}]") for key, value in values.items()}
+    return {with_plain_numbers(key): number(value, f"{name}[{key!r}]") for key, value in values.items()}
 
 
 def with_plain_numbers(value: Any) -> Any:
@@ -65,7 +65,7 @@ def to_plain(value: Any, name: str) -> Any:
     kind = type(value)
     if kind in _LEAVES:
         return value
-    if isinstance(value, Tensor):
+    if kind in (Tensor, nn.Parameter) and value.layout == torch.strided and not value.is_quantized:
         return value if value.is_leaf else value.detach()
     if kind is list or kind is tuple:
         return kind(to_plain(each, f"{name}[{place}]") for place, each in enumerate(value))
@@ -190,5 +190,6 @@ def _class(path: str) -> Any:
 def _described(value: object) -> str:
     kind = type(value)
     if isinstance(value, (Tensor, np.ndarray)):
-        return f"{kind.__name__} of shape {list(value.shape)} and type {value.dtype}"
+        layout = getattr(value, "layout", torch.strided)
+        return f"{kind.__name__} of shape {list(value.shape)}, {value.dtype}, {layout}".removesuffix(", torch.strided")
     return f"{kind.__name__} of {value.default_factory}" if isinstance(value, defaultdict) else kind.__name__

@@ -81,6 +81,53 @@ def test_pictures_come_through_pinned_memory(gpu: OnGpu) -> None:
     assert equal(on_gpu(gpu, 2, *FP32, *FOLDER, delay_us=3000), on_cpu(gpu.folder, 2, *FP32, *FOLDER))
 
 
+OFFLOADED = """
+import copy, os, signal, sys
+import torch
+import torch.nn.functional as F
+import hvd_train
+
+class Offloaded(torch.optim.SGD):
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            copied = self.state[parameter].setdefault("copied", parameter.detach().cpu())
+            assert copied.device.type == "cpu"
+            assert self.state[parameter].get("momentum_buffer", parameter).device == parameter.device
+        super().step(closure)
+
+_, config = hvd_train.parse_args(epochs=2, global_batch_size=32, batch_size=8, workers=0)
+model = torch.nn.Linear(8, 3)
+optimizer = Offloaded(model.parameters(), lr=0.1, momentum=0.9)
+data = [(torch.cos(torch.arange(8.0) * n), n % 3) for n in range(96)]
+with hvd_train.Session(model, optimizer, data, config=config) as session:
+    here = session.device
+    centre = torch.zeros(3, device=here)
+    own = session.register(slow=copy.deepcopy(model), centre=centre, queue=[], count=torch.zeros(1))
+    for epoch in session.epochs():
+        for step in epoch:
+            for micro in step:
+                micro.backward(F.cross_entropy(model(micro.batch[0]) - own.centre, micro.batch[1], reduction="none"))
+            assert all(each.device == here for each in (own.centre, own.slow.weight, *own.queue))
+            assert own.count.device.type == "cpu"
+            with torch.no_grad():
+                own.slow.weight.lerp_(model.weight, 0.1)
+                own.centre = own.centre * 0.9 + model.bias * 0.1
+            own.queue = [*own.queue, own.centre][-2:]
+            if step.number == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_is_registered_returns_to_its_device(gpu: OnGpu, ranks: int) -> None:
+    """Each rank has a GPU of its own, which is no difference between them; a CPU tensor stays one."""
+    (gpu.folder / "offloaded.py").write_text(OFFLOADED)
+    line = [sys.executable, "offloaded.py", "--device", "cuda", "--output-dir", "run"]
+    line = launch_line("gloo" if ranks > 1 else "none", ranks, *line)
+    output_of(line, gpu.folder, code=143, variables=gpu.variables())
+    assert "done" in output_of(line, gpu.folder, variables=gpu.variables())
+
+
 def test_a_step_waits_once(libraries: Path, tmp_path: Path) -> None:
     """The host waits for the GPU once a step of ResNet-50."""
     counts = counted(tmp_path)

@@ -38,6 +38,10 @@ class Row(dict[str, int]):
     pass
 
 
+class Odd(torch.Tensor):
+    pass
+
+
 KEPT: list[Any] = [
     *(1, 2.5, True, None, "text", 2**70, 1 + 2j, float("inf"), -0.0, b"", b"\xff\0", bytearray(b"a")),
     *(np.float32(0.1), np.float16(0.1), np.float64(2.5), np.int64(3), np.uint8(4), np.bool_(True), np.complex64(1j)),
@@ -91,6 +95,8 @@ def test_values_come_back_from_a_checkpoint_as_they_were(value: Any) -> None:
         (defaultdict(Row), "x"),
         ({"a": [1, {"b": Path()}]}, r"x\['a'\]\[1\]\['b'\]"),
         (Pair(1, Path()), r"x\[1\]"),
+        (torch.eye(2).to_sparse(), "x"),
+        (torch.ones(2).as_subclass(Odd), "x"),
         ({Path(): 1}, "x"),
         ({torch.ones(1)}, "x"),
     ],

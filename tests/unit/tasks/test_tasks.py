@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -97,6 +98,23 @@ def test_a_count_weighs_as_in_one_batch() -> None:
     for size in (1, 3):
         for weights in run_ranks(size, on_rank):
             assert largest_difference(weights, dict(model.state_dict())) <= 1e-5
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, torch.tensor])
+def test_figures_of_numpy_and_torch_are_numbers(kind: Any) -> None:
+    """A checkpoint with them can be resumed from; what is no number is named."""
+    task = dataclasses.replace(
+        runs.CLASSIFY,
+        best="spread",
+        summary=lambda scores: {"spread": kind(2)},
+        per_class=lambda scores: {np.str_("a"): kind(3), 1: kind(4)},
+    )
+    config = small_config(epochs=1)
+    trained(LocalWorld(), config, task=task)
+    result, _ = trained(LocalWorld(), config.replace(epochs=2), task=task)
+    assert (result.epochs, result.best["spread"], type(result.best["spread"]) in (int, float)) == (2, 2, True)
+    with pytest.raises(UsageError, match=r"the task's summary\['ap'\] is NoneType: it must be one number"):
+        trained(LocalWorld(), config, task=dataclasses.replace(task, summary=lambda scores: {"ap": None}))
 
 
 def test_values_of_each_sample_come_in_the_order_of_the_set() -> None:
