@@ -445,11 +445,13 @@ def set_values(own: SimpleNamespace, values: Mapping[str, Any]) -> None:
     """Give the registered state what `values_of` returned."""
     for name, value in values.items():
         thing: Any = getattr(own, name, None)
-        kept = from_plain(copy.deepcopy(value))
-        if _has_state(thing):
-            thing.load_state_dict(kept)
+        kept = copy.deepcopy(value)
+        if isinstance(thing, Optimizer):
+            _load_optimizer(thing, kept, is_placed=True)
+        elif _has_state(thing):
+            thing.load_state_dict(from_plain(kept))
         else:
-            setattr(own, name, kept)
+            setattr(own, name, from_plain(kept))
 
 
 def _has_state(thing: Any) -> bool:

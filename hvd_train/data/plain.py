@@ -192,4 +192,6 @@ def _described(value: object) -> str:
     if isinstance(value, (Tensor, np.ndarray)):
         layout = getattr(value, "layout", torch.strided)
         return f"{kind.__name__} of shape {list(value.shape)}, {value.dtype}, {layout}".removesuffix(", torch.strided")
-    return f"{kind.__name__} of {value.default_factory}" if isinstance(value, defaultdict) else kind.__name__
+    if isinstance(value, defaultdict):
+        return f"{kind.__name__} of {getattr(value.default_factory, '__qualname__', 'other')} values"
+    return kind.__name__

@@ -262,6 +262,24 @@ def test_the_state_of_an_optimizer_keeps_its_types() -> None:
     assert (alone[0]["past"].maxlen, type(alone[0]["sums"])) == (2, np.ndarray)
 
 
+def test_a_registered_optimizer_keeps_its_types() -> None:
+    """It trains a network of the program's own, in bfloat16."""
+
+    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+        other = linear().bfloat16()
+        aside = Master(other.parameters())
+        session.register(other=other, aside=aside)
+        for step in session.steps():
+            take(step, model)
+            other(torch.full((2, 8), float(step.number)).bfloat16()).float().square().mean().backward()
+            aside.step()
+            aside.zero_grad()
+            assert aside.state[other.weight]["master"].dtype == torch.float32
+            stop(step.number)
+
+    check_survives(program)
+
+
 def test_values_are_compared_and_not_their_texts() -> None:
     """Dicts and sets may have another order on another rank, and numbers another type."""
 
