@@ -18,6 +18,7 @@ from hvd_train.world.world import Place, World
 
 _SHARED = "NCCL_MULTI_RANK_GPU_ENABLE"  # NCCL 2.30 lets ranks share a GPU if this is 1
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # from malloc.h
+_THREADS = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -29,7 +30,8 @@ def choose_device(config: Config, place: Place) -> torch.device:
     if config.precision.deterministic:
         torch.use_deterministic_algorithms(True)
     if count == 0:
-        torch.set_num_threads(num_cores(place))
+        if not any(name in os.environ for name in _THREADS):  # torch has read them
+            torch.set_num_threads(num_cores(place))
         _keep_freed_memory()
         return torch.device("cpu")
     # Slurm's --gpus-per-task shows each rank its own GPU alone by CUDA_VISIBLE_DEVICES; `check_own_gpus` compares them.

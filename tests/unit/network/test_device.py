@@ -82,6 +82,22 @@ def test_ranks_share_the_cores_that_are_not_bound_to_one_of_them(monkeypatch: py
         assert device.num_cores(Place(0, 4, 0, 4)) == cores
 
 
+@pytest.mark.parametrize(("typed", "number"), [(None, 5), ("OMP_NUM_THREADS", 2), ("MKL_NUM_THREADS", 2)])
+def test_a_number_of_threads_of_the_user_holds(typed: str | None, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch reads these variables when it is imported."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(5)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if typed is not None:
+        monkeypatch.setenv(typed, "2")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        device.choose_device(Config(), Place())
+        assert torch.get_num_threads() == number
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_the_load_of_a_gpu_is_read_as_far_as_the_driver_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without nvidia-ml-py torch raises errors. No error ends a training."""
 
