@@ -321,8 +321,6 @@ class Config:
                 raise UsageError(f"--{name.replace('_', '-')} is {value:g}; it must be {wanted}")
         if (warmup := self.schedule.warmup_epochs) > self.schedule.epochs:
             raise UsageError(f"--warmup-epochs {warmup:g} is more than --epochs {self.schedule.epochs}")
-        if self.batch.on_resize == "per-worker" and self.optimizer.lr_scaling == "none":
-            raise UsageError("--on-resize per-worker changes the global batch: add --lr-scaling linear or sqrt")
 
     def replace(self, **changes: Any) -> Config:
         """Return this config with other values for settings of any group; texts become numbers or paths, if need be.

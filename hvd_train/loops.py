@@ -19,6 +19,7 @@ from hvd_train.data.loader import Loader
 from hvd_train.data.plain import number
 from hvd_train.data.trees import map_tensors
 from hvd_train.errors import Diverged, RankLost, UsageError
+from hvd_train.network.buffers import Modes
 from hvd_train.network.device import peak_memory_gib
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import Indices
@@ -33,6 +34,10 @@ from hvd_train.world.world import result_of_rank_0
 
 MOST_SKIPPED_STEPS = 10
 """In a row; then a run ends with an error."""
+IN_EVALUATION_MODE = (
+    "the model was in evaluation mode when a step began: it is set to training mode at the begin of each step; "
+    "a layer that should stay in evaluation mode needs eval() of its own"
+)
 
 
 class Loops:
@@ -54,12 +59,15 @@ class Loops:
         self._ends = ""  # why the loops end early
         self._before: Callable[[list[nn.Parameter]], object] | None = None  # is called before each update
         self._in_step = False  # whether the program runs passes of a step
+        self._after_steps = False  # whether the steps of the epoch have ended in the program
+        self._closed = False
+        self._modes = Modes([training.parts.model])
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        training, ended = self.training, error
+        training, ended, self._closed = self.training, error, True
         if error is None:
             try:
                 training.join()
@@ -88,6 +96,7 @@ class Loops:
                 self._come_to(state.progress.epoch, HEAD)
             else:
                 self._at, self._count = Point(self._resumed.epoch, HEAD), 0
+                self._after_steps = False
                 set_values(self._own, self._resumed.own_at_epoch)
             if state.point.part == HEAD and training.why():
                 return
@@ -115,6 +124,7 @@ class Loops:
             state.set_settings(resumed.settings)  # the code at the head of the epoch may have set them again
             state.set_trained(resumed.trained)
         training.begin_epoch()
+        self._after_steps = False
         while resumed is not None or not self._is_over:  # the last step before an end is answered from the record
             if resumed is None and state.progress.epoch == epoch and state.progress.cursor < num_samples:
                 self._come_to(epoch, STEPS)
@@ -122,21 +132,30 @@ class Loops:
                 break
             resumed = None
             step = Step(self, self._at)
-            yield step
+            if self._modes.begin_step():
+                training.output.journal.event("note", IN_EVALUATION_MODE)
+            try:
+                yield step
+            except GeneratorExit:  # the program has left the loop
+                if step.answers and not self._in_step and not self._closed:
+                    step.end()
+                self._after_steps = True
+                raise
             step.end()
+        self._after_steps = True
         if not self._is_over and (resumed is None or resumed.part != TAIL):
             self._come_to(epoch, TAIL)
 
     def _evaluate(self, task: Task, measuring: Measuring, loader: Loader, name: str) -> Scores:
         """Return the scores of a set, the same on every rank."""
         training = self.training
-        of_epoch = name == "val" and self._at.part == TAIL
+        of_epoch = name == "val" and self._after_steps
 
         def act() -> Answer:
             with training.stopwatch.paused():
                 scores = training.evaluate(task, measuring, loader, training.state.result)
             training.split.restart()
-            if not of_epoch:  # the record of an epoch has the others
+            if not (of_epoch and self._at.part == TAIL):  # the record of a whole epoch has the others
                 figures = {f"{name}_{figure}": value for figure, value in scores.items()}
                 text = "  ".join(f"{name} {labelled(figure, value)}" for figure, value in scores.items())
                 training.output.journal.event("evaluation", text, step=training.state.progress.step, **figures)
@@ -183,6 +202,7 @@ class Loops:
         training, state = self._joined()
         state.come_to(epoch, part, self._own)
         self._at, self._count, training.waits = state.point, 0, state.point.label(-1)
+        self._after_steps = self._after_steps and part == TAIL
         training.resize()
         training.note_writes()
         training.is_whole = True

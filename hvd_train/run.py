@@ -54,6 +54,8 @@ def train(
     `task` takes the place of classification. Raises UsageError for settings or data that cannot be used, RankLost if
     another rank ends, ReplicasDiffer if the weights of the ranks differ.
     """
+    if config.batch.on_resize == "per-worker" and config.optimizer.lr_scaling == "none":
+        raise UsageError("--on-resize per-worker changes the global batch: add --lr-scaling linear or sqrt")
     own = Own(model, data, task)
     given = {name: value for name, value in vars(own).items() if value is not None}
     check(config.replace(**dict.fromkeys(given, OWN)))  # their names would be imported, perhaps this very script

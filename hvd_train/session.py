@@ -28,6 +28,7 @@ from hvd_train.flags import settings_parser
 from hvd_train.launch.exit_report import report_once
 from hvd_train.loops import Loops, Step
 from hvd_train.network import buffers, optim
+from hvd_train.network.buffers import Modes
 from hvd_train.parts import loader_processes, of_a_loop
 from hvd_train.progress.metrics import FACTS
 from hvd_train.run import OWN, check, opened
@@ -81,7 +82,10 @@ class Session(Loops):
         config = (config or Config()).replace(**settings)
         default, values = Config().settings(), config.settings()
         if idle := [name for name in values if name not in _ACT and values[name] != default[name]]:
-            raise UsageError(f"{idle[0]}={values[idle[0]]!r} has no effect in a loop of your own: leave it out")
+            instead = "leave it out"
+            if idle[0] == "lr_scaling":
+                instead = "set the learning rate yourself, from session.global_batch or step.size"
+            raise UsageError(f"{idle[0]}={values[idle[0]]!r} has no effect in a loop of your own: {instead}")
         config = config.replace(model=OWN, data=OWN, task=OWN)
         check(config)
         self._collate, self._loaders, self._constants = collate, dict[int, tuple[Any, Loader]](), 0
@@ -92,6 +96,7 @@ class Session(Loops):
             super().__init__(stack.enter_context(opened(config, world, build)))
             self._open = stack.pop_all()
         self.training.watched = [*network.parameters()]
+        self._modes = Modes([model] if isinstance(model, nn.Module) else [*network.children()])
         for each in optimizers.values():
             replaced = {"step": optim.Closed, "zero_grad": optim.Closed, "add_param_group": optim.AddsOnce}
             for name, kind in replaced.items():

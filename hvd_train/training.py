@@ -120,14 +120,16 @@ class Training:
         membership.run_dir = world.broadcast(membership.run_dir, 0)
 
         # All ranks load the state of one rank, unless all have it already.
-        root, in_between = 0 if from_disk else most_advanced(reports), False
-        if from_disk or len({(report.digest, report.waits) for report in reports}) > 1:
-            in_between = not from_disk and any(report.survives and report.waits[-1] >= 0 for report in reports)
+        root = 0 if from_disk else most_advanced(reports)
+        in_between = not from_disk and any(report.survives and report.waits[-1] >= 0 for report in reports)
+        differ = from_disk or len({(report.digest, report.waits) for report in reports}) > 1
+        if differ:
             synchronize(state, world, root, behind=self.has_joined)
             membership.survives = not from_disk  # a state from disk is loaded again until rank 0 has opened the folder
             confirm_equal(state, world)
-        self._root, self.compares = root if in_between else None, False
+        self._root, self.compares = root if differ and in_between else None, False
 
+        # The program has set the learning rate for the size of a step that is interrupted.
         self._resizes = config.batch.on_resize == "per-worker"
         if not in_between:
             self.resize()

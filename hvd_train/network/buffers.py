@@ -64,6 +64,33 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+class Modes:
+    """Sets models to training mode at the begin of a step, if the program has left them in evaluation mode.
+
+    Only models that are in evaluation mode as a whole are changed: their layers get the modes of the last step before.
+    """
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        self._models = [(model, list(model.modules())) for model in models]
+        self._of_last_step = dict[nn.Module, bool]()
+        self._noted = False
+
+    def begin_step(self) -> bool:
+        """Begin a step; return whether a model was in evaluation mode for the first time."""
+        found = False
+        for model, modules in self._models:
+            if not model.training:
+                found = True
+                model.train()  # a class may have one of its own
+                for module in modules:
+                    module.training = self._of_last_step.get(module, module.training)
+            for module in modules:
+                self._of_last_step[module] = module.training
+        is_first = found and not self._noted
+        self._noted = self._noted or found
+        return is_first
+
+
 def not_in_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """Return by name the buffers of `model` that were registered with persistent=False."""
     return {b.name: b.tensor for b in buffers_of(model) if b.key in b.module._non_persistent_buffers_set}

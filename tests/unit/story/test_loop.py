@@ -16,6 +16,7 @@ from hvd_train import checkpoint, training
 from hvd_train.checkpoint import Store
 from hvd_train.errors import Diverged, UsageError
 from hvd_train.progress.clock import Stopwatch, Timer
+from hvd_train.run import evaluate
 from hvd_train.state import TrainState
 from hvd_train.tasks.task import goal_of
 from hvd_train.world.world import LocalWorld
@@ -159,6 +160,18 @@ def test_a_time_limit_ends_the_run_after_the_current_step(ticking: Ticking) -> N
         assert json.loads(Path("run/summary.json").read_text())["steps"] == 5
         assert Path("run/model-final.pt").exists()
     assert best[0] == best[1] != (None, {})
+
+
+def test_a_time_limit_in_mid_epoch_reports_the_last_weights(ticking: Ticking) -> None:
+    """Not those of the epoch before, also if the same command is typed again."""
+    config = small_config(batch_size=20, max_time="1012s")
+    for _ in range(2):
+        result, _ = trained(LocalWorld(), config, lambda _: ticking)
+        assert (result.steps, result.epochs) == (13, 1)
+        last = evaluate(Path("run/model-final.pt"), model=lambda _: Ticking(), data=runs.few_digits)
+        assert result.scores == last.figures
+    (event,) = [event for event in records("event") if event["name"] == "evaluation"]
+    assert (event["step"], event["val_loss"]) == (13, result.scores["loss"])
 
 
 def test_the_record_of_an_epoch_has_its_means_and_its_scores() -> None:

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.loops import MicroBatch
+from hvd_train.progress.order import EpochOrder
 from hvd_train.run_files.ledger import audit
 from hvd_train.session import Session
 from hvd_train.state import set_values, to_host, values_of
@@ -39,6 +40,7 @@ from tests.support.elastic import (
     UnheardSum,
     run_elastic,
 )
+from tests.support.launching import json_lines
 from tests.support.runs import NUM_SAMPLES, NUM_VAL, Weights, largest_difference, small_config
 from tests.support.worlds import own_generator, run_ranks
 
@@ -366,6 +368,95 @@ def test_wrong_use_of_several_optimizers_is_one_line(act: Callable[[Any], object
         played(LocalWorld(), program, two_networks)
 
 
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_step_counts_before_a_break(several: bool, ranks: int) -> None:
+    """With its moving average, and what is evaluated then is the score of the epoch."""
+
+    def body(world: World) -> Weights:
+        def program(session: Session, model: Any, optimizer: Any, val: TensorDataset) -> None:
+            networks = next(iter(model.values())) if several else model
+            for epoch in session.epochs():
+                for step in epoch:
+                    for micro in step.update("a") if several else step:
+                        micro.backward(loss_of(networks, micro))
+                    if step.number % 4 == 0:
+                        break
+                assert session.training.state.progress.step == 4 * epoch.number
+                session.evaluate(val, lambda model, batch: {"loss": measure(unpacked(model), batch)["loss"]})
+
+        make = lambda: {"a": network()} if several else network()  # noqa: E731
+        played(world, program, make, epochs=2, ema_decay=0.5)
+        return torch.load("run/model-final.pt", weights_only=True)
+
+    def unpacked(model: nn.Module) -> Any:
+        return model["a"] if several else model  # type: ignore[index]
+
+    found, *_ = run_ranks(ranks, body)
+    epochs = [line for line in json_lines(Path("run/metrics.jsonl")) if line["kind"] == "epoch"]
+    assert [(line["step"], "val_loss" in line) for line in epochs] == [(4, True), (8, True)]
+
+    # the same by plain torch
+    model, data = network(), digits(NUM_SAMPLES, "train")
+    optimizer, average = of(model), to_host(model.state_dict())
+    for epoch in range(2):
+        order = EpochOrder(0, epoch, NUM_SAMPLES)
+        for step in range(4):
+            images, labels = data[order[20 * step : 20 * step + 20]]
+            optimizer.zero_grad()
+            F.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+            is_first = epoch == step == 0
+            for name, value in model.state_dict().items():
+                average[name] = value.clone() if is_first else average[name].lerp(value, 0.5)
+    plain = {name.removeprefix("a."): value for name, value in found.items()}
+    assert largest_difference(plain, average) <= TOLERANCE
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_step_begins_in_training_mode(frozen: bool) -> None:
+    """A layer that the program has put in evaluation mode stays so."""
+    modes = list[tuple[bool, bool]]()
+
+    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
+        for epoch in session.epochs():
+            for step in epoch:
+                if frozen and step.number == 1:
+                    model[1].eval()
+                for micro in step:
+                    modes.append((model.training, model[1].training))
+                    micro.backward(**measure(model, micro.batch))
+            model.eval()  # for pictures
+
+    make = lambda: own_generator(runs.batch_norm(10)).eval()  # noqa: E731
+    played(LocalWorld(), program, make, epochs=2)
+    assert {*modes} == {(True, not frozen)}
+    notes = [line for line in json_lines(Path("run/metrics.jsonl")) if line.get("name") == "note"]
+    assert [note["message"].partition(":")[0] for note in notes] == [
+        "the model was in evaluation mode when a step began"
+    ]
+
+
+def test_per_worker_batches_in_a_loop_of_ones_own() -> None:
+    """The program sees the size of each step, also of one that was interrupted, and sets the learning rate."""
+
+    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
+        for epoch in session.epochs():
+            for step in epoch:
+                optimizer.param_groups[0]["lr"] = 0.001 * session.global_batch
+                for micro in step:
+                    micro.backward(**measure(model, micro.batch))
+                assert step.scores.count == step.size
+
+    settings = {"on_resize": "per-worker", "global_batch_size": None, "batch_size": 10, "commit_steps": 1}
+    _, folder = disturbed(program, [Kill(4, rank=1)], ONE, TWO, **settings)
+    assert audit(folder).faults == ()
+    steps = [line for line in json_lines(folder / "metrics.jsonl") if line["kind"] == "step"]
+    sizes = [after["samples"] - before["samples"] for before, after in itertools.pairwise([{"samples": 0}, *steps])]
+    assert sizes[:5] == [20, 20, 20, 20, 10]
+    assert [step["learning_rate"] for step in steps[:5]] == [0.001 * size for size in sizes[:5]]
+
+
 def test_code_aside_leaves_no_trace() -> None:
     """Pictures by a network in training mode, with dropout and batch norm, change no number of the training."""
 
@@ -434,6 +525,7 @@ OWN, TWO_OPTIMIZERS = SGD(ITS_PARAMETERS), {"a": SGD(ITS_PARAMETERS), "b": SGD(I
         (LINEAR, OWN, DataLoader(DATA), {}, "not a DataLoader"),
         (LINEAR, OWN, Stream(), {}, "map-style data set"),
         (LINEAR, OWN, DATA, {"learning_rate": 0.3}, "learning_rate=0.3 has no effect in a loop of your own"),
+        (LINEAR, OWN, DATA, {"lr_scaling": "sqrt"}, "set the learning rate yourself, from session.global_batch"),
         (LINEAR, OWN, DATA, {"epoch": 3}, "unknown setting 'epoch'"),
         ({"keys": LINEAR}, OWN, DATA, {}, "'keys' cannot be the name of a model"),
         (LINEAR, TWO_OPTIMIZERS, DATA, {}, "two optimizers have weight"),

@@ -1,11 +1,11 @@
 """The guarantees of elastic training, with threads as workers and faults as data."""
 
 import functools
-import itertools
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from typing_extensions import override
@@ -141,15 +141,21 @@ def test_hosts_come_and_go(events: list[Event], hosts: tuple[tuple[str, int], ..
     assert sizes <= set(job.sizes)
 
 
-def test_per_worker_batches_follow_the_world() -> None:
+def test_per_worker_batches_and_the_learning_rate_follow_the_world() -> None:
+    """A step that is interrupted keeps its size, for which the learning rate is set already."""
     batch = {"on_resize": "per-worker", "lr_scaling": "linear", "global_batch_size": None, "batch_size": 10}
-    config = small_config(epochs=2, ledger=True, **batch)
+    config = small_config(epochs=2, ledger=True, schedule="constant", warmup_epochs=0.0, **batch)
     run_elastic(lambda world: trained(world, config), dict([ONE, TWO]), [Kill(4, rank=1)], first=2, most=2)
     assert audit(Path("run")).faults == ()
-    lines = json_lines(Path("run/ledger.jsonl"))
-    full = [line for line, after in itertools.pairwise(lines) if line["epoch"] == after["epoch"]]
-    assert {(line["positions"][1] - line["positions"][0]) / line["world_size"] for line in full} == {10}
-    assert {line["world_size"] for line in lines} == {1, 2}
+    steps = [line for line in json_lines(Path("run/metrics.jsonl")) if line["kind"] == "step"]
+    taken = np.diff([0, *(step["samples"] for step in steps)])
+    full = [(size, step) for size, step, after in zip(taken, steps, steps[1:], strict=False) if same_epoch(step, after)]
+    assert all(step["learning_rate"] == pytest.approx(0.05 * size / 256, rel=1e-12) for size, step in full)
+    assert list(taken[:5]) == [20, 20, 20, 20, 10]
+
+
+def same_epoch(step: dict[str, Any], other: dict[str, Any]) -> bool:
+    return bool(step["epoch"] == other["epoch"])
 
 
 @pytest.mark.parametrize(
