@@ -19,7 +19,7 @@ from hvd_train import plain_file
 from hvd_train.config import Config
 from hvd_train.data.trees import map_tensors
 from hvd_train.errors import UsageError, first_few
-from hvd_train.network.weights import UNREADABLE, tensors_in
+from hvd_train.network.weights import UNREADABLE, for_file, tensors_in
 from hvd_train.run_files import durable
 from hvd_train.run_files.run_folder import NoneReadable, RunFolder
 from hvd_train.state import Snapshot, TrainState, result_in, to_host
@@ -75,7 +75,7 @@ class Store:
 
     def save_weights(self, name: str, state: TrainState) -> None:
         """Write the weights of `state.result`, now or, if the disk is full, with a commit."""
-        self._writer.submit(self._write_weights, {name: to_host(state.result.state_dict())}).result()
+        self._writer.submit(self._write_weights, {name: to_host(for_file(state.result.state_dict()))}).result()
 
     def close(self) -> None:
         """Wait for what is being written."""

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from hvd_train.errors import UsageError
+from hvd_train.network import weights
 from hvd_train.run import trained_parts
 from hvd_train.run_files import durable
 from hvd_train.world.world import Place
@@ -29,7 +30,7 @@ def export(target: Path, output: Path, *, trust: bool = False) -> list[Path]:
     images = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
     output.mkdir(parents=True, exist_ok=True)
     with durable.writing(output / WEIGHTS) as file:
-        torch.save(model.state_dict(), file)
+        torch.save(weights.for_file(model.state_dict()), file)
     try:
         with torch.no_grad():
             any_batch = ({0: torch.export.Dim("batch", min=1)},)

@@ -16,9 +16,9 @@ from typing_extensions import Self
 
 from hvd_train import checkpoint
 from hvd_train.data.loader import Loader
-from hvd_train.data.plain import number
 from hvd_train.data.trees import map_tensors
 from hvd_train.errors import Diverged, RankLost, UsageError
+from hvd_train.network import optim
 from hvd_train.network.buffers import Modes
 from hvd_train.network.device import peak_memory_gib
 from hvd_train.progress.metrics import Totals
@@ -409,7 +409,7 @@ def _count_step(training: Training, result: Answer) -> None:
             step=progress.step,
             samples=progress.epoch * num_samples + progress.cursor,
             measures=result.totals.means(),
-            learning_rate=number(state.optimizer.param_groups[0]["lr"], "the learning rate"),
+            learning_rate=optim.learning_rate_of(state.optimizer),
             gradient_norm=result.gradient_norm,
             loss_scale=state.scaler.get_scale() if state.scaler.is_enabled() else None,
             skipped_steps=progress.skipped,

@@ -213,7 +213,7 @@ def _adapted(
     begun, epochs = progress.epoch + bool(progress.cursor), config.schedule.epochs
     if begun > epochs:
         raise UsageError(f"--epochs {epochs}: {file} is of epoch {begun}: type --epochs {begun} or more")
-    check_same_shapes(state.model.state_dict(), snapshot["model"])
+    check_same_shapes(state.model, snapshot["model"])
     mine, theirs = config.settings(), old.settings()
     changed = dict[str, Any](best=None)  # the best weights are not in the file
     if differences:

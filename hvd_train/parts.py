@@ -71,6 +71,7 @@ def warm_parts(config: Config, world: World, own: Own = NOTHING) -> tuple[Parts,
         name, classes = config.model.model, len(parts.data.classes)
         notes.append(weights.start_from(config.model.weights, parts.model, name, classes))
     parts = replace(parts, notes=tuple(notes))
+    weights.check_state(parts.model, config.run.weights_format)
     freeze.apply(config.model, parts.model)  # the optimizer takes all parameters that train in any epoch
     optimizer = optim.build(config.optimizer, parts.model)
     if config.precision.compile:
@@ -158,6 +159,7 @@ def of_a_loop(
     """Return the parts of a training whose loop is the user's. Raises UsageError for what cannot be trained."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise UsageError("give the model itself, without DistributedDataParallel")
+    weights.check_state(model, config.run.weights_format)
     optim.check_parameters(model, optimizers)
     if any(map(optim.wants_closure, map(type, optimizers.values()))):
         raise UsageError("an optimizer evaluates the loss several times a step, which is not supported")
@@ -182,7 +184,7 @@ def _measurings(task: Task, network: nn.Module, examples: Sequence[Any]) -> tupl
     Raises UsageError if their measures cannot be used.
     """
     training, evaluation = Measuring(task.measure), Measuring(task.evaluate or task.measure)
-    with torch.no_grad(), buffers.unchanged(network):
+    with torch.no_grad(), buffers.unchanged(network, keep_new=True):
         network.eval()
         measured = training(network, examples[0], 2)
         if training.means[0].kind == "count" and (count := numbers_of(measured, training.means, torch.float64)[1]) > 0:
@@ -198,6 +200,8 @@ def fresh_state(
     config: Config, world: World, parts: Parts, optimizers: Optimizers, layout: order.BatchLayout = order.UNDECIDED
 ) -> TrainState:
     """Return the state before the first step."""
+    if config.precision.compression == "auto" and any(each.dtype == torch.float64 for each in parts.model.parameters()):
+        config = config.replace(compression="none")
     world.wrap(parts.model, wire_format(config, parts.device))
     decay = config.optimizer.ema_decay
     average = None if decay is None else optim.MovingAverage(parts.model, decay)

@@ -244,7 +244,7 @@ def trained_parts(
         raise UsageError(f"{target}: {found['classes']}; name the class folders as they were, or train again")
     if "validation" in found and is_same:
         console.say(f"{target}: {found['validation']}, so the scores differ from training")
-    state.check_same_shapes(parts.model.state_dict(), trained)
+    state.check_same_shapes(parts.model, trained)
     weights.load(trained, parts.model)
     return config, parts
 

@@ -102,8 +102,8 @@ class Progress:
 
 
 _LEAST_LOSS_SCALE = 2.0**-14  # below it another cause than the scale makes gradients overflow
-TENSORS = "model", "average", "buffers", "optimizers"
-"""The parts of a snapshot that hold tensors and are compared."""
+TENSORS = "model", "average", "optimizers"
+"""The parts of a snapshot that hold tensors and are compared; "buffers" may hold caches, which differ between ranks."""
 _FACTS = "progress", "layout", "totals", "scaler", "exponents"
 _VALUES: dict[str, type[Any]] = {"layout": BatchLayout, "progress": Progress, "totals": Totals}
 _VALUES |= {"last_step": StepRecord, "last_epoch": EpochRecord}
@@ -249,10 +249,14 @@ class TrainState:
         point = _fields(self.point)
         best, last = point.pop("best"), point.pop("last")
         return {
-            "model": self.model.state_dict(),
-            "average": None if self.average is None else self.average.state_dict(),
+            "model": buffers.kept(self.model.state_dict()),
+            "average": None if self.average is None else buffers.kept(self.average.state_dict()),
             # Files of weights, which are plain state_dicts, do not have these buffers.
-            "buffers": [buffers.not_in_state_dict(m) for m in (self.model, self.average) if m is not None],
+            "buffers": [
+                buffers.kept(buffers.not_in_state_dict(model))
+                for model in (self.model, self.average)
+                if model is not None
+            ],
             "optimizers": states,
             "groups": {
                 name: [[names[id(parameter)] for parameter in group["params"]] for group in each.param_groups]
@@ -280,7 +284,7 @@ class TrainState:
 
         With `behind` this rank continues its own program, so it keeps its point and what its code has set.
         """
-        check_same_shapes(self.model.state_dict(), snapshot["model"])
+        check_same_shapes(self.model, snapshot["model"])
         optimizers = optim.with_inner(self.optimizers)
         if snapshot["optimizers"].keys() != optimizers.keys():
             raise UsageError(f"the checkpoint is of other optimizers: {', '.join(snapshot['optimizers'])}")
@@ -323,12 +327,12 @@ class TrainState:
         return digest_of_snapshot(self.live())
 
 
-def result_in(snapshot: Snapshot) -> dict[str, Tensor]:
-    """Return the weights of the model that `TrainState.result` names, out of a snapshot."""
-    weights: dict[str, Tensor] = snapshot["model"]
-    if snapshot["average"] is not None:
-        weights = {name: snapshot["average"][f"module.{name}"] for name in weights}
-    return weights
+def result_in(snapshot: Snapshot) -> dict[str, Any]:
+    """Return the weights of the model that `TrainState.result` names, out of a snapshot, as files have them."""
+    state: dict[str, Any] = snapshot["model"]
+    if (average := snapshot["average"]) is not None:
+        state = {name.removeprefix("module."): average[name] for name in average if name.startswith("module.")}
+    return weights.for_file(state)
 
 
 def _of_user(optimizer: str) -> str:
@@ -411,10 +415,21 @@ def confirm_equal(state: TrainState, world: World) -> None:
     """Compare the states of all ranks bit for bit. Raises ReplicasDiffer, and RankLost."""
     digests = world.gather(state.digest())
     if odd := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
+        names = first_few(different_tensors(state, world), 3)
         raise ReplicasDiffer(
-            f"ranks {', '.join(map(str, odd))} hold other weights than rank 0 at step {state.progress.step}; "
+            f"ranks {', '.join(map(str, odd))} hold other weights than rank 0 at step {state.progress.step} ({names}); "
             "this must not happen: please report it with the run's config.yaml"
         )
+
+
+def different_tensors(state: TrainState, world: World) -> list[str]:
+    """Return the names of the tensors in which the ranks' states differ. Raises RankLost."""
+    live = state.live()
+    tensors = tensors_in({name: live[name] for name in TENSORS})
+    of_ranks = world.gather({name: digest_of("", [(name, tensor)]) for name, tensor in tensors})
+    names = dict.fromkeys(name for digests in of_ranks for name in digests)
+    found = [name[1:] for name in names if len({digests.get(name) for digests in of_ranks}) > 1]
+    return found or ["no tensor, but what is counted"]
 
 
 def to_host(value: Any) -> Any:
@@ -422,12 +437,19 @@ def to_host(value: Any) -> Any:
     return map_tensors(value, lambda tensor: tensor.detach().to("cpu", copy=True))
 
 
-def check_same_shapes(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
+def check_same_shapes(model: nn.Module, theirs: Mapping[str, Any]) -> None:
     """Raise UsageError that names the first tensors in which two models differ."""
-    shapes, other = ({name: tuple(t.shape) for name, t in each.items()} for each in (mine, theirs))
+    shapes, other = _shapes(model.state_dict()), _shapes(buffers.given(theirs))
+    for name in map(buffers.plain_name, buffers.may_change_shape(model)):
+        if name in other or name not in shapes:
+            other[name] = shapes[name] = ()
     if wrong := sorted(name for name in {**shapes, **other} if shapes.get(name) != other.get(name)):
         shown = first_few([f"{name} {other.get(name, 'absent')} for {shapes.get(name, 'absent')}" for name in wrong], 3)
         raise UsageError(f"the checkpoint is of another model: {shown}; start it with the same --model and --data")
+
+
+def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {buffers.plain_name(name): tuple(value.shape) for name, value in state.items() if not weights.is_extra(name)}
 
 
 def values_of(own: SimpleNamespace) -> dict[str, Any]:

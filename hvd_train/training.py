@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import time
 from collections.abc import Sequence
@@ -18,11 +17,11 @@ from hvd_train.data import identity
 from hvd_train.data.loader import Ahead, Loader
 from hvd_train.data.plain import text_of
 from hvd_train.elastic.members import RankReport, most_advanced, survivors_differ
-from hvd_train.errors import FaultRepeats, HvdTrainError, RankLost, ReplicasDiffer, UsageError
+from hvd_train.errors import FaultRepeats, HvdTrainError, RankLost, ReplicasDiffer, UsageError, first_few
 from hvd_train.launch import exit_report
 from hvd_train.launch.exit_report import During
 from hvd_train.membership import Membership, synchronize
-from hvd_train.network import weights
+from hvd_train.network import buffers, weights
 from hvd_train.network.buffers import digest_of, digest_of_module, tensors_in
 from hvd_train.network.device import check_own_gpus, gpu_load, gpu_name, peak_memory_gib, split_on
 from hvd_train.output import Output
@@ -34,7 +33,7 @@ from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, describe, ending, summary
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.run_folder import RunFolder
-from hvd_train.state import Answer, Label, Point, TrainState, confirm_equal, values_of
+from hvd_train.state import Answer, Label, Point, TrainState, confirm_equal, different_tensors, to_host, values_of
 from hvd_train.tasks.task import Measuring, Scores, Task, targets_of
 from hvd_train.updater import Updater, Votes, of_use
 from hvd_train.validate import evaluate
@@ -65,6 +64,7 @@ class Training:
         self._during: During = "building"
         self.watched = list[nn.Parameter]()  # weights that the program may change outside of updates
         self.is_whole, self._writes = True, 0  # False: it has done so since the last point, or a step is half done
+        self._differing_buffers = set[str]()  # of which the user has been told
         self.has_joined = False  # from then on its program continues from its own place
         self._batches: Ahead | None = None
         self._batch: tuple[int, Batch] | None = None  # the current one, and the steps before it
@@ -223,7 +223,8 @@ class Training:
             raise ReplicasDiffer(f"{what}: code that sets them must do the same on all ranks")
         if len(set(digests)) > 1:
             if self._root is None:
-                raise ReplicasDiffer("ranks hold different weights: the loop must do the same on all ranks")
+                names = first_few(different_tensors(self.state, self.world), 3)
+                raise ReplicasDiffer(f"ranks hold different weights ({names}): the loop must do the same on all ranks")
             synchronize(self.state, self.world, self._root, behind=True)
             confirm_equal(self.state, self.world)
         self._root, self.compares = None, False
@@ -231,6 +232,11 @@ class Training:
     def record(self, label: Label, answer: Answer) -> None:
         """Note what an update or evaluation has given."""
         self.state.answers[label] = answer
+        if found := self.updater.differing_buffers - self._differing_buffers:
+            self._differing_buffers |= found
+            names = first_few(sorted(found), 3)
+            kept = "only those of its first one are kept: see Buffers in docs/loops.md"
+            self.output.journal.event("note", f"each micro-batch of a step has its own changes of {names}; {kept}")
         self.note_writes()
 
     # Work
@@ -368,10 +374,14 @@ class Training:
         if parts.test_loader is None:
             return None
         best = self.world.broadcast(checkpoint.read_weights(run_dir / checkpoint.BEST) if run_dir else None, 0)
-        model = copy.deepcopy(self.state.result)
+        model = self.state.result
+        last = to_host(buffers.kept(model.state_dict()))
         if best is not None:
             weights.load(best, model)
-        return self.evaluate(parts.task, parts.evaluation, parts.test_loader, model)
+        try:
+            return self.evaluate(parts.task, parts.evaluation, parts.test_loader, model)
+        finally:
+            weights.load(last, model)
 
     def end_with(self, error: BaseException) -> BaseException:
         """Commit what is done, tell the driver of an elastic job, and return the error that ends this process."""

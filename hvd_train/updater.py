@@ -110,7 +110,6 @@ class Updater:
         self._sums_of_passes: list[Tensor] = []
         self._kept: list[Kept] = []
         self._exponent = state.exponents.get(self._name, self._measuring.exponent)
-        self._share = _constant(2.0**-self._exponent / batch.size, self._device)  # the ranks' gradients are added
 
         trained, fixed = list[nn.Parameter](), list[nn.Parameter]()
         for name, optimizer in state.optimizers.items():
@@ -162,7 +161,7 @@ class Updater:
         self._forward.close()
         self._check_gradients()
         measures = self._measuring.checked(measures, len(self._micro.samples))
-        self._sums_of_passes.append(numbers_of(measures, self._measuring.means, torch.float32))
+        self._sums_of_passes.append(numbers_of(measures, self._measuring.means, self._measuring.dtype))
         if self._measuring.keeps:
             self._kept.append((self._micro.number, totals_in(measures), kept_of(measures)))
         self._buffers.end_micro_batch(self._micro.number)
@@ -170,7 +169,9 @@ class Updater:
         try:
             if self._micro is self.batch.micro_batches[-1]:
                 self._send_message()
-            torch.autograd.backward(self._state.scaler.scale(sum_of(measures[LOSS])), self._share)
+            # The ranks' gradients are added.
+            share = _constant(2.0**-self._exponent / self.batch.size, self._device, self._measuring.dtype)
+            torch.autograd.backward(self._state.scaler.scale(sum_of(measures[LOSS])), share)
         except RankLost as error:
             self.lost = error
         self.lost = self.lost or self._sums_of_layers.lost
@@ -202,6 +203,11 @@ class Updater:
             yield
         self._buffers.put_back()
 
+    @property
+    def differing_buffers(self) -> set[str]:
+        """The buffers that have got other values in one micro-batch than in another."""
+        return self._buffers.differing
+
     def put_back(self) -> None:
         """Undo the changes of buffers by an update that does not end."""
         self._forward.close()
@@ -217,7 +223,7 @@ class Updater:
         """Start the sum that travels with the gradients: measures, votes, fingerprint and changes of buffers."""
         nothing = (0.0,) * self._measuring.num_sums
         passes = self._sums_of_passes
-        sums = reduce(operator.add, passes) if passes else _constant(nothing, self._device)
+        sums = reduce(operator.add, passes) if passes else _constant(nothing, self._device, self._measuring.dtype)
         votes = self._votes
         flags = votes.stop, votes.commit, votes.change, self._buffers.others_changed
         flags_sent = _constant(tuple(map(float, flags)), self._device)
@@ -330,7 +336,7 @@ class Updater:
         if factor is not None:
             norm = norm * factor
         if limit is not None:  # as torch's clip_grad_norm_
-            clip = (limit / (norm.float() + 1e-6)).clamp(max=1.0)
+            clip = (limit / (norm.to(self._measuring.dtype) + 1e-6)).clamp(max=1.0)
             factor = clip if factor is None else clip * factor
         if factor is not None and gradients.tensors:
             # The factor of a step that is skipped may be NaN, which would stay in the zeros between the gradients.
@@ -375,8 +381,8 @@ def _pieces(gradient: Tensor) -> Sequence[Tensor]:
 
 
 @cache
-def _constant(value: float | tuple[float, ...], device: torch.device) -> Tensor:
-    return torch.tensor(value, device=device)  # to make one takes longer than to use it
+def _constant(value: float | tuple[float, ...], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.tensor(value, dtype=dtype, device=device)  # to make one takes longer than to use it
 
 
 def of_use(error: Exception, batch: Batch) -> UsageError | None:

@@ -1,6 +1,7 @@
 """Build the optimizer of a config, and the moving average of weights."""
 
 import ast
+import copy
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -215,18 +216,60 @@ class MovingAverage(AveragedModel):
     """The exponential moving average of a model's weights and running statistics; other buffers are copies."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        super().__init__(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)  # type: ignore[no-untyped-call]
+        nn.Module.__init__(self)  # AveragedModel's makes a plain deepcopy
+        self.module = copied(model)
+        self.register_buffer("n_averaged", torch.tensor(0))
+        self._update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
 
     @override
     def update_parameters(self, model: nn.Module) -> None:
         """Add the model's current values; the first call copies them."""
-        super().update_parameters(model)
-        for buffer, own in zip(buffers.buffers_of(model), buffers.buffers_of(self.module), strict=True):
-            if not buffers.is_statistic(buffer):
-                buffers.copy_into(own, buffer.tensor)
+        pairs = [*zip(_averaged(self.module), _averaged(model), strict=True)]
+        if self.n_averaged == 0:
+            for mine, its in pairs:
+                mine.copy_(its)
+        else:
+            for dtype in {mine.dtype for mine, _ in pairs}:
+                mine_of_type, its_of_type = zip(*(pair for pair in pairs if pair[0].dtype == dtype), strict=True)
+                self._update(mine_of_type, its_of_type, self.n_averaged)
+        buffers.copy_others(model, self.module)
+        self.n_averaged += 1
+
+
+def _averaged(model: nn.Module) -> list[Tensor]:
+    """Return the tensors of a model that are averaged."""
+    statistics = [buffer.tensor for buffer in buffers.buffers_of(model) if buffers.is_statistic(buffer)]
+    return [*(parameter.detach() for parameter in model.parameters()), *statistics]
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """Return a copy of a model. Raises UsageError if an attribute cannot be copied.
+
+    torch copies neither a tensor of a graph, such as an output that a module keeps, nor a compressed sparse one.
+    """
+    held = [tensor for module in model.modules() for _, tensor in buffers.tensors_in(vars(module))]
+    memo = {id(tensor): tensor.detach().clone() for tensor in held if not _torch_copies(tensor)}
+    try:
+        return copy.deepcopy(model, memo)
+    except (TypeError, RuntimeError, NotImplementedError) as error:
+        why = str(error).partition("\n")[0]
+        raise UsageError(f"--ema-decay: torch cannot copy the model ({why}): leave out the flag") from None
+
+
+def _torch_copies(tensor: Tensor) -> bool:
+    return tensor.is_leaf and tensor.layout in (torch.strided, torch.sparse_coo)
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
     """Set the learning rate of the next step for all parameters."""
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+        if isinstance(group.get("lr"), Tensor):
+            group["lr"].fill_(learning_rate)  # the optimizer may have compiled its step with this tensor
+        else:
+            group["lr"] = learning_rate
+
+
+def learning_rate_of(optimizer: Optimizer) -> float | None:
+    """Return the learning rate of the first group, or None if the optimizer has none."""
+    rate = optimizer.param_groups[0].get("lr")
+    return None if rate is None else float(rate)

@@ -1,5 +1,6 @@
 """Load initial weights: torchvision's by name, or a file with a state_dict."""
 
+import io
 import pickle
 import re
 import struct
@@ -11,9 +12,12 @@ from urllib.error import URLError
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
+from torch.nn.parameter import is_lazy
 
 from hvd_train import plain_file
 from hvd_train.errors import UsageError, first_few, unknown_name
+from hvd_train.network import buffers
 from hvd_train.network.models import head_of, torchvision_names
 
 # Auxiliary classifiers help these models to train from random weights; `models.build` leaves them out.
@@ -75,16 +79,20 @@ def start_from(weights: str, model: nn.Module, name: str, num_classes: int) -> s
     loaded, part = _from_file(Path(weights)) if is_file(weights) else (_from_torchvision(weights, name), "")
     own = model.state_dict()
     state = _with_names_of(own, loaded)
+    for key, others in _tied(model).items():  # a file may have one of the names of a tensor
+        if key not in state and (known := next((other for other in others if other in state), None)):
+            state[key] = state[known]
     head, left_out = head_of(model), _AUXILIARY.get(name, ())
     for key in [key for key in state if key.startswith(left_out)]:
         del state[key]
-    own_head = {key for key in own if head is not None and key.startswith(f"{head}.")}
+    own_head = {key for key in own if head is not None and key.startswith(f"{head}.") and not is_extra(key)}
     fresh = {key for key in own_head if key not in state or state[key].shape != own[key].shape}
     for key in fresh & state.keys():
         del state[key]
     # With the model's version only, torch and torchvision convert the tensors of older files.
     state._metadata = {"": {"version": getattr(model, "_version", None)}}  # type: ignore[attr-defined]
     try:
+        _fit_extra_state(state, own)
         missing, unexpected = model.load_state_dict(state, strict=False)
         found = {"unexpected": unexpected, "missing": [key for key in missing if key not in fresh]}
         faults = [f"{what}: {first_few(keys)}" for what, keys in found.items() if keys]
@@ -96,11 +104,67 @@ def start_from(weights: str, model: nn.Module, name: str, num_classes: int) -> s
     return f"starting from the weights {weights}{part}{new_head}"
 
 
-def load(tensors: Mapping[str, Tensor], model: nn.Module) -> None:
+def load(tensors: Mapping[str, Any], model: nn.Module) -> None:
     """Load a state dict that was saved without torch's version metadata."""
-    state = OrderedDict(tensors)
-    state._metadata = model.state_dict()._metadata  # type: ignore[attr-defined]  # MNASNet does not load without them
+    own = model.state_dict()
+    values = {buffers.plain_name(name): value for name, value in buffers.given(tensors).items()}
+    names = {buffers.plain_name(name): name for name in [*own, *buffers.may_change_shape(model)]}
+    state = OrderedDict((names.get(plain, plain), value) for plain, value in values.items())
+    state._metadata = own._metadata  # type: ignore[attr-defined]  # MNASNet does not load without them
+    buffers.make_room(model, state)
+    _fit_extra_state(state, own)
     model.load_state_dict(state)
+
+
+def _fit_extra_state(state: OrderedDict[str, Any], own: Mapping[str, Any]) -> None:
+    for name, value in state.items():
+        if is_extra(name) and isinstance(value, bytes) and not isinstance(own.get(name), bytes):
+            state[name] = io.BytesIO(value)
+
+
+def is_extra(name: str) -> bool:
+    """Return whether a value of a state_dict is what `get_extra_state` of a module has returned."""
+    return name.rpartition(".")[2] == _EXTRA_STATE_KEY_SUFFIX
+
+
+def for_file(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state_dict as files of weights have it: under the names of a model that is not compiled."""
+    return {buffers.plain_name(name): value for name, value in buffers.given(buffers.kept(state)).items()}
+
+
+def check_state(model: nn.Module, weights_format: str) -> None:
+    """Raise UsageError if files cannot hold the state_dict of a model."""
+    if lazy := [name for name, value in model.named_parameters() if is_lazy(value)]:
+        raise UsageError(f"{lazy[0]} has no shape yet: run the model once on a batch of your data first, model(batch)")
+    state = for_file(model.state_dict())
+    for name, value in state.items():
+        is_dense = isinstance(value, Tensor) and not buffers.is_sparse(value)
+        if weights_format == "safetensors" and not is_dense:
+            raise UsageError(f"--weights-format safetensors: {name} is no dense tensor: leave the flag out")
+        if not isinstance(value, Tensor) and not _can_be_read(value):
+            raise UsageError(
+                f"{name} is a {type(value).__name__}, which a checkpoint cannot hold: let get_extra_state return "
+                "tensors, numbers, texts, bytes, and lists or dicts of them"
+            )
+
+
+def _can_be_read(value: Any) -> bool:
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except UNREADABLE:
+        return False
+    return True
+
+
+def _tied(model: nn.Module) -> dict[str, list[str]]:
+    """Return the other names of each tensor that has several."""
+    names: dict[Tensor, list[str]] = {}
+    for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
+        names.setdefault(tensor, []).append(name)
+    return {name: [other for other in same if other != name] for same in names.values() for name in same}
 
 
 def _with_names_of(own: Mapping[str, Tensor], loaded: Mapping[str, Tensor]) -> OrderedDict[str, Tensor]:
@@ -147,7 +211,9 @@ def _from_file(path: Path) -> tuple[Mapping[str, Tensor], str]:
 
 
 def _is_state(content: Any) -> bool:
-    return isinstance(content, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items())
+    return isinstance(content, dict) and all(
+        isinstance(name, str) and (isinstance(value, Tensor) or is_extra(name)) for name, value in content.items()
+    )
 
 
 def _safetensors_in(path: Path) -> dict[str, Tensor]:

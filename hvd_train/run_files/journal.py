@@ -25,7 +25,7 @@ class StepRecord:
     step: int  # in the whole run, counted from 1
     samples: int  # that the run has taken, including this step
     measures: Mapping[str, float]
-    learning_rate: float
+    learning_rate: float | None  # of the first group of parameters; None if it has none
     gradient_norm: float | None
     loss_scale: float | None  # None if gradients are not scaled
     skipped_steps: int  # in the whole run, because a loss or gradient was not finite

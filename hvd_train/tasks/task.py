@@ -199,6 +199,7 @@ class Measuring:
         self.exponent = 0  # the power of two near the count of the loss for each sample, as far as it is known
         self.fields = self.means = tuple[Field, ...]()  # training sums the means
         self.num_sums = 0
+        self.dtype = torch.float32  # of the sums of a training: float64 if the loss is
 
     @property
     def keeps(self) -> bool:
@@ -218,6 +219,8 @@ class Measuring:
             if not self.fields:
                 self.fields, self.means = found, tuple(field for field in found if field.is_mean)
                 self.num_sums = sum(field.size for field in self.means)
+                if LOSS in measures and sum_of(measures[LOSS]).dtype == torch.float64:
+                    self.dtype = torch.float64
             if odd := {*found} ^ {*self.fields}:
                 names = first_few(sorted({field.name for field in odd}), 3)
                 raise UsageError(f"there are other measures for one micro-batch than for another: {names}")

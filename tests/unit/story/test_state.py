@@ -65,11 +65,9 @@ def weight(state: TrainState) -> nn.Parameter:
 CHANGES: dict[str, Callable[[TrainState], object]] = {
     "one bit of a weight": lambda state: weight(state).data.view(torch.int32)[-1, -1].bitwise_xor_(1),
     "a buffer": lambda state: state.model.get_buffer("0.mean")[0, 0, 0].add_(1),
-    "a buffer in no state_dict": lambda state: state.model.get_buffer("0.unsaved")[0].add_(1),
     "a moment": lambda state: state.optimizer.state[weight(state)]["exp_avg"][0, 0].add_(1),
     "the moving average": lambda state: state.result.get_parameter("2.weight").data[0, 0].add_(1),
     "the number of averaged steps": lambda state: state.average.n_averaged.add_(1),
-    "a buffer of the moving average": lambda state: state.result.get_buffer("0.unsaved")[0].add_(1),
     "the loss scale": lambda state: state.scaler.update(32.0),
     "the epoch": lambda state: setattr(state, "progress", replace(state.progress, epoch=1)),
     "skipped steps": lambda state: setattr(state, "progress", replace(state.progress, skipped_in_row=1)),

@@ -1,0 +1,282 @@
+"""Models as people bring them: the same on one and two ranks, after a resume, and in files of weights."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.utils import prune
+from torch.utils.data import TensorDataset
+
+from hvd_train import checkpoint
+from hvd_train.errors import UsageError
+from hvd_train.network import optim
+from hvd_train.session import Session
+from hvd_train.tasks.task import Measure
+from hvd_train.world.world import LocalWorld, World
+from tests.support import runs
+from tests.support.elastic import TOLERANCE
+from tests.support.launching import json_lines
+from tests.support.runs import NUM_SAMPLES, NUM_VAL, Weights, largest_difference, small_config
+from tests.support.worlds import own_generator, run_ranks
+
+
+class Base(nn.Module):
+    """Images to logits; each subclass adds what torch's users add."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 24), nn.Linear(24, 10)
+
+    def features(self, values: Tensor) -> Tensor:
+        return values
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.features(self.body(images.flatten(1))).tanh())
+        return logits
+
+
+class Cached(Base):
+    """As rotary embeddings of Hugging Face: the module knows for how many places its cache has room."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._make(2)
+
+    def _make(self, places: int) -> None:
+        self.num_places = places
+        self.register_buffer("cache", torch.arange(float(places)) / 100, persistent=False)
+
+    def features(self, values: Tensor) -> Tensor:
+        places = 2 + int(values[0, 0].detach().abs() * 100) % 30
+        if places > self.num_places:
+            self._make(places)
+        return values + self.cache[:places].sum()
+
+
+class Made(Base):
+    """A cache that the first pass registers."""
+
+    def features(self, values: Tensor) -> Tensor:
+        places = 2 + int(values[0, 0].detach().abs() * 100) % 30
+        if getattr(self, "cache", None) is None or len(self.cache) < places:
+            self.register_buffer("cache", torch.arange(float(places)) / 100, persistent=False)
+        return values + self.cache[:places].sum()
+
+
+class Queue(Base):
+    """A saved buffer that is None at first and grows by a row in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("queue", None)
+
+    def features(self, values: Tensor) -> Tensor:
+        if self.training:
+            row = values.detach().mean(0, keepdim=True)
+            self.queue = row if self.queue is None else torch.cat([self.queue, row])
+        return values if self.queue is None else values + 0.1 * self.queue.mean(0)
+
+
+class Late(Base):
+    """A buffer that is written by way of `data`, and from the fourth step on only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(24))
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+
+    def features(self, values: Tensor) -> Tensor:
+        if self.training:
+            self.passes += 1
+            if self.passes > 3:
+                self.centre.data.lerp_(values.detach().mean(0), 0.1)
+        return values - self.centre
+
+
+class Sparse(Base):
+    def __init__(self, layout: Callable[[Tensor], Tensor], *, persistent: bool = True) -> None:
+        super().__init__()
+        self.register_buffer("adjacency", layout(torch.eye(24).roll(1, 0)), persistent=persistent)
+
+    def features(self, values: Tensor) -> Tensor:
+        return values @ self.adjacency.to_dense().T
+
+
+class Extra(Base):
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state, self.loaded = state, list[Any]()
+
+    def get_extra_state(self) -> Any:
+        return self.state
+
+    def set_extra_state(self, state: Any) -> None:
+        self.loaded.append(state)
+
+
+class Keeps(Base):
+    def features(self, values: Tensor) -> Tensor:
+        self.last = {"values": [values]}  # with its graph
+        return values
+
+
+class Tied(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.back = nn.Linear(64, 24, bias=False), nn.Linear(64, 24, bias=False)
+        self.back.weight = self.body.weight
+
+    def features(self, values: Tensor) -> Tensor:
+        return values + F.linear(values @ self.back.weight, self.body.weight)
+
+
+def pruned() -> nn.Module:
+    model = own_generator(Base())
+    prune.l1_unstructured(model.body, "weight", amount=0.5)
+    return model
+
+
+def compiled_inside() -> nn.Module:
+    model = own_generator(Base())
+    model.body = torch.compile(model.body, backend="eager")
+    return model
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "a cache of positions": Cached,
+    "a cache that a pass makes": Made,
+    "a queue that grows": Queue,
+    "a buffer that is written late": Late,
+    "a sparse buffer": lambda: Sparse(Tensor.to_sparse),
+    "a compressed sparse buffer": lambda: Sparse(Tensor.to_sparse_csr),
+    "a sparse buffer in blocks": lambda: Sparse(lambda dense: dense.to_sparse_bsr((2, 2))),
+    "a sparse buffer that is not saved": lambda: Sparse(Tensor.to_sparse_csr, persistent=False),
+    "extra state": lambda: Extra({"version": 3, "names": ["a", None]}),
+    "no extra state": lambda: Extra(None),
+    "extra state in a file": lambda: Extra(io.BytesIO(b"abc")),
+    "an output that it keeps": Keeps,
+    "tied weights": Tied,
+    "pruned weights": pruned,
+    "compiled": lambda: torch.compile(own_generator(Base()), backend="eager"),
+    "a compiled layer": compiled_inside,
+    "double precision": lambda: own_generator(Base()).double(),
+}
+COPIES_AS_IT_IS = {"pruned weights", "compiled", "a compiled layer", "double precision"}
+
+
+def made(name: str) -> Any:
+    model = MODELS[name]()
+    return model if name in COPIES_AS_IT_IS else own_generator(model)
+
+
+def digits(count: int, part: str, dtype: torch.dtype) -> TensorDataset:
+    source = getattr(runs._few(), part)
+    return TensorDataset(source.images[:count].to(dtype) / 255, source.labels[:count])
+
+
+def measure(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Measure]:
+    return {"loss": F.cross_entropy(model(batch[0]), batch[1], reduction="none")}
+
+
+def played(world: World, model: Any, **changes: Any) -> Weights:
+    """Train a model, and return its state_dict."""
+    settings = {"epochs": 2, "ema_decay": 0.5, "warmup_epochs": 0.0, "learning_rate": 0.1, **changes}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    dtype = next(iter(model.parameters())).dtype
+    val = digits(NUM_VAL, "val", dtype)
+    with Session(
+        model, optimizer, digits(NUM_SAMPLES, "train", dtype), config=small_config(**settings), world=world
+    ) as session:
+        for epoch in session.epochs():
+            for step in epoch:
+                for micro in step:
+                    micro.backward(**measure(model, micro.batch))
+            session.keep_best(session.evaluate(val, measure)["loss"], higher=False)
+    return tensors_of(model.state_dict())
+
+
+def tensors_of(state: Any) -> Weights:
+    return {name: value.to_dense() for name, value in state.items() if isinstance(value, Tensor)}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_gives_the_same_on_any_number_of_ranks_and_resumes(name: str) -> None:
+    expected = played(LocalWorld(), made(name), output_dir=Path("alone"))
+    folder = Path("resumed")
+    played(LocalWorld(), made(name), epochs=1, output_dir=folder)
+    for found in run_ranks(
+        2, lambda world: played(world, made(name), resume=str(folder), output_dir=Path("continued"))
+    ):
+        assert largest_difference(found, expected) <= TOLERANCE
+    best = torch.load(Path("alone") / checkpoint.BEST, weights_only=True)
+    assert not any("_orig_mod" in key for key in best)
+    plain = own_generator(Base()).to(next(iter(expected.values())).dtype) if "compiled" in name else made(name)
+    if name != "a queue that grows":  # as plain torch, which has no room for it
+        plain.load_state_dict({key: io.BytesIO(v) if isinstance(v, bytes) else v for key, v in best.items()})
+
+
+@pytest.mark.parametrize("state", [{"version": 3}, b"abc", io.BytesIO(b"abc"), torch.arange(3)], ids=type)
+def test_extra_state_is_given_back_as_it_was(state: Any) -> None:
+    played(LocalWorld(), own_generator(Extra(state)), epochs=1)
+    again = own_generator(Extra(state))
+    played(LocalWorld(), again, epochs=2)
+    found = again.loaded[0]
+    assert type(found) is type(state)
+    if isinstance(found, io.BytesIO):
+        assert found.getvalue() == b"abc"
+    else:
+        assert str(found) == str(state)
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "says"),
+    [
+        (lambda: Extra(Base()), {}, "_extra_state is a Base, which a checkpoint cannot hold"),
+        (lambda: Extra({"a": 1}), {"weights_format": "safetensors"}, "_extra_state is no dense tensor: leave the flag"),
+        (lambda: Sparse(Tensor.to_sparse), {"weights_format": "safetensors"}, "adjacency is no dense tensor"),
+        (lambda: nn.LazyLinear(10), {}, r"weight has no shape yet: run the model once on a batch"),
+    ],
+)
+def test_what_files_cannot_hold_is_one_line(make: Callable[[], nn.Module], settings: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        played(LocalWorld(), make(), **settings)
+    assert not Path("run").exists()
+
+
+class Registers(Base):
+    def features(self, values: Tensor) -> Tensor:
+        self.register_buffer("seen", values.detach().mean(0))
+        return values
+
+
+def test_a_saved_buffer_that_a_pass_registers_is_one_line() -> None:
+    with pytest.raises(UsageError, match="a forward pass has registered the buffer seen: register it in __init__"):
+        played(LocalWorld(), own_generator(Registers()))
+
+
+def test_a_model_that_cannot_be_copied_is_one_line() -> None:
+    model = Base()
+    model.file = Path(__file__).open()  # noqa: SIM115
+    with model.file, pytest.raises(UsageError, match="--ema-decay: torch cannot copy the model"):
+        optim.copied(model)
+
+
+def test_tied_weights_are_written_as_safetensors() -> None:
+    found = played(LocalWorld(), own_generator(Tied()), weights_format="safetensors", ema_decay=None)
+    assert largest_difference(load_file("run/model-final.safetensors"), found) == 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_buffer_that_each_micro_batch_changes_in_its_own_way_is_noted(ranks: int) -> None:
+    """Once, for the buffers of which a step keeps the first change only."""
+    run_ranks(ranks, lambda world: played(world, own_generator(Late())))
+    notes = [line["message"] for line in json_lines(Path("run/metrics.jsonl")) if line.get("name") == "note"]
+    assert [note.partition(";")[0] for note in notes] == ["each micro-batch of a step has its own changes of centre"]
