@@ -30,7 +30,7 @@ from hvd_train.state import HEAD, START, STEPS, TAIL, Answer, Evaluation, Point,
 from hvd_train.tasks.task import LOSS, Goal, Measure, Measures, Measuring, Scores, Task
 from hvd_train.training import Training
 from hvd_train.updater import key_of
-from hvd_train.world.world import result_of_rank_0
+from hvd_train.world.world import World, result_of_rank_0
 
 MOST_SKIPPED_STEPS = 10
 """In a row; then a run ends with an error."""
@@ -146,13 +146,17 @@ class Loops:
         if not self._is_over and (resumed is None or resumed.part != TAIL):
             self._come_to(epoch, TAIL)
 
-    def _evaluate(self, task: Task, measuring: Measuring, loader: Loader, name: str) -> Scores:
-        """Return the scores of a set, the same on every rank."""
+    def _evaluate(
+        self, task: Task, measuring: Measuring, loader: Loader, name: str, facts: Mapping[str, str] | None = None
+    ) -> Scores:
+        """Return the scores of a set, the same on every rank. Raises UsageError if `facts` of it differ."""
         training = self.training
         of_epoch = name == "val" and self._after_steps
 
         def act() -> Answer:
             with training.stopwatch.paused():
+                if facts is not None:
+                    World.compare(training.world, facts)  # at once, in an elastic job as well
                 scores = training.evaluate(task, measuring, loader, training.state.result)
             training.split.restart()
             if not (of_epoch and self._at.part == TAIL):  # the record of a whole epoch has the others

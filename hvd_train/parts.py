@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
 from hvd_train.config import Config, DataConfig
-from hvd_train.data import sources
+from hvd_train.data import identity, sources
 from hvd_train.data.dataset import Augment, DataSet, Source
+from hvd_train.data.identity import Identity
 from hvd_train.data.loader import Collate, Loader, Prepare, open_loader
 from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError, in_user_code
@@ -50,6 +51,7 @@ class Parts:
 
     device: torch.device
     data: DataSet
+    identity: Identity  # of the data
     task: Task
     training: dict[str, Measuring]  # of the updates of each optimizer
     evaluation: Measuring
@@ -76,7 +78,7 @@ def warm_parts(config: Config, world: World, own: Own = NOTHING) -> tuple[Parts,
     optimizer = optim.build(config.optimizer, parts.model)
     if config.precision.compile:
         _compile(config, world, parts)
-    parts.train_loader.start()
+    parts.identity["items"]["training"] = parts.train_loader.start()
     return parts, {"": optimizer}
 
 
@@ -136,6 +138,12 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
 
     train_loader = loader_of(data.train, data.augment)
     val_loader, test_loader = (None if source is None else loader_of(source) for source in (data.val, data.test))
+    of_data, others = identity.of(data), {"validation": (data.val, val_loader), "test": (data.test, test_loader)}
+    of_data["items"] = {}
+    for part, (source, loader) in others.items():
+        if loader is not None:
+            sources.check_apart(data.train, source)
+            of_data["items"][part] = loader.digest()
     name, channels = config.model.model, 3 if colour else data.channels
     network = models.build(name, num_classes=len(data.classes), channels=channels, seed=config.seed, own=own.model)
     network = network.to(device)
@@ -150,7 +158,8 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
         why, (_, of_user) = str(error).partition("\n")[0], in_user_code(error)
         where = f" ({of_user})" if of_user else ""
         raise UsageError(f"model {name} cannot take the first two samples: {why}{where}") from None
-    return Parts(device, data, task, {"": training}, evaluation, goal, network, train_loader, val_loader, test_loader)
+    loaders = train_loader, val_loader, test_loader
+    return Parts(device, data, of_data, task, {"": training}, evaluation, goal, network, *loaders)
 
 
 def of_a_loop(
@@ -171,11 +180,12 @@ def of_a_loop(
     if config.model.sync_batch_norm:
         normalization.synchronise(model, world)
     loader = open_loader(source.train, None, device, config.seed, loader_processes(config.data, world.place), collate)
-    loader.start()
+    of_data = {**identity.of(source), "items": {"training": loader.start()}}
     task = Task(Mapping.get, best="")  # type: ignore[arg-type]  # the user's loop measures
     measuring = {name: Measuring(task.measure, of_a_loop=True) for name in optimizers}
+    evaluation = Measuring(task.measure)
     goal = Goal("best", higher=True)
-    return Parts(device, source, task, measuring, Measuring(task.measure), goal, model, loader, None, None), optimizers
+    return Parts(device, source, of_data, task, measuring, evaluation, goal, model, loader, None, None), optimizers
 
 
 def _measurings(task: Task, network: nn.Module, examples: Sequence[Any]) -> tuple[Measuring, Measuring]:

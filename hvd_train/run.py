@@ -21,6 +21,7 @@ from hvd_train._version import __version__, digest_of_code
 from hvd_train.config import Config
 from hvd_train.data import identity, sources
 from hvd_train.data.identity import Identity
+from hvd_train.data.random_numbers import seed_all
 from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
@@ -58,6 +59,7 @@ def train(
         raise UsageError("--on-resize per-worker changes the global batch: add --lr-scaling linear or sqrt")
     own = Own(model, data, task)
     given = {name: value for name, value in vars(own).items() if value is not None}
+    seed_all(config.seed)  # modules of the user may draw random numbers as they are imported
     check(config.replace(**dict.fromkeys(given, OWN)))  # their names would be imported, perhaps this very script
     config = config.replace(**{name: reference(value) for name, value in given.items()})
     with opened(config, world, lambda here: warm_parts(config, here, own)) as training:
@@ -109,7 +111,7 @@ def evaluate(
         here.meet()
         build_parts = partial(trained_parts, target, here.place, own, trust=trust, split=split, **changes)
         config, parts = together(here, build_parts)
-        here.compare(identity.facts(parts.data))
+        here.compare(identity.facts(parts.identity))
         if parts.val_loader is None:
             raise UsageError(f"{target}: its data have no {split} set")
         scorer = parts.task, parts.evaluation, parts.model, parts.val_loader
@@ -222,6 +224,7 @@ def trained_parts(
     config, trained, data = read_target(target)
     changes = {name: value for name, value in changes.items() if value is not None}
     config = config.replace(**changes)
+    seed_all(config.seed)  # as in training
     settings = config.settings()
     named = {kind: str(settings[kind]) for kind, value in vars(own).items() if value is None and kind not in changes}
     if unknown := [kind for kind, name in named.items() if name == OWN]:
@@ -239,7 +242,7 @@ def trained_parts(
         own = dataclasses.replace(own, data=lambda of: sources.of_files(of, files, identity.classes(target, data)))
     parts = build(config, place, own, split)
     is_same = place.rank == 0 and split in (None, "val") and not files and not changes.keys() & {"data", "data_dir"}
-    found = identity.differences(identity.of(parts.data), data)
+    found = identity.differences(parts.identity, data)
     if "classes" in found:
         raise UsageError(f"{target}: {found['classes']}; name the class folders as they were, or train again")
     if "validation" in found and is_same:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -20,9 +18,11 @@ from torch.utils.data import default_collate
 from typing_extensions import override
 
 from hvd_train.config import GROUPS, Config
+from hvd_train.data import identity
 from hvd_train.data.loader import Collate, Loader, open_loader
 from hvd_train.data.plain import number
-from hvd_train.data.sources import check_map_style
+from hvd_train.data.random_numbers import seed_all, unchanged_numbers
+from hvd_train.data.sources import check_apart, check_map_style
 from hvd_train.errors import HvdTrainError, UsageError, first_few
 from hvd_train.flags import settings_parser
 from hvd_train.launch.exit_report import report_once
@@ -88,13 +88,15 @@ class Session(Loops):
             raise UsageError(f"{idle[0]}={values[idle[0]]!r} has no effect in a loop of your own: {instead}")
         config = config.replace(model=OWN, data=OWN, task=OWN)
         check(config)
-        self._collate, self._loaders, self._constants = collate, dict[int, tuple[Any, Loader]](), 0
+        self._collate, self._constants = collate, 0
+        self._loaders = dict[int, _Evaluated]()
         optimizers = {"": optimizer} if isinstance(optimizer, Optimizer) else _named(optimizer)
         network = model if isinstance(model, nn.Module) else nn.ModuleDict(_named(model))
         with ExitStack() as stack:
             build = lambda world: of_a_loop(config, world, network, optimizers, data, collate)  # noqa: E731
             super().__init__(stack.enter_context(opened(config, world, build)))
             self._open = stack.pop_all()
+        self._open.callback(self._close_loaders)
         self.training.watched = [*network.parameters()]
         self._modes = Modes([model] if isinstance(model, nn.Module) else [*network.children()])
         for each in optimizers.values():
@@ -154,13 +156,16 @@ class Session(Loops):
         values_of(self._own)  # raises UsageError
         return self._own
 
-    def evaluate(self, data: Any, measure: Function, *, name: str = "val") -> Scores:
+    def evaluate(self, data: Any, measure: Function, *, name: str = "val", collate: Collate | None = None) -> Scores:
         """Return the scores of `measure(model, batch)` over a set: each sample counts once, for any number of ranks.
 
         The model (its moving average, if one is kept) is in evaluation mode meanwhile. Scores are written down as
-        NAME_FIGURE. Raises UsageError for data without length or items, and for measures that are no measures.
+        NAME_FIGURE. `collate` makes a batch of a list of items, by default the session's. Raises UsageError for data
+        without length or items, for measures that are no measures, and if the ranks' data differ.
         """
-        return self._evaluate(Task(measure, best=""), Measuring(measure, trains=False), self._loader(data), name)
+        of_set = self._evaluated(data, collate or self._collate)
+        task, measuring = Task(measure, best=""), Measuring(measure, trains=False)
+        return self._evaluate(task, measuring, of_set.loader, name, identity.facts_of_items(name, of_set.digest))
 
     def constant(self, module: M) -> M:
         """Move a module that is not trained, such as a teacher, to this rank's device, and return it.
@@ -191,12 +196,9 @@ class Session(Loops):
         There are no gradients. Afterwards modes, buffers and random numbers are as before.
         """
         model, device = self.training.parts.model, self.device
-        numbers = random.getstate(), np.random.get_state()
         devices = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices), torch.no_grad(), buffers.unchanged(model):
+        with unchanged_numbers(devices), torch.no_grad(), buffers.unchanged(model):
             yield self.run_dir is not None
-        random.setstate(numbers[0])
-        np.random.set_state(numbers[1])
 
     def log(self, **values: float) -> None:
         """Write numbers by name, with the number of steps done, into metrics.jsonl and TensorBoard, on one rank."""
@@ -220,16 +222,37 @@ class Session(Loops):
         """End the loops after this step or epoch. All ranks call it alike."""
         self._ends = why
 
-    def _loader(self, data: Any) -> Loader:
-        if id(data) not in self._loaders:
-            check_map_style("the set to evaluate", data)
-            training = self.training
-            config, parts = training.config, training.parts
-            workers = loader_processes(config.data, training.world.place)
-            loader = open_loader(data, None, parts.device, config.seed, workers, self._collate)
-            self._loaders[id(data)] = data, loader
-            self._open.callback(loader.close)
-        return self._loaders[id(data)][1]
+    def _evaluated(self, data: Any, collate: Collate) -> _Evaluated:
+        """Return what is kept of a set to evaluate, in a new form if its length or `collate` is another."""
+        known = self._loaders.get(id(data))
+        if known is not None and known.collate is collate and known.loader.num_samples == len(data):
+            return known
+        if known is not None:
+            known.loader.close()
+        check_map_style("the set to evaluate", data)
+        training = self.training
+        config, parts = training.config, training.parts
+        check_apart(parts.data.train, data)
+        workers = loader_processes(config.data, training.world.place)
+        loader = open_loader(data, None, parts.device, config.seed, workers, collate)
+        # Without processes a start would draw a random number, which programs would notice.
+        digest = loader.start() if loader.processes else loader.digest()
+        self._loaders[id(data)] = found = _Evaluated(data, collate, loader, digest)
+        return found
+
+    def _close_loaders(self) -> None:
+        for each in self._loaders.values():
+            each.loader.close()
+
+
+@dataclass(frozen=True)
+class _Evaluated:
+    """A set to evaluate, which is kept because its loader is found by its id."""
+
+    data: Any
+    collate: Collate
+    loader: Loader
+    digest: str
 
 
 def _named(things: Mapping[str, T]) -> dict[str, T]:
@@ -250,8 +273,8 @@ def _restore(optimizer: Optimizer, name: str, own: Any) -> None:
 def parse_args(parser: ArgumentParser | None = None, **defaults: Any) -> tuple[Namespace, Config]:
     """Return the arguments of a script: its own, which `parser` knows, and the config of a run from all others.
 
-    `defaults` are settings of the run. Seeds torch by `--seed`, for the initial weights. A wrong argument ends the
-    script with one line and exit code 2.
+    `defaults` are settings of the run. Seeds torch, numpy and `random` by `--seed`, for the initial weights and all
+    that the script draws. A wrong argument ends the script with one line and exit code 2.
     """
     if parser is not None and parser.epilog is None:
         parser.epilog = "Other flags belong to a run: `hvd-train train --help` lists them."
@@ -259,7 +282,7 @@ def parse_args(parser: ArgumentParser | None = None, **defaults: Any) -> tuple[N
     sys.excepthook = _in_one_line
     config = Config().replace(**defaults)
     config = config.replace(**vars(settings_parser(f"python {sys.argv[0]}", config).read(rest)))
-    torch.manual_seed(config.seed)
+    seed_all(config.seed)
     return own, config
 
 

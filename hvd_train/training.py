@@ -56,7 +56,7 @@ class Training:
         self._gpu_timer = Timer(_GPU_SECONDS)
         check_own_gpus(world, parts.device)
         constants = {f"constant module {n}": digest_of_module(m) for n, m in enumerate(parts.task.constants)}
-        world.compare({**identity.facts(parts.data), **constants})
+        world.compare({**identity.facts(parts.identity), **constants})
         self.output, self.membership = Output(config), Membership()
         self.waits = Point().label(-1)  # where its program is, for other ranks
         self.last_update: tuple[Answer, Votes] | None = None  # since the last point
@@ -155,7 +155,7 @@ class Training:
         if place.rank != 0:
             return None
         if from_disk:
-            state.data = identity.of(self.parts.data)
+            state.data = self.parts.identity
         claim = self.output.claim(
             state,
             next((report.run_dir for report in reports if report.run_dir), None),

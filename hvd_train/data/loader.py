@@ -2,7 +2,6 @@
 
 import itertools
 import multiprocessing
-import random
 import signal
 import sys
 import traceback
@@ -10,6 +9,7 @@ import types
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Any
@@ -21,8 +21,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 from typing_extensions import override
 
-from hvd_train.data.by_value import ByValue
+from hvd_train.data.by_value import ByValue, digest_of_pickle
 from hvd_train.data.dataset import Arrays, Augment, DataSet, MapDataset, Source
+from hvd_train.data.identity import SEEDED, digest_of_items
+from hvd_train.data.random_numbers import seed_on_cpu, unchanged_numbers
+from hvd_train.data.sources import follows_epochs, inner_sets
 from hvd_train.data.trees import map_tensors
 from hvd_train.errors import UsageError, in_user_code
 from hvd_train.progress import order
@@ -85,6 +88,7 @@ class Loader(ABC):
     """Loads the batches of a rank to its device, an epoch at a time."""
 
     num_samples: int
+    processes = 0  # loader processes
 
     @abstractmethod
     def example(self, size: int) -> Any:
@@ -102,9 +106,13 @@ class Loader(ABC):
             micro_batches = tuple(MicroBatch(micro.number, micro.samples, next(read)) for micro in batch.micro_batches)
             yield Batch(batch.size, batch.num_micro_batches, micro_batches)
 
-    def start(self) -> None:
-        """Start the loader processes, so that the first batch is fast. Raises UsageError if that fails."""
-        return
+    def start(self) -> str:
+        """Start the loader processes, and return the digest of the items that they read. Raises UsageError."""
+        return self.digest()
+
+    @abstractmethod
+    def digest(self) -> str:
+        """Return a digest of the first, middle and last item, read by this process. Raises UsageError."""
 
     def close(self) -> None:
         """End the loader processes, if there are any."""
@@ -157,6 +165,27 @@ class ArrayLoader(Loader):
     def example(self, size: int) -> tuple[Tensor, Tensor]:
         return self._batch(self._data.rows(torch.arange(size)).to(self._device), None)
 
+    @override
+    def digest(self) -> str:
+        return digest_of_items([self._data[number] for number in _a_few(self.num_samples)])
+
+
+def _a_few(num_samples: int) -> list[int]:
+    return [*dict.fromkeys((0, num_samples // 2, num_samples - 1))]
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Raise UsageError for an error in the user's code, which may be any: a loader process loses its traceback."""
+    try:
+        yield
+    except (UsageError, OSError):  # a file system may recover: the job resumes
+        raise
+    except Exception as error:
+        _, place = in_user_code(error)
+        reason = "".join(traceback.format_exception_only(error)).partition("\n")[0]
+        raise UsageError(f"{what} of the data raised {reason}{f' ({place})' if place else ''}") from error
+
 
 @dataclass
 class _Reader:
@@ -165,10 +194,13 @@ class _Reader:
     data: MapDataset
     seed: int
     collate: Collate
+    epoch: int | None = None  # the one that the data set has begun
 
     def __getitem__(self, samples: list[_Sample]) -> Any:
-        """Return a batch, or a UsageError, which DataLoader would wrap in a traceback."""
+        """Return a batch, or a UsageError, which DataLoader would wrap in a traceback; of no samples, a digest."""
         try:
+            if not samples:
+                return self.digest()
             if self.collate is default_collate and type(self.data) is TensorDataset:  # which draws no random numbers
                 rows = [index for _, index in samples]
                 return [tensor[rows] for tensor in self.data.tensors]
@@ -178,18 +210,35 @@ class _Reader:
 
     def item(self, sample: _Sample) -> Any:
         epoch, index = sample
-        number = order.key(self.seed, epoch, _TRANSFORMS, index, 0)  # versions with repeated samples counted them here
-        torch.default_generator.manual_seed(number)  # torch.manual_seed takes a hundred times as long
-        random.seed(number)
-        np.random.seed(number % 2**32)
-        try:
+        self.begin(epoch)
+        seed_on_cpu(order.key(self.seed, epoch, _TRANSFORMS, index, 0))  # versions with repeated samples counted here
+        with _named(f"item {index}"):
             return self.data[index]
-        except (UsageError, OSError):  # a file system may recover: the job resumes
-            raise
-        except Exception as error:  # the user's code may raise anything; a loader process loses its traceback
-            _, place = in_user_code(error)
-            reason = "".join(traceback.format_exception_only(error)).partition("\n")[0]
-            raise UsageError(f"item {index} of the data raised {reason}{f' ({place})' if place else ''}") from error
+
+    def begin(self, epoch: int) -> None:
+        """Tell the data set of an epoch before its first item."""
+        if epoch == self.epoch:
+            return
+        self.epoch = epoch
+        with unchanged_numbers(), _named(f"begin_epoch({epoch})"):
+            for each in follows_epochs(self.data):
+                seed_on_cpu(order.key(self.seed, epoch, _TRANSFORMS))
+                each.begin_epoch(epoch)
+
+    def digest(self) -> str:
+        """Return a digest of a few items. Raises UsageError if they are others when they are read again."""
+        if hasattr(self.data, "content_of_files"):  # by which it is known already
+            self.item((0, 0))
+            return ""
+        numbers = _a_few(len(self.data))
+        first, second = (digest_of_items([self.item((0, number)) for number in numbers]) for _ in range(2))
+        if first != second:
+            raise UsageError(
+                f"items of {type(self.data).__name__} differ when they are read again, so no run could be repeated: "
+                "draw random numbers in __getitem__ from torch, numpy or random, which are seeded for each item, or "
+                "from a generator that is made there with the seed torch.initial_seed()"
+            )
+        return first
 
     def batch_of(self, items: list[Any]) -> Any:
         try:
@@ -218,6 +267,42 @@ class _MicroBatchSampler:
             yield [(self.epoch, number) for number in micro.samples.tolist()]
 
 
+class _Version:
+    """A version of a data set, by which later changes are found."""
+
+    def __init__(self, data: MapDataset) -> None:
+        self._digest, self.values = digest_of_pickle(data), _plain_values(data)
+
+    def is_old(self, data: MapDataset) -> bool:
+        """Return whether the data set has changed since."""
+        if self.values != _plain_values(data):
+            return True
+        digest = digest_of_pickle(data) if self._digest is not None else None
+        return digest is not None and digest != self._digest
+
+    def check(self, data: MapDataset) -> None:
+        """Raise UsageError if a plain value has changed since."""
+        now, then = _plain_values(data), self.values
+        if changed := [name for name in {**now, **then} if now.get(name) != then.get(name)]:
+            raise UsageError(
+                f"{changed[0][1]} of the data was changed while loader processes read an epoch, which do not see it: "
+                "change it before the steps of an epoch, or in begin_epoch(epoch), or type --workers 0"
+            )
+
+
+_PLAIN = (bool, int, float, str)
+
+
+def _plain_values(data: MapDataset) -> dict[tuple[int, str], Any]:
+    """Return the attributes of a data set that take no time to compare; of tensors, how often they were written."""
+    found = dict[tuple[int, str], Any]()
+    for number, each in enumerate(inner_sets(data)):
+        for name, value in getattr(each, "__dict__", {}).items():
+            plain = value if isinstance(value, _PLAIN) else None
+            found[number, f"{type(each).__name__}.{name}"] = value._version if isinstance(value, Tensor) else plain
+    return found
+
+
 class MapLoader(Loader):
     """Reads items in loader processes, or in this process if there are none."""
 
@@ -231,31 +316,56 @@ class MapLoader(Loader):
         collate: Collate = default_collate,
     ) -> None:
         self.num_samples = len(data)
-        self._prepare, self._device, self._num_workers = prepare, device, num_workers
+        self._prepare, self._device, self.processes = prepare, device, num_workers
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._sampler, self._reader = _MicroBatchSampler(), _Reader(data, seed, collate)
+        self._loader = self._new_loader()
+        self._sent: _Version | None = None  # the version of the data set that loader processes have
+
+    def _new_loader(self) -> DataLoader[Any]:
         # Forked processes crash after MPI or CUDA has started (Horovod issues #1215, #2898).
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])  # so that torch is imported once, not in each loader process
-        self._loader: DataLoader[Any] = DataLoader(
-            ByValue(self._reader) if num_workers > 0 else self._reader,  # type: ignore[arg-type]  # its items are batches
+        sent: Any = ByValue(self._reader, self._reader.seed) if self.processes > 0 else self._reader
+        return DataLoader(
+            sent,  # its items are batches
             batch_size=None,
             sampler=self._sampler,
             collate_fn=_unchanged,
-            num_workers=num_workers,
-            pin_memory=device.type == "cuda",
-            persistent_workers=num_workers > 0,
-            multiprocessing_context=context if num_workers > 0 else None,
+            num_workers=self.processes,
+            pin_memory=self._device.type == "cuda",
+            persistent_workers=self.processes > 0,
+            multiprocessing_context=context if self.processes > 0 else None,
         )
 
     @override
-    def start(self) -> None:
-        first = MicroBatch(0, np.zeros(1, dtype=np.int64))
-        for _ in self._read(0, itertools.repeat(first, self._num_workers)):
-            pass
+    def start(self) -> str:
+        request = MicroBatch(0, np.zeros(0, dtype=np.int64))
+        digests = [*self._read(0, itertools.repeat(request, self.processes))]
+        for each in digests:
+            if isinstance(each, UsageError):
+                raise each
+        if len({*digests}) > 1:
+            raise UsageError(f"loader processes read different items: {SEEDED}")
+        return digests[0] if digests else self.digest()
+
+    @override
+    def digest(self) -> str:
+        with unchanged_numbers():
+            return self._reader.digest()
 
     @override
     def read(self, epoch: int, wanted: Iterable[MicroBatch]) -> Iterator[Any]:
+        if len(self._reader.data) != self.num_samples:
+            raise UsageError(
+                f"the data set had {self.num_samples} samples, and has {len(self._reader.data)} now: keep its length"
+            )
+        if self._sent is not None and self._sent.is_old(self._reader.data):
+            self._sent = None
+            self._loader = self._new_loader()
+        self._reader.begin(epoch)
+        if self._sent is not None and follows_epochs(self._reader.data):  # loader processes call begin_epoch, too
+            self._sent = _Version(self._reader.data)
         return map(self._on_device, self._read(epoch, wanted))
 
     def _read(self, epoch: int, wanted: Iterable[MicroBatch]) -> Iterator[Any]:
@@ -275,8 +385,13 @@ class MapLoader(Loader):
         finally:
             sys.modules["__main__"] = script
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        if self.processes > 0 and self._sent is None:
+            self._sent = _Version(self._reader.data)
         try:
-            yield from batches
+            for batch in batches:
+                if self._sent is not None:
+                    self._sent.check(self._reader.data)
+                yield batch
         except (RuntimeError, OSError, EOFError):
             processes = getattr(self._loader._iterator, "_workers", [])
             if connection.wait([process.sentinel for process in processes], timeout=1):
@@ -286,7 +401,10 @@ class MapLoader(Loader):
 
     @override
     def example(self, size: int) -> Any:
-        items = [self._reader.item((0, number)) for number in range(min(2, self.num_samples))]
+        epoch = self._reader.epoch or 0
+        items = [self._reader.item((epoch, number)) for number in range(min(2, self.num_samples))]
+        if self._sent is not None:
+            self._sent.values = _plain_values(self._reader.data)  # items may count their reads, for instance
         return self._on_device(self._reader.batch_of([items[number % len(items)] for number in range(size)]))
 
     def _on_device(self, batch: Any) -> Any:

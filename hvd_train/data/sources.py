@@ -4,7 +4,7 @@ import importlib.util
 import math
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,13 +14,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
 
 from hvd_train import plugin
 from hvd_train.config import DataConfig
 from hvd_train.console import say
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, Augment, DataSet, MapDataset
 from hvd_train.data.hugging_face import open_saved
+from hvd_train.data.random_numbers import seed_all
 from hvd_train.errors import UsageError, unknown_name
 from hvd_train.launch import launcher
 from hvd_train.plugin import HUGGING_FACE
@@ -67,6 +68,7 @@ def open_data(
         data = _from_result(config.data, saved, any_items=any_items)
     else:
         function = own or plugin.load("data", config.data)
+        seed_all(seed)
         result = plugin.call(f"--data {config.data}", function, "config", config)
         data = _from_result(config.data, result, any_items=any_items)
     if config.augment in ("trivial", "rand") or config.random_erasing:
@@ -242,6 +244,29 @@ class _CheckedItems:
             f"item {index} of {self.title} is {_described(item)}; return (image tensor, integer class number from "
             f"0 on, below {self.num_classes}), with images of one type and size, or name another --task"
         )
+
+
+def inner_sets(data: Any) -> Iterator[Any]:
+    """Yield a data set and those that it wraps."""
+    yield data
+    wrapped: Sequence[Any] = data.datasets if isinstance(data, ConcatDataset) else ()
+    if isinstance(data, (_CheckedItems, Subset)):
+        wrapped = [data.data if isinstance(data, _CheckedItems) else data.dataset]
+    for each in wrapped:
+        yield from inner_sets(each)
+
+
+def follows_epochs(data: Any) -> list[Any]:
+    """Return the sets in `data` that have a method `begin_epoch`."""
+    return [each for each in inner_sets(data) if callable(getattr(each, "begin_epoch", None))]
+
+
+def check_apart(train: Any, other: Any) -> None:
+    """Raise UsageError if a set to evaluate would be changed as the training set is, from epoch to epoch."""
+    changing = {id(each) for each in follows_epochs(train)}
+    if both := [each for each in follows_epochs(other) if id(each) in changing]:
+        name = type(both[0]).__name__
+        raise UsageError(f"{name}.begin_epoch would change the set to evaluate, too: make a {name} of its own for it")
 
 
 def check_map_style(title: str, part: Any) -> None:

@@ -76,15 +76,19 @@ def _get(environ: Mapping[str, str], path: str) -> str:
 
 
 def disagreement(facts_of: Sequence[Mapping[str, str]]) -> str | None:
-    """Return the first fact but `who` that differs, and `who` has which value, in one line; None if all agree."""
+    """Return the first fact but `who` that differs, and `who` has which value, in one line; None if all agree.
+
+    The name of a fact may end with "; " and what to do.
+    """
     for name in dict.fromkeys(name for facts in facts_of for name in facts if name != "who"):
         holders: dict[str, list[str]] = {}
         for facts in facts_of:
             holders.setdefault(facts.get(name, "nothing"), []).append(facts["who"])
         if len(holders) > 1:
             values = "; ".join(f"{value} on {first_few(those, 8)}" for value, those in holders.items())
-            cure = "start all of them with the same arguments" if name.startswith("--") else "set up the same on all"
-            return f"the ranks differ in {name}: {values}; {cure}"
+            what, _, cure = name.partition("; ")
+            usual = "start all of them with the same arguments" if name.startswith("--") else "set up the same on all"
+            return f"the ranks differ in {what}: {values}; {cure or usual}"
     return None
 
 

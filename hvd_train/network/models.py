@@ -5,11 +5,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hvd_train import plugin
+from hvd_train.data.random_numbers import seed_all
 from hvd_train.errors import UsageError, unknown_name
 from hvd_train.plugin import TIMM
 from hvd_train.progress.order import BatchLayout
@@ -74,7 +74,7 @@ def needs_colour(name: str) -> bool:
 
 def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder | None = None) -> nn.Module:
     """Return the named model, or `own`'s, with random weights drawn from `seed`. Raises UsageError."""
-    torch.manual_seed(seed)
+    seed_all(seed)
     model: nn.Module
     if own is None and name.startswith(TIMM):
         model = _timm(name).create_model(name.removeprefix(TIMM), num_classes=num_classes, in_chans=channels)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hvd_train import plugin
 from hvd_train.config import Config, DataConfig
+from hvd_train.data.random_numbers import seed_all
 from hvd_train.errors import UsageError, unknown_name
 from hvd_train.tasks.task import Mean, Measure, Scores, Task, Total
 
@@ -221,6 +222,7 @@ def open_task(config: Config, classes: tuple[str, ...], own: Task | None = None)
         return own
     if name in _TASKS:
         return _TASKS[name](config, classes)
+    seed_all(config.seed)
     task = plugin.call(f"--task {name}", plugin.load("task", name), "config", config)
     if not isinstance(task, Task):
         raise UsageError(f"--task {name}: it returned {type(task).__name__}, not an hvd_train.Task")

@@ -156,13 +156,13 @@ def test_a_change_of_the_files_is_named(folder: Path, change: str) -> None:
         return open_folder(folder, DataConfig(image_size=16))
 
     act, expected = CHANGES[change]
-    before, facts = identity.of(opened()), identity.facts(opened())
+    before, facts = identity.of(opened()), identity.facts(identity.of(opened()))
     assert identity.differences(identity.of(opened()), before) == {}
     act(folder / "train", folder / "val")
     found = identity.differences(identity.of(opened()), json.loads(json.dumps(before)))
     assert list(found) == list(expected)
     assert all(re.search(pattern, found[part]) for part, pattern in expected.items())
-    assert identity.facts(opened()) != facts
+    assert identity.facts(identity.of(opened())) != facts
 
 
 def test_an_unreadable_image_is_named(folder: Path) -> None:

@@ -3,9 +3,10 @@
 from contextlib import closing
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from hvd_train.data.dataset import Arrays, Augment, DataSet
 from hvd_train.data.loader import ArrayLoader, MapLoader, Prepare
@@ -129,3 +130,104 @@ def test_a_data_set_that_cannot_be_sent_to_processes_is_an_error_of_use() -> Non
     MapLoader(data, PLAIN, CPU, seed=0, num_workers=0).start()
     with pytest.raises(UsageError, match=r"cannot be sent the data set \(.*; type --workers 0$"):
         MapLoader(data, PLAIN, CPU, seed=0, num_workers=2).start()
+
+
+class Curriculum:
+    """Items of a level, which a program or `begin_epoch` sets."""
+
+    def __init__(self) -> None:
+        self.level, self.drawn, self.seen = 0, 0.0, list[int]()
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([self.level, self.drawn])
+
+
+class Told(Curriculum):
+    def begin_epoch(self, epoch: int) -> None:
+        self.level, self.drawn = epoch, torch.rand(()).item()
+        self.seen.append(epoch)
+
+
+def levels(loader: MapLoader, epoch: int) -> list[list[float]]:
+    batches = loader.load(epoch, assignments(Order(12), 0, BatchLayout(4, 2), 0, 1))
+    return torch.cat([micro.batch for batch in batches for micro in batch.micro_batches]).unique(dim=0).tolist()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_data_set_is_told_of_each_epoch_before_its_first_item(num_workers: int) -> None:
+    """In this process and in loader processes, with the same random numbers; also within other data sets."""
+    data, found = Told(), []
+    whole = ConcatDataset([Subset(data, range(12))])
+    with closing(MapLoader(whole, None, CPU, seed=3, num_workers=num_workers)) as loader:
+        loader.start()
+        for epoch in (0, 0, 1, 5):
+            found += levels(loader, epoch)
+            assert num_workers == 0 or found[-1] == [data.level, pytest.approx(data.drawn)]
+        loader.example(2)
+    assert [level for level, _ in found] == [0, 0, 1, 5]
+    assert len({drawn for _, drawn in found}) == 3
+    assert data.seen == [0, 1, 5]
+    with closing(MapLoader(Told(), None, CPU, seed=3, num_workers=0)) as alone:
+        assert levels(alone, 5) == found[-1:]
+
+
+class Offsets(Curriculum):
+    def __init__(self) -> None:
+        super().__init__()
+        self.offset, self.rows = {"by": 0}, np.zeros(3)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([self.level + self.offset["by"], self.rows.sum()])
+
+
+def test_a_change_between_epochs_reaches_loader_processes() -> None:
+    """Of a plain value, of one that an attribute holds, and of an array."""
+    data = Offsets()
+    with closing(MapLoader(Subset(data, range(12)), None, CPU, seed=3, num_workers=1)) as loader:
+        assert levels(loader, 0) == [[0, 0]]
+        data.level = 1
+        assert levels(loader, 1) == [[1, 0]]
+        data.offset["by"] = 7
+        assert levels(loader, 2) == [[8, 0]]
+        data.rows[1] = 3
+        assert levels(loader, 3) == [[8, 3]]
+
+
+def test_a_change_within_an_epoch_is_refused() -> None:
+    """Loader processes have read ahead."""
+    data = Curriculum()
+    with closing(MapLoader(data, None, CPU, seed=3, num_workers=1)) as loader:
+        batches = loader.load(0, assignments(Order(12), 0, BatchLayout(4, 2), 0, 1))
+        next(batches)
+        data.level = 1
+        with pytest.raises(UsageError, match=r"Curriculum.level of the data was changed .* or type --workers 0"):
+            next(batches)
+
+
+def test_items_that_are_never_the_same_are_refused() -> None:
+    class Unseeded(RandomItems):
+        generator = np.random.default_rng()
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            return torch.tensor([self.generator.random()]), 0
+
+    class Seeded(RandomItems):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            return torch.tensor([np.random.default_rng(torch.initial_seed()).random()]), 0
+
+    for num_workers in (0, 1):
+        with closing(MapLoader(Seeded(), None, CPU, seed=3, num_workers=num_workers)) as loader:
+            assert loader.start() == loader.digest()
+        with pytest.raises(UsageError, match=r"differ when they are read again.*torch.initial_seed\(\)$"):
+            MapLoader(Unseeded(), None, CPU, seed=3, num_workers=num_workers).start()
+
+
+def test_a_data_set_that_grows_is_refused() -> None:
+    data = [torch.zeros(1)] * 6
+    loader = MapLoader(data, None, CPU, seed=0, num_workers=0)  # type: ignore[arg-type]
+    data.append(torch.zeros(1))
+    with pytest.raises(UsageError, match="had 6 samples, and has 7 now"):
+        next(loader.load(0, assignments(Order(6), 0, BatchLayout(2, 2), 0, 1)))

@@ -10,14 +10,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 from torchvision.transforms import v2
 
 from hvd_train.config import DataConfig
 from hvd_train.data.dataset import Arrays, DataSet, MapDataset
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import EpochOrder, key
-from hvd_train.run import evaluate
-from hvd_train.world.world import LocalWorld, Place
+from hvd_train.run import evaluate, train
+from hvd_train.tasks.builtin import regression
+from hvd_train.world.world import LocalWorld, Place, World
 from tests.support import runs
 from tests.support.runs import Weights, largest_difference, small_config, trained
 from tests.support.worlds import StoppingWorld, own_generator, run_ranks
@@ -160,3 +162,27 @@ def test_ranks_with_different_data_are_refused() -> None:
     with pytest.raises(UsageError, match="the ranks differ in the data set"):
         run_ranks(2, lambda world: trained(world, small_config(), data=(digits(), FEWER)[world.place.rank]))
     assert not Path("run").exists()
+
+
+def drawn(seed: int) -> Callable[[object], tuple[TensorDataset, TensorDataset]]:
+    """Return data that belong to a seed of their own."""
+
+    def data(config: object) -> tuple[TensorDataset, TensorDataset]:
+        x = torch.randn(60, 4, generator=torch.Generator().manual_seed(seed))
+        return TensorDataset(x[:40], x[:40].sum(1)), TensorDataset(x[40:], x[40:].sum(1))
+
+    return data
+
+
+def test_data_that_are_drawn_anew_are_refused() -> None:
+    """By other ranks, and when the run resumes."""
+
+    def run(world: World, seed: int) -> None:
+        train(small_config(), model=lambda: nn.Linear(4, 1), data=drawn(seed), task=regression(), world=world)
+
+    with pytest.raises(UsageError, match=r"the ranks differ in the items of the \w+ set: .* export PYTHONHASHSEED=0$"):
+        run_ranks(2, lambda world: run(world, world.place.rank))
+    run(StoppingWorld(3, vote_at=4), 0)
+    with pytest.raises(UsageError, match=r"items of the training set differ from the run's .*--resume never"):
+        run(LocalWorld(), 1)
+    run(LocalWorld(), 0)

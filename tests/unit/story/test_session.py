@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DataParallel
 from torch.nn.utils import clip_grad_norm_
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.loops import MicroBatch
@@ -551,3 +551,51 @@ def test_registered_values_are_plain_or_have_a_state() -> None:
     own.file = Path()
     with pytest.raises(UsageError, match=r"register\(file=...\): PosixPath cannot be kept"):
         values_of(own)
+
+
+SMALL: dict[str, Any] = {"epochs": 3, "global_batch_size": 4, "batch_size": 2, "device": "cpu", "workers": 0}
+
+
+def halved(items: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    images, labels = torch.utils.data.default_collate(items)
+    return [images / 2, labels]
+
+
+def test_an_evaluation_may_have_a_collate_of_its_own() -> None:
+    """The default is that of the session."""
+    seen = dict[str, float]()
+
+    def measure_brightness(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Measure]:
+        return {"brightness": batch[0].mean((1, 2, 3))}
+
+    model = network()
+    with Session(model, of(model), DATA, collate=halved, **SMALL, world=LocalWorld()) as session:
+        val = digits(NUM_VAL, "val")
+        for name, collate in {"its": None, "plain": torch.utils.data.default_collate, "again": halved}.items():
+            seen[name] = session.evaluate(val, measure_brightness, name=name, collate=collate)["brightness"]
+    assert seen["its"] == seen["again"] == pytest.approx(seen["plain"] / 2)
+
+
+def test_ranks_that_evaluate_other_data_are_refused() -> None:
+    def body(world: World) -> None:
+        def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
+            session.evaluate(digits(NUM_VAL, ("val", "train")[session.rank]), measure)
+
+        played(world, program)
+
+    with pytest.raises(UsageError, match="the ranks differ in the items of the val set"):
+        run_ranks(2, body)
+
+
+class Levels(TensorDataset):
+    def begin_epoch(self, epoch: int) -> None:
+        self.level = epoch
+
+
+def test_a_set_that_changes_with_the_epochs_is_not_evaluated_as_well() -> None:
+    data, model = Levels(*digits(NUM_SAMPLES, "train").tensors), network()
+    with (
+        pytest.raises(UsageError, match=r"Levels.begin_epoch would change the set to evaluate, too"),
+        Session(model, of(model), Subset(data, range(90)), **SMALL, world=LocalWorld()) as session,
+    ):
+        session.evaluate(Subset(data, range(90, 100)), measure)

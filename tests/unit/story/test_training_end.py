@@ -168,19 +168,20 @@ def test_a_rank_that_dies_in_the_last_write_is_replaced(file: str, monkeypatch: 
     assert (folder / "summary.json").exists()
 
 
-class LastUnreadable(runs.Jittered):
+class LateUnreadable(runs.Jittered):
     @override
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        if index >= 185:
+        if 185 <= index < 189:
             raise UsageError(f"cannot read sample {index}")
         return super().__getitem__(index)
 
 
 def test_the_steps_before_an_error_of_the_data_are_committed(reports: list[Report]) -> None:
     """The report names the rank and the step of the error."""
-    bad = np.flatnonzero(EpochOrder(0, 0, 190)[0:190] >= 185)
+    order = EpochOrder(0, 0, 190)[0:190]
+    bad = np.flatnonzero((order >= 185) & (order < 189))
     whole = int(bad[0]) // 20
-    data = LastUnreadable(190, jitter=False), runs.Jittered(20, jitter=False)
+    data = LateUnreadable(190, jitter=False), runs.Jittered(20, jitter=False)
     with pytest.raises(UsageError, match="cannot read sample 1") as error:
         trained(LocalWorld(), small_config(epochs=1), data=lambda _: data)
     assert newest()["progress"]["step"] == whole

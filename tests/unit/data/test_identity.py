@@ -1,0 +1,86 @@
+"""The digest of items, and data that are drawn at random."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import TensorDataset, random_split
+
+from hvd_train.config import DataConfig
+from hvd_train.data import identity, sources
+from hvd_train.data.identity import digest_of_items
+
+
+@dataclass
+class Pair:
+    text: str
+    value: Tensor
+
+
+@pytest.mark.parametrize(
+    ("item", "other"),
+    [
+        (3, 4),
+        (0.5, 0.75),
+        ("a", "b"),
+        (torch.arange(5), torch.tensor([0, 1, 2, 4, 3])),
+        (torch.tensor([1.0, 2]), torch.tensor([2.0, 1])),
+        (torch.tensor([1.0, 2]), torch.tensor([-1.0, 2])),
+        (torch.tensor(1 + 2j), torch.tensor(2 + 1j)),
+        (torch.zeros(2), torch.zeros(3)),
+        (np.array([1.5, 2]), np.array([1.5, 3])),
+        (np.array(["a"]), np.array(["b"])),
+        (np.float32(1.5), np.float32(2.5)),
+        (Image.new("L", (2, 2), 3), Image.new("L", (2, 2), 200)),
+        ({"x": [1, (2, 3)]}, {"x": [1, (2, 4)]}),
+        (Pair("a", torch.ones(1)), Pair("a", torch.zeros(1))),
+        (torch.eye(3).to_sparse(), torch.zeros(3, 3).to_sparse()),
+    ],
+)
+def test_other_items_have_another_digest(item: Any, other: Any) -> None:
+    assert digest_of_items([item]) == digest_of_items([item])
+    assert digest_of_items([item]) != digest_of_items([other])
+
+
+def test_rounding_and_objects_without_a_value_do_not_count() -> None:
+    """Another processor may round otherwise."""
+    values = torch.rand(1000, generator=torch.Generator().manual_seed(0))
+    assert digest_of_items(values) == digest_of_items(values + 1e-7 * torch.sign(values - 0.5))
+    assert digest_of_items([object()]) == digest_of_items([object()])
+
+
+DRAWS: dict[str, Callable[[], list[int]]] = {
+    "random": lambda: random.sample(range(40), 40),
+    "numpy": lambda: np.random.permutation(40).tolist(),
+    "torch": lambda: torch.randperm(40).tolist(),
+    "random_split": lambda: [*random_split(range(40), [40])[0].indices],  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_each_process_draws_the_same_split(draw: Callable[[], list[int]]) -> None:
+    def data(config: DataConfig) -> tuple[TensorDataset, TensorDataset]:
+        rows = torch.tensor(draw())
+        return TensorDataset(rows[:30], rows[:30]), TensorDataset(rows[30:], rows[30:])
+
+    def drawn(seed: int) -> list[int]:
+        return sources.open_data(DataConfig(), seed, data, any_items=True).train.tensors[0].tolist()  # type: ignore
+
+    first = drawn(3)
+    torch.rand(1), np.random.rand(), random.random()
+    assert drawn(3) == first != drawn(4)
+
+
+def test_data_of_an_earlier_version_have_no_items() -> None:
+    now = {"classes": [], "training": [9, ""], "validation": [3, ""], "items": {"training": "a", "validation": "b"}}
+    earlier = {"classes": [], "training": [9, ""], "validation": [3, ""]}
+    assert identity.differences(now, earlier) == {}
+    found = identity.differences(now, {**earlier, "items": {"training": "a", "validation": "c"}})
+    assert list(found) == ["validation"]
+    assert "sort what comes from a set" in found["validation"]
