@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from hvd_train.data.dataset import DataSet as DataSet
     from hvd_train.errors import HvdTrainError as HvdTrainError
     from hvd_train.errors import UsageError as UsageError
+    from hvd_train.progress.order import in_order as in_order
     from hvd_train.result import Result as Result
     from hvd_train.run import evaluate as evaluate
     from hvd_train.run import train as train
@@ -35,6 +36,7 @@ _HOME = {
     "Total": "tasks.task",
     "UsageError": "errors",
     "evaluate": "run",
+    "in_order": "progress.order",
     "parse_args": "session",
     "recipes": "recipes",
     "train": "run",

@@ -154,6 +154,10 @@ class BatchConfig:
     """Samples per worker in one forward pass of an evaluation."""
     on_resize: Literal["global", "per-worker"] = "global"
     """When workers come or go: keep the global batch, or the batch per worker (the learning rate follows)."""
+    order: Literal["shuffled", "in-order"] = "shuffled"
+    """Order of the samples in an epoch: another one each time, or as they are stored."""
+    drop_last: bool = False
+    """Leave out the last samples of an epoch's order that do not fill a global batch."""
 
     def __post_init__(self) -> None:
         if self.batch_size is None and self.global_batch_size is None:
@@ -163,6 +167,8 @@ class BatchConfig:
             raise UsageError(f"--global-batch-size must be a multiple of {at_once}, or leave out --accumulation-steps")
         if self.on_resize == "per-worker" and self.global_batch_size is not None:
             raise UsageError("--on-resize per-worker needs --batch-size (per worker), without --global-batch-size")
+        if self.on_resize == "per-worker" and self.drop_last:
+            raise UsageError("--drop-last needs --on-resize global, which keeps the number of samples of an epoch")
 
 
 @dataclass(frozen=True, kw_only=True)

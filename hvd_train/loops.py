@@ -110,12 +110,12 @@ class Loops:
     def _is_over(self) -> bool:
         """Whether the loops end here, or within the epoch that this rank and its program are in."""
         training, progress = self.training, self.training.state.progress
-        within = progress.epoch == self._at.epoch and progress.cursor < training.parts.train_loader.num_samples
+        within = progress.epoch == self._at.epoch and progress.cursor < training.epoch_size
         return bool(self._ends) or (within and training.time_is_up)
 
     def _steps(self, epoch: int) -> Iterator[Step]:
         training, state = self._joined()
-        num_samples, resumed, self._resumed = training.parts.train_loader.num_samples, self._resumed, None
+        num_samples, resumed, self._resumed = training.epoch_size, self._resumed, None
         if resumed is not None and resumed.part == HEAD:
             resumed = None
         elif resumed is not None:
@@ -325,7 +325,7 @@ class Step(Update):
     def __init__(self, session: Loops, at: Point) -> None:
         super().__init__(session, self, ("",))
         training = session.training
-        layout, num_samples = training.state.layout, training.parts.train_loader.num_samples
+        layout, num_samples = training.state.layout, training.epoch_size
         self.size = len(layout.batches(range(at.cursor, num_samples))[0])  # samples of all ranks
         self.number, self.epoch = at.step + 1, at.epoch + 1  # both count from 1
         self.position = at.epoch + (at.cursor + self.size / 2) / num_samples  # epochs done in the middle of the step
@@ -388,7 +388,7 @@ class MicroBatch:
 
 def _count_step(training: Training, result: Answer) -> None:
     """Count a step that all ranks have done, show it, and write it down."""
-    state, stopwatch, num_samples = training.state, training.stopwatch, training.parts.train_loader.num_samples
+    state, stopwatch, num_samples = training.state, training.stopwatch, training.epoch_size
     state.count_step(result.totals, skipped=result.skipped)
     stopwatch.step(result.totals.count)
     journal, progress, speed = training.output.journal, state.progress, stopwatch.samples_per_second

@@ -29,7 +29,7 @@ from hvd_train.state import Progress, Snapshot, TrainState, check_same_shapes
 _PATIENCE_SECONDS = 45.0  # workers whose driver has died may take as long to notice it, commit and leave the folder
 _ANSWER_SECONDS = 10.0  # a driver that does not answer for this long counts as gone
 # They decide which samples are left in the epoch, how images are normalised, and what has a state.
-_FIXED = ("seed", "weights", "freeze", "unfreeze", "optimizer", "decay_of", "ema_decay")
+_FIXED = ("seed", "order", "drop_last", "weights", "freeze", "unfreeze", "optimizer", "decay_of", "ema_decay")
 _OF_GROUPS = ("optimizer_args", "learning_rate", "momentum", "nesterov", "weight_decay")
 _OF_CUT = ("batch_size", "global_batch_size", "accumulation_steps", "on_resize")
 

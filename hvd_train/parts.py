@@ -16,12 +16,14 @@ from hvd_train.data import identity, sources
 from hvd_train.data.dataset import Augment, DataSet, Source
 from hvd_train.data.identity import Identity
 from hvd_train.data.loader import Collate, Loader, Prepare, open_loader
+from hvd_train.data.own_order import OwnOrder, digest_of_orders, orders_of
 from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError, in_user_code
 from hvd_train.network import buffers, freeze, models, normalization, optim, weights
 from hvd_train.network.device import autocast, choose_device, loss_scaler, num_cores, uses_channels_last, wire_format
 from hvd_train.network.models import Builder, micro_batch_sizes
 from hvd_train.progress import order
+from hvd_train.progress.order import ORDERS, EpochOrder, Orders
 from hvd_train.state import TrainState
 from hvd_train.tasks.builtin import CLASSIFICATION, open_task
 from hvd_train.tasks.task import LOSS, Goal, Measuring, Task, goal_of, kept_of, numbers_of, sum_of, targets_of
@@ -60,6 +62,7 @@ class Parts:
     train_loader: Loader
     val_loader: Loader | None
     test_loader: Loader | None
+    orders: Orders = EpochOrder  # of the training set
     notes: tuple[str, ...] = ()  # lines for the user about the start of a fresh training
 
 
@@ -159,11 +162,18 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
         where = f" ({of_user})" if of_user else ""
         raise UsageError(f"model {name} cannot take the first two samples: {why}{where}") from None
     loaders = train_loader, val_loader, test_loader
-    return Parts(device, data, of_data, task, {"": training}, evaluation, goal, network, *loaders)
+    orders = ORDERS[config.batch.order]
+    return Parts(device, data, of_data, task, {"": training}, evaluation, goal, network, *loaders, orders)
 
 
 def of_a_loop(
-    config: Config, world: World, model: nn.Module, optimizers: Optimizers, data: Any, collate: Collate
+    config: Config,
+    world: World,
+    model: nn.Module,
+    optimizers: Optimizers,
+    data: Any,
+    collate: Collate,
+    own_order: OwnOrder | None = None,
 ) -> tuple[Parts, Optimizers]:
     """Return the parts of a training whose loop is the user's. Raises UsageError for what cannot be trained."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
@@ -181,11 +191,16 @@ def of_a_loop(
         normalization.synchronise(model, world)
     loader = open_loader(source.train, None, device, config.seed, loader_processes(config.data, world.place), collate)
     of_data = {**identity.of(source), "items": {"training": loader.start()}}
+    orders = ORDERS[config.batch.order]
+    if own_order is not None:
+        of_data["order"] = digest_of_orders(own_order, config.seed, loader.num_samples)
+        orders = orders_of(own_order)
     task = Task(Mapping.get, best="")  # type: ignore[arg-type]  # the user's loop measures
     measuring = {name: Measuring(task.measure, of_a_loop=True) for name in optimizers}
     evaluation = Measuring(task.measure)
     goal = Goal("best", higher=True)
-    return Parts(device, source, of_data, task, measuring, evaluation, goal, model, loader, None, None), optimizers
+    parts = Parts(device, source, of_data, task, measuring, evaluation, goal, model, loader, None, None, orders)
+    return parts, optimizers
 
 
 def _measurings(task: Task, network: nn.Module, examples: Sequence[Any]) -> tuple[Measuring, Measuring]:

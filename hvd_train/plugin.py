@@ -57,19 +57,24 @@ def load(kind: str, reference: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]  # callable() narrows to Callable[..., object]
 
 
+def takes(function: Callable[..., Any], *arguments: object, **named: object) -> bool:
+    """Return whether a function can be called with these arguments."""
+    try:
+        inspect.signature(function).bind(*arguments, **named)
+    except TypeError:
+        return False
+    return True
+
+
 def call(flag: str, function: Callable[..., Any], parameter: str, value: object) -> Any:
     """Call the user's function with a value for a parameter: by name, else for one without default, else without.
 
     Raises UsageError, which names `flag`, if it takes none of these.
     """
-    signature = inspect.signature(function)
-    needed = [each for each in signature.parameters.values() if each.default is each.empty]
+    needed = [each for each in inspect.signature(function).parameters.values() if each.default is each.empty]
     for arguments, named in (((), {parameter: value}), ((value,) if needed else (), {})):
-        try:
-            signature.bind(*arguments, **named)
-        except TypeError:
-            continue
-        return function(*arguments, **named)
+        if takes(function, *arguments, **named):
+            return function(*arguments, **named)
     name = getattr(function, "__name__", "the function")
     line = f"def __init__(self, {parameter})" if isinstance(function, type) else f"def {name}({parameter})"
     raise UsageError(f"{flag}: {name} must accept {parameter}: write `{line}`")

@@ -20,6 +20,7 @@ from typing_extensions import override
 from hvd_train.config import GROUPS, Config
 from hvd_train.data import identity
 from hvd_train.data.loader import Collate, Loader, open_loader
+from hvd_train.data.own_order import OwnOrder
 from hvd_train.data.plain import number
 from hvd_train.data.random_numbers import seed_all, unchanged_numbers
 from hvd_train.data.sources import check_apart, check_map_style
@@ -31,6 +32,7 @@ from hvd_train.network import buffers, optim
 from hvd_train.network.buffers import Modes
 from hvd_train.parts import loader_processes, of_a_loop
 from hvd_train.progress.metrics import FACTS
+from hvd_train.progress.order import in_order
 from hvd_train.run import OWN, check, opened
 from hvd_train.state import HEAD, START, values_of
 from hvd_train.tasks.task import Function, Goal, Measuring, Scores, Task
@@ -65,6 +67,7 @@ class Session(Loops):
         data: Any,
         *,
         collate: Collate = default_collate,
+        order: OwnOrder | None = None,
         config: Config | None = None,
         world: World | None = None,
         **settings: Any,
@@ -74,12 +77,17 @@ class Session(Loops):
         Both may be several, by name: `evaluate` and files of weights then have an nn.ModuleDict of the models, and each
         optimizer has updates of its own (`Step.update`).
 
-        `data` has a length and an item by number; `collate` makes a batch of a list of items. `settings` are settings
-        of a run that act in a loop of one's own, in addition to `config`; `world` is for tests. Raises UsageError for
-        other settings, for a parameter that requires a gradient and is in no optimizer or in two, and for data without
-        length or items.
+        `data` has a length and an item by number; `collate` makes a batch of a list of items. `order(seed, epoch,
+        num_samples)` returns the sample numbers of an epoch (from 0), as `hvd_train.in_order` does; by default they are
+        shuffled. `settings` are settings of a run that act in a loop of one's own, in addition to `config`; `world` is
+        for tests. Raises UsageError for other settings, for a parameter that requires a gradient and is in no optimizer
+        or in two, and for data without length or items.
         """
         config = (config or Config()).replace(**settings)
+        if order is in_order:
+            config, order = config.replace(order="in-order"), None
+        if order is not None and not callable(order):
+            raise UsageError(f"order={order!r}: give a function, such as hvd_train.in_order")
         default, values = Config().settings(), config.settings()
         if idle := [name for name in values if name not in _ACT and values[name] != default[name]]:
             instead = "leave it out"
@@ -93,7 +101,7 @@ class Session(Loops):
         optimizers = {"": optimizer} if isinstance(optimizer, Optimizer) else _named(optimizer)
         network = model if isinstance(model, nn.Module) else nn.ModuleDict(_named(model))
         with ExitStack() as stack:
-            build = lambda world: of_a_loop(config, world, network, optimizers, data, collate)  # noqa: E731
+            build = lambda world: of_a_loop(config, world, network, optimizers, data, collate, order)  # noqa: E731
             super().__init__(stack.enter_context(opened(config, world, build)))
             self._open = stack.pop_all()
         self._open.callback(self._close_loaders)

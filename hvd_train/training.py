@@ -28,7 +28,7 @@ from hvd_train.output import Output
 from hvd_train.parts import Optimizers, Parts, fresh_state
 from hvd_train.profiling import Profile
 from hvd_train.progress.clock import Stopwatch, Timer
-from hvd_train.progress.order import Batch, EpochOrder, Indices, assignments, choose_layout, resized_layout
+from hvd_train.progress.order import Batch, Indices, Order, assignments, choose_layout, epoch_size, resized_layout
 from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, describe, ending, summary
 from hvd_train.run_files import run_folder
@@ -176,7 +176,7 @@ class Training:
         file = self.membership.run_dir / "profile" / name
         self.profile = Profile(steps, file, parts.device, journal, self.stopwatch, self.split)
         self._batches = self.last_update = None
-        epochs, num_samples, limit = config.schedule.epochs, parts.train_loader.num_samples, config.run.max_seconds
+        epochs, num_samples, limit = config.schedule.epochs, self.epoch_size, config.run.max_seconds
         journal.begin(epochs, num_samples, parts.task.sample, parts.task.best, limit)
         journal.catch_up(state.recent, state.last_step, state.last_epoch)
         self.profile.step_done(state.progress.step)
@@ -190,6 +190,8 @@ class Training:
             describe(self.config, parts, state, place),
             world_size=place.size,
             num_samples=parts.train_loader.num_samples,
+            epoch_samples=self.epoch_size,
+            order="own" if "order" in parts.identity else self.config.batch.order,
             seed=self.config.seed,
             best=parts.goal.name,
             higher=parts.goal.higher,
@@ -242,6 +244,11 @@ class Training:
     # Work
 
     @property
+    def epoch_size(self) -> int:
+        """The samples of an epoch."""
+        return epoch_size(self.config.batch, self.state.layout, self.parts.train_loader.num_samples)
+
+    @property
     def seconds(self) -> float:
         """Seconds of training of the run so far, by the clock of this rank."""
         return self._before + self._clock.seconds
@@ -270,8 +277,9 @@ class Training:
         state = self.state
         if self._batches is None:
             place, loader, self._batch = self.world.place, self.parts.train_loader, None
-            order = EpochOrder(self.config.seed, epoch, loader.num_samples)
-            work = assignments(order, state.progress.cursor, state.layout, place.rank, place.size)
+            work = assignments(
+                self._order(epoch), state.progress.cursor, state.layout, place.rank, place.size, self.epoch_size
+            )
             self._batches = Ahead(loader.load(epoch, work), self.split.mark)
         if self._batch is None or self._batch[0] != state.progress.step:
             self._batch = state.progress.step, next(self._batches)
@@ -279,7 +287,10 @@ class Training:
 
     def samples_of(self, epoch: int, cursor: int, size: int) -> Indices:
         """Return the numbers of the samples of all ranks in a step, int64 [size]."""
-        return EpochOrder(self.config.seed, epoch, self.parts.train_loader.num_samples)[cursor : cursor + size]
+        return self._order(epoch)[cursor : cursor + size]
+
+    def _order(self, epoch: int) -> Order:
+        return self.parts.orders(self.config.seed, epoch, self.parts.train_loader.num_samples)
 
     def prepare_next_batch(self) -> None:
         """Make the next batch ready while gradients are reduced."""

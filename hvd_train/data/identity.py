@@ -27,14 +27,14 @@ SEEDED = (
 def of(data: DataSet) -> Identity:
     """Return the identity of a data set, without its test set and without items."""
     sets = {"training": data.train, "validation": data.val}
-    samples = {part: [len(source or ()), _digest(_content(source))] for part, source in sets.items()}
+    samples = {part: [len(source or ()), digest_of_bytes(_content(source))] for part, source in sets.items()}
     return {"classes": with_plain_numbers(list(data.classes)), **samples}
 
 
 def facts(identity: Identity) -> dict[str, str]:
     """Return what all ranks must have in common, by name and what to do if it differs."""
     (count, _), classes = identity["training"], identity["classes"]
-    digest = _digest(repr([classes, identity["training"], identity["validation"]]).encode())
+    digest = digest_of_bytes(repr([classes, identity["training"], identity["validation"]]).encode())
     found = {"the data set": f"{count} training samples of {len(classes)} classes, digest {digest}"}
     for part, of_items in identity.get("items", {}).items():
         found |= facts_of_items(part, of_items)
@@ -89,7 +89,8 @@ def _content(source: Source | None) -> bytes:
     return b"" if content is None else content()
 
 
-def _digest(content: bytes) -> str:
+def digest_of_bytes(content: bytes) -> str:
+    """Return a short digest."""
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
@@ -99,7 +100,7 @@ def digest_of_items(items: object) -> str:
     It has sums of floating-point tensors and of images, in three digits: another processor may round otherwise, and
     another version of a library may decode otherwise.
     """
-    return _digest("\n".join(_words(items)).encode())
+    return digest_of_bytes("\n".join(_words(items)).encode())
 
 
 def _words(tree: object) -> Iterator[str]:
@@ -132,7 +133,7 @@ def _words_of_tensor(tensor: Tensor) -> Iterator[str]:
     tensor = tensor.detach().cpu()
     tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor.to_dense()
     if not (tensor.is_floating_point() or tensor.dtype == torch.uint8):
-        yield _digest(tensor.contiguous().numpy().tobytes())
+        yield digest_of_bytes(tensor.contiguous().numpy().tobytes())
         return
     values = tensor.double().flatten()
     rising = torch.linspace(0.5, 1, len(values), dtype=torch.float64)

@@ -5,7 +5,7 @@ that is computed index by index, in constant memory for any data set.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +104,32 @@ class EpochOrder(Order):
         return joined
 
 
+class GivenOrder(Order):
+    """An order that is kept as a whole."""
+
+    def __init__(self, samples: Indices) -> None:
+        super().__init__(len(samples))
+        self._samples = samples
+
+    @override
+    def at(self, positions: Indices) -> Indices:
+        found: Indices = self._samples[positions]
+        return found
+
+
+Orders = Callable[[int, int, int], Order]
+"""Returns the order for a seed, an epoch (counted from 0) and a number of samples."""
+ORDERS: dict[str, Orders] = {
+    "shuffled": EpochOrder,
+    "in-order": lambda seed, epoch, num_samples: Order(num_samples),
+}
+
+
+def in_order(seed: int, epoch: int, num_samples: int) -> Indices:
+    """Return the samples as they are stored: an order for a Session."""
+    return np.arange(num_samples, dtype=np.int64)
+
+
 @dataclass(frozen=True)
 class Pieces:
     """Positions in pieces of `length`. With `join`, a remainder of one position joins the piece before it."""
@@ -171,15 +197,22 @@ class Batch:
     micro_batches: tuple[MicroBatch, ...]
 
 
-def assignments(order: Order, cursor: int, layout: BatchLayout, rank: int, size: int) -> Iterator[Batch]:
-    """Yield a rank's part of each step from `cursor` to the epoch's end, to be loaded.
+def epoch_size(batch: BatchConfig, layout: BatchLayout, num_samples: int) -> int:
+    """Return the samples of an epoch: all of them or, with `--drop-last`, those of whole global batches."""
+    return num_samples - num_samples % layout.global_batch if batch.drop_last else num_samples
+
+
+def assignments(
+    order: Order, cursor: int, layout: BatchLayout, rank: int, size: int, stop: int | None = None
+) -> Iterator[Batch]:
+    """Yield a rank's part of each step from `cursor` to position `stop` (the last one), to be loaded.
 
     Rank r computes micro-batches r, r + size, ... of each global batch. The last batch may be smaller, and a rank may
     have no micro-batch in it. No sample is repeated or dropped.
     """
     # Positions of several steps are looked up at once: a numpy call costs more than the samples of a micro-batch.
     own = max(1, math.ceil(layout.global_batch / size))
-    steps = layout.batches(range(cursor, order.num_samples))
+    steps = layout.batches(range(cursor, order.num_samples if stop is None else stop))
     at_once = min(_STEPS, math.ceil(_BLOCK / own))
     for first in range(0, len(steps), at_once):
         batches = [steps[number] for number in range(len(steps))[first : first + at_once]]

@@ -119,7 +119,8 @@ def read(path: Path) -> History:
     except OSError as error:
         raise UsageError(f"cannot read {error.filename or path}: {error.strerror}") from None
     starts = [line for line in lines if line.get("kind") == "event" and line.get("name") == "start"]
-    per_epoch = whole(starts[-1].get("num_samples")) if starts else None
+    last = starts[-1] if starts else {}
+    per_epoch = whole(last.get("epoch_samples", last.get("num_samples")))
     _add_progress(lines, per_epoch)
     steps, epochs, events = (tuple(e for e in lines if e.get("kind") == kind) for kind in ("step", "epoch", "event"))
     last_write = max((line["time"] for line in lines), default=None)

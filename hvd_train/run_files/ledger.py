@@ -14,7 +14,7 @@ from typing import Any
 from hvd_train import plain_file
 from hvd_train.console import say
 from hvd_train.errors import UsageError
-from hvd_train.progress.order import EpochOrder, Order, added, fingerprint
+from hvd_train.progress.order import ORDERS, Order, added, fingerprint
 from hvd_train.run_files import history
 from hvd_train.run_files.history import Record
 from hvd_train.run_files.run_folder import FROM_FILE, METRICS, RunFolder
@@ -83,12 +83,16 @@ class Audit:
     num_samples: int  # in the training set
     world_sizes: tuple[int, ...]  # in rising order
     faults: tuple[str, ...]  # a line for each of the first ones
+    epoch_samples: int  # fewer with --drop-last
 
     def __str__(self) -> str:
         if self.faults:
             return "NOT exact: " + "; ".join(self.faults)
+        which = f"every one of {self.num_samples:,} samples counted"
+        if self.epoch_samples < self.num_samples:
+            which = f"{self.epoch_samples:,} of {self.num_samples:,} samples counted, without the last of their order,"
         return (
-            f"exact: every one of {self.num_samples:,} samples counted once in each of {self.epochs} finished epochs "
+            f"exact: {which} once in each of {self.epochs} finished epochs "
             f"({self.steps:,} steps, world sizes {', '.join(map(str, self.world_sizes))})"
         )
 
@@ -105,17 +109,33 @@ def audit(folder: Path) -> Audit:
         if num_samples is None or not isinstance(seed, int):
             raise UsageError(f"{folder / METRICS} lacks the number of samples or the seed: cannot judge")
         step = _last(events, FROM_FILE, "step").get("step")
-        return audit_entries(read(path), num_samples, seed, step if isinstance(step, int) else None)
+        return audit_entries(
+            read(path),
+            num_samples,
+            seed,
+            step if isinstance(step, int) else None,
+            history.whole(start.get("epoch_samples")),
+            str(start.get("order", "shuffled")),
+        )
     except OSError as error:
         raise UsageError(f"cannot read {error.filename or folder}: {error.strerror}") from None
 
 
-def audit_entries(entries: Iterable[Entry], num_samples: int, seed: int = 0, from_step: int | None = None) -> Audit:
+def audit_entries(
+    entries: Iterable[Entry],
+    num_samples: int,
+    seed: int = 0,
+    from_step: int | None = None,
+    epoch_samples: int | None = None,
+    order: str = "shuffled",
+) -> Audit:
     """Check that steps take all positions of each epoch in order, the samples at these positions, and all samples.
 
     The last epoch may lack positions. `seed` decides the order. A run that resumed from a file after `from_step` may
-    begin in the middle of an epoch.
+    begin in the middle of an epoch. With `epoch_samples` each epoch ends at that position. The samples at positions of
+    an order that is not in ORDERS, the user's own, are not known.
     """
+    size, orders = epoch_samples or num_samples, ORDERS.get(order)
     faults, world_sizes, finished, steps = list[str](), set[int](), 0, 0
     epoch, step, position, is_whole, total = 0, 1, 0, True, 0  # the total of the epoch's fingerprints so far
     for line, entry in enumerate(entries, 1):
@@ -125,22 +145,22 @@ def audit_entries(entries: Iterable[Entry], num_samples: int, seed: int = 0, fro
         place = f"line {line}: step {first} at position {start} of epoch {entry.epoch}"
         if (entry.epoch, first, start) != (epoch, step, position):
             faults.append(f"{place}, not step {step} at position {position} of epoch {epoch}")
-        elif not 0 <= start < stop <= num_samples:
-            faults.append(f"{place} takes samples up to position {stop - 1} of {num_samples}")
-        elif _fingerprint(EpochOrder(seed, epoch, num_samples), start, stop) != entry.fingerprint:
+        elif not 0 <= start < stop <= size:
+            faults.append(f"{place} takes samples up to position {stop - 1} of {size}")
+        elif orders and _fingerprint(orders(seed, epoch, num_samples), start, stop) != entry.fingerprint:
             faults.append(f"{place} to step {last} at position {stop - 1}: not the samples that stand there")
         total = added([total if start else 0, entry.fingerprint])
         steps += last - first + 1
         world_sizes.add(entry.world_size)
         epoch, step, position = entry.epoch, last + 1, stop
-        if stop == num_samples:
-            if is_whole and not faults and total != _of_all(num_samples):
+        if stop == size:
+            if is_whole and not faults and size == num_samples and total != _of_all(num_samples):
                 faults.append(f"line {line}: epoch {epoch} does not have all samples")
             finished += is_whole
             epoch, position, is_whole = epoch + 1, 0, True
         if len(faults) == _MOST_FAULTS:
             break
-    return Audit(finished, steps, num_samples, tuple(sorted(world_sizes)), tuple(faults))
+    return Audit(finished, steps, num_samples, tuple(sorted(world_sizes)), tuple(faults), size)
 
 
 def _fingerprint(order: Order, start: int, stop: int) -> int:

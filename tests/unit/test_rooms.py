@@ -124,7 +124,7 @@ def test_public_names_are_exact() -> None:
     """They are documented; any other name is an AttributeError."""
     assert sorted(hvd_train.__all__) == [
         "Config", "DataSet", "Each", "HvdTrainError", "Mean", "Result", "Scores", "Session", "Task", "Total",
-        "UsageError", "__version__", "evaluate", "parse_args", "recipes", "train",
+        "UsageError", "__version__", "evaluate", "in_order", "parse_args", "recipes", "train",
     ]  # fmt: skip
     assert dir(hvd_train) == sorted(hvd_train.__all__)
     for name in hvd_train.__all__:

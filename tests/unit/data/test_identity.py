@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset, random_split
 from hvd_train.config import DataConfig
 from hvd_train.data import identity, sources
 from hvd_train.data.identity import digest_of_items
+from hvd_train.data.own_order import orders_of
 
 
 @dataclass
@@ -75,6 +76,18 @@ def test_each_process_draws_the_same_split(draw: Callable[[], list[int]]) -> Non
     first = drawn(3)
     torch.rand(1), np.random.rand(), random.random()
     assert drawn(3) == first != drawn(4)
+
+
+def test_an_order_may_draw_random_numbers() -> None:
+    """They are seeded for each epoch, and put back."""
+    orders = orders_of(lambda seed, epoch: [*DRAWS["numpy"](), *(40 + number for number in DRAWS["torch"]())])
+    first, state = orders(5, 2, 80)[:].tolist(), torch.random.get_rng_state()
+    torch.rand(1), np.random.rand()
+    assert orders(5, 2, 80)[:].tolist() == first
+    assert first not in (orders(5, 3, 80)[:].tolist(), orders(6, 2, 80)[:].tolist(), [*range(80)])
+    torch.random.set_rng_state(state)
+    orders(5, 2, 80)
+    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_data_of_an_earlier_version_have_no_items() -> None:

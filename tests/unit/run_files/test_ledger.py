@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_train.errors import UsageError
-from hvd_train.progress.order import EpochOrder, fingerprint
-from hvd_train.run_files import ledger
+from hvd_train.progress.order import ORDERS, EpochOrder, fingerprint
 from hvd_train.run_files.ledger import Audit, Entry, LedgerFile, audit, audit_entries, extended, parse, read
 from hvd_train.run_files.run_folder import RunFolder
 
@@ -128,7 +127,7 @@ def test_samples_that_differ_from_the_order_are_found() -> None:
 def test_an_order_without_all_samples_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = np.array([3, *range(1, 100)])
     entries = [replace(entry, fingerprint=fingerprint(wrong[slice(*entry.positions)])) for entry in exact(3)]
-    monkeypatch.setattr(ledger, "EpochOrder", lambda *_: wrong)
+    monkeypatch.setitem(ORDERS, "shuffled", lambda *_: wrong)
     (fault, *_) = audit_entries(entries, 100, SEED).faults
     assert fault == "line 10: epoch 0 does not have all samples"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.loops import MicroBatch
-from hvd_train.progress.order import EpochOrder
+from hvd_train.progress.order import EpochOrder, in_order
 from hvd_train.run_files.ledger import audit
 from hvd_train.session import Session
 from hvd_train.state import set_values, to_host, values_of
@@ -64,12 +65,15 @@ def measure(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Measure
     return {"loss": F.cross_entropy(logits, labels, reduction="none"), "right": logits.argmax(1) == labels}
 
 
-def played(world: World, program: Program, make: Callable[[], Any] = network, **changes: Any) -> Outcome:
+def played(
+    world: World, program: Program, make: Callable[[], Any] = network, order: Any = None, **changes: Any
+) -> Outcome:
     """Return the weights and the registered values after a program on one rank."""
     model = make()
     optimizer: Any = of(model) if isinstance(model, nn.Module) else {name: of(each) for name, each in model.items()}
     config = small_config(learning_rate=0.1, warmup_epochs=0.0, **changes)
-    with Session(model, optimizer, digits(NUM_SAMPLES, "train"), config=config, world=world) as session:
+    data = digits(NUM_SAMPLES, "train")
+    with Session(model, optimizer, data, order=order, config=config, world=world) as session:
         program(session, model, optimizer, digits(NUM_VAL, "val"))
     return to_host(session.training.parts.model.state_dict()), values_of(session._own)
 
@@ -599,3 +603,94 @@ def test_a_set_that_changes_with_the_epochs_is_not_evaluated_as_well() -> None:
         Session(model, of(model), Subset(data, range(90)), **SMALL, world=LocalWorld()) as session,
     ):
         session.evaluate(Subset(data, range(90, 100)), measure)
+
+
+def turned(seed: int, epoch: int) -> list[int]:
+    """Return an order of the user's own: backwards, and in each epoch from another place."""
+    return [(19 * epoch - number) % NUM_SAMPLES for number in range(NUM_SAMPLES)]
+
+
+def drawn_order(seed: int, epoch: int, num_samples: int) -> Tensor:
+    return torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed + epoch))
+
+
+def taken(world: World, order: Any, **settings: Any) -> dict[tuple[int, int], list[int]]:
+    """Return the samples of each micro-batch of this rank, by step and number."""
+    found = {}
+
+    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
+        for step in session.steps():
+            for micro in step:
+                micro.backward(**measure(model, micro.batch))
+                found[step.number, micro.number] = micro.samples.tolist()
+
+    played(world, program, order=order, epochs=2, ledger=True, **settings)
+    return found
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("order", [in_order, turned, drawn_order, None])
+def test_an_order_of_ones_own_is_the_same_on_any_number_of_ranks(order: Any, drop_last: bool) -> None:
+    """The last samples of each epoch, which do not fill a global batch, may be left out. The audit knows it."""
+    settings: dict[str, Any] = {"drop_last": drop_last, "global_batch_size": 20}
+    alone = taken(LocalWorld(), order, **settings, output_dir=Path("alone"))
+    steps = [[n for (step, _), samples in alone.items() for n in samples if step == at] for at in (1, 2, 10, 11)]
+    if order in (in_order, turned):
+        wanted = turned if order is turned else lambda seed, epoch: list(range(NUM_SAMPLES))
+        assert steps[:2] == [wanted(0, 0)[:20], wanted(0, 0)[20:40]]
+        assert steps[2] == (wanted(0, 1)[:20] if drop_last else wanted(0, 0)[180:])
+    assert {len(step) for step in steps} == ({20} if drop_last else {20, 10})
+    for folder, size in (("two", 2), ("three", 3)):
+        of_ranks = run_ranks(size, lambda world: taken(world, order, **settings, output_dir=Path(folder)))  # noqa: B023
+        assert dict(pair for each in of_ranks for pair in each.items()) == alone  # type: ignore[union-attr]
+        report = audit(Path(folder))
+        assert (report.faults, report.epochs, report.steps) == ((), 2, 18 if drop_last else 20)
+        assert ("180 of 190 samples" in str(report)) == drop_last
+
+
+def test_a_run_keeps_its_order() -> None:
+    """Another one is refused when it resumes, and so is one that differs between ranks or calls."""
+    with pytest.raises(UsageError, match="the ranks differ in the order of samples"):
+        run_ranks(2, lambda world: taken(world, (turned, drawn_order)[world.place.rank]))
+    folder = Path("stopped")
+
+    def program(session: Session, *_: Any) -> None:
+        for step in session.steps():
+            for micro in step:
+                micro.backward(micro.batch[0].sum((1, 2, 3)) * next(session.training.parts.model.parameters()).sum())
+            if step.number == 3:
+                raise Interrupted
+
+    with pytest.raises(Interrupted):
+        played(LocalWorld(), program, order=turned, output_dir=folder)
+    for other in (None, drawn_order):
+        with pytest.raises(UsageError, match="the order of samples is not that of the run"):
+            played(LocalWorld(), plain, order=other, output_dir=folder)
+    with pytest.raises(UsageError, match="order"):
+        played(LocalWorld(), plain, order=in_order, output_dir=folder)
+
+
+@pytest.mark.parametrize(
+    ("order", "says"),
+    [
+        (lambda seed, epoch: range(9), r"order=<lambda> must return each number from 0 to 189 once, for epoch 0"),
+        (lambda seed, epoch: [0] * NUM_SAMPLES, "must return each number from 0 to 189 once"),
+        (lambda seed, epoch, n: np.random.default_rng().permutation(n), "when it is called again"),
+        ("in-order", "give a function, such as hvd_train.in_order"),
+    ],
+)  # fmt: skip
+def test_an_order_that_cannot_be_kept_is_one_line(order: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        played(LocalWorld(), plain, order=order)
+
+
+def test_samples_are_dropped_through_faults() -> None:
+    folder = Path("dropped")
+    settings: dict[str, Any] = {"drop_last": True, "epochs": 2, "ledger": True, "output_dir": folder}
+    job = run_elastic(
+        lambda world: played(world, plain, order=turned, **settings), dict((ONE, TWO)), [Kill(9, rank=1)], first=2
+    )
+    expected = played(LocalWorld(), plain, order=turned, **{**settings, "output_dir": Path("alone")})
+    assert largest_difference(job.results[0][0], expected[0]) <= TOLERANCE
+    report = audit(folder)
+    assert (report.faults, report.epochs, report.steps) == ((), 2, 18), report
