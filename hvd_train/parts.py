@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -23,7 +24,7 @@ from hvd_train.network import buffers, freeze, models, normalization, optim, wei
 from hvd_train.network.device import autocast, choose_device, loss_scaler, num_cores, uses_channels_last, wire_format
 from hvd_train.network.models import Builder, micro_batch_sizes
 from hvd_train.progress import order
-from hvd_train.progress.order import ORDERS, EpochOrder, Orders
+from hvd_train.progress.order import ORDERS, EpochOrder, Indices, Orders
 from hvd_train.state import TrainState
 from hvd_train.tasks.builtin import CLASSIFICATION, open_task
 from hvd_train.tasks.task import LOSS, Goal, Measuring, Task, goal_of, kept_of, numbers_of, sum_of, targets_of
@@ -135,12 +136,24 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
     size = config.data.image_size if config.data.data != "folder" else None  # its images have their own size
     channels_last = uses_channels_last(config, device)
 
-    def loader_of(source: Source, augment: Augment | None = None) -> Loader:
-        prepare = Prepare(data, device, image_size=size, augment=augment, colour=colour, channels_last=channels_last)
-        return open_loader(source, prepare if data.images else None, device, config.seed, num_workers, collate)
+    def loader_of(title: str, source: Source, augment: Augment | None = None) -> Loader:
+        def check(batch: Any, samples: Indices) -> None:
+            assert task.check is not None
+            try:
+                task.check(batch, samples)
+            except UsageError as error:
+                raise UsageError(f"the {title} set: {error}") from None
 
-    train_loader = loader_of(data.train, data.augment)
-    val_loader, test_loader = (None if source is None else loader_of(source) for source in (data.val, data.test))
+        prepare = Prepare(data, device, image_size=size, augment=augment, colour=colour, channels_last=channels_last)
+        return open_loader(
+            source, prepare if data.images else None, device, config.seed, num_workers, collate, task.check and check
+        )
+
+    train_loader = loader_of("training", data.train, data.augment)
+    val_loader, test_loader = (
+        None if source is None else loader_of(title, source)
+        for title, source in (("validation", data.val), ("test", data.test))
+    )
     of_data, others = identity.of(data), {"validation": (data.val, val_loader), "test": (data.test, test_loader)}
     of_data["items"] = {}
     for part, (source, loader) in others.items():
@@ -211,10 +224,13 @@ def _measurings(task: Task, network: nn.Module, examples: Sequence[Any]) -> tupl
     training, evaluation = Measuring(task.measure), Measuring(task.evaluate or task.measure)
     with torch.no_grad(), buffers.unchanged(network, keep_new=True):
         network.eval()
+        check = task.check or (lambda batch, samples: None)
+        check(examples[0], np.arange(2))
         measured = training(network, examples[0], 2)
         if training.means[0].kind == "count" and (count := numbers_of(measured, training.means, torch.float64)[1]) > 0:
             training.exponent = round(math.log2(float(count) / 2))
         for example in examples:
+            check(example, np.arange(2))
             evaluated = evaluation(network, example, 2)
         numbers = numbers_of(evaluated, evaluation.fields, torch.float64).cpu()
     scores_of(task, evaluation.fields, numbers, 2, kept_of(evaluated))

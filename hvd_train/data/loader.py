@@ -29,12 +29,13 @@ from hvd_train.data.sources import follows_epochs, inner_sets
 from hvd_train.data.trees import map_tensors
 from hvd_train.errors import UsageError, in_user_code
 from hvd_train.progress import order
-from hvd_train.progress.order import Batch, MicroBatch
+from hvd_train.progress.order import Batch, Indices, MicroBatch
 
 _AT_ONCE = 256  # micro-batches: to look up the samples of one alone takes as long as to fetch their images
 _TRANSFORMS = 2  # in a key of random numbers: separates a sample's transforms from other uses of the seed
 _Sample = tuple[int, int]  # epoch, and number in the data set
 Collate = Callable[[list[Any]], Any]  # makes a batch of items
+Check = Callable[[Any, Indices], None]  # raises UsageError for a batch of these samples
 
 
 class Prepare:
@@ -126,15 +127,17 @@ def open_loader(
     seed: int,
     num_workers: int,
     collate: Collate = default_collate,
+    check: Check | None = None,
 ) -> Loader:
     """Return a loader, with `num_workers` loader processes unless the data are in memory.
 
-    `prepare` is for images; without it, batches are what `collate` makes of items.
+    `prepare` is for images; without it, batches are what `collate` makes of items, and `check` looks at them.
     """
     if isinstance(source, Arrays):
         assert prepare is not None
         return ArrayLoader(source, prepare, device, seed)
-    return MapLoader(source, prepare, device, seed, 0 if isinstance(source, TensorDataset) else num_workers, collate)
+    processes = 0 if isinstance(source, TensorDataset) else num_workers
+    return MapLoader(source, prepare, device, seed, processes, collate, check)
 
 
 class ArrayLoader(Loader):
@@ -314,8 +317,9 @@ class MapLoader(Loader):
         seed: int,
         num_workers: int,
         collate: Collate = default_collate,
+        check: Check | None = None,
     ) -> None:
-        self.num_samples = len(data)
+        self.num_samples, self._check = len(data), check
         self._prepare, self._device, self.processes = prepare, device, num_workers
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._sampler, self._reader = _MicroBatchSampler(), _Reader(data, seed, collate)
@@ -366,7 +370,18 @@ class MapLoader(Loader):
         self._reader.begin(epoch)
         if self._sent is not None and follows_epochs(self._reader.data):  # loader processes call begin_epoch, too
             self._sent = _Version(self._reader.data)
-        return map(self._on_device, self._read(epoch, wanted))
+        return map(self._on_device, self._checked(epoch, wanted))
+
+    def _checked(self, epoch: int, wanted: Iterable[MicroBatch]) -> Iterator[Any]:
+        if self._check is None:
+            return self._read(epoch, wanted)
+        to_read, to_check = itertools.tee(wanted)
+        return map(self._check_one, self._read(epoch, to_read), to_check)
+
+    def _check_one(self, batch: Any, micro: MicroBatch) -> Any:
+        if self._check is not None and not isinstance(batch, UsageError):
+            self._check(batch, micro.samples)
+        return batch
 
     def _read(self, epoch: int, wanted: Iterable[MicroBatch]) -> Iterator[Any]:
         """Yield batches in host memory, or a UsageError. Raises UsageError if a loader process ended."""

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 from hvd_train import plugin
 from hvd_train.config import Config, DataConfig
 from hvd_train.data.random_numbers import seed_all
-from hvd_train.errors import UsageError, unknown_name
+from hvd_train.errors import UsageError, in_user_code, unknown_name
+from hvd_train.progress.order import Indices
 from hvd_train.tasks.task import Mean, Measure, Scores, Task, Total
 
 CLASSIFICATION = "classification"
@@ -29,7 +31,13 @@ def _answers(model: nn.Module, batch: Any) -> Batch:
     if len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
         kinds = ", ".join(type(part).__name__ for part in parts)
         raise UsageError(f"a batch of the data is ({kinds}): each item must be (input, target), of tensors or numbers")
-    found: Any = model(parts[0])
+    try:
+        found: Any = model(parts[0])
+    except IndexError as error:  # of a token that an embedding does not have
+        _, place = in_user_code(error)
+        values = f"{parts[0].min()} to {parts[0].max()}" if parts[0].numel() else "nothing"
+        where = f" ({place})" if place else ""
+        raise UsageError(f"the model cannot take inputs with values of {values}: {error}{where}") from error
     found = found["out"] if isinstance(found, dict) and "out" in found else getattr(found, "logits", found)
     if not isinstance(found, Tensor):
         raise UsageError(f"the model returns {type(found).__name__}; it must return a tensor")
@@ -56,6 +64,45 @@ def _alike(model: nn.Module, batch: Any) -> Batch:
         shapes = f"{list(output.shape)} for targets of {list(targets.shape)}"
         raise UsageError(f"the model returns {shapes}; it must return their shape")
     return output, targets.float()
+
+
+class _Classes:
+    """Checks that targets are classes which the model has; it knows them since its first output.
+
+    On a GPU a wrong one would end the process without its number.
+    """
+
+    def __init__(self, task: str, void: int | None = None) -> None:
+        self._task, self._void, self._count = task, void, 0
+
+    def known(self, count: int, targets: Tensor) -> None:
+        """Note the number of the model's classes, and check the first targets. Raises UsageError."""
+        if not self._count:
+            self._count = count
+            self(("", targets.cpu()), np.arange(len(targets)))
+
+    def __call__(self, batch: Any, samples: Indices) -> None:
+        """Raise UsageError for a class that the model does not have."""
+        void = "" if self._void is None else f", and {self._void} means that it does not count"
+        wanted = f"the model has classes 0 to {self._count - 1}{void}; change the target, or the model's classes"
+        if self._count:
+            _check_range(batch, samples, self._count - 1, self._void, f"--task {self._task}: {wanted}")
+
+
+def _check_range(batch: Any, samples: Indices, highest: int, void: int | None, wanted: str) -> None:
+    """Raise UsageError for a target that is neither from 0 to `highest` nor `void`."""
+    targets = batch[1] if isinstance(batch, (tuple, list)) and len(batch) == 2 else None
+    if not isinstance(targets, Tensor) or targets.dtype == torch.bool or not targets.numel():
+        return
+    least, most = targets.aminmax()
+    if least >= 0 and most <= highest:  # the usual case, in one pass
+        return
+    wrong = ~((targets >= 0) & (targets <= highest))  # NaN, too
+    if void is not None:
+        wrong &= targets != void
+    for place in wrong.nonzero()[:1]:
+        value = targets[tuple(place)].item()
+        raise UsageError(f"sample {samples[int(place[0])]} has the target {value}: {wanted}")
 
 
 def mixer(config: DataConfig, num_classes: int) -> Callable[[Tensor, Tensor], Batch]:
@@ -123,6 +170,10 @@ def regression() -> Task:
 def multi_label() -> Task:
     """Return a task of independent labels, targets [n, labels] of 0 and 1; the best has the highest F1 over all."""
 
+    def check(batch: Any, samples: Indices) -> None:
+        wanted = "--task multi-label: targets are 0 or 1 (or shares between); leave out or decide what is not known"
+        _check_range(batch, samples, 1, None, wanted)
+
     def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
         logits, targets = _alike(model, batch)
         right, found = targets > 0.5, logits.detach() > 0
@@ -134,15 +185,17 @@ def multi_label() -> Task:
         hits, marked = scores.total("counts").tolist()
         return {"f1": 2 * hits / marked if marked else math.nan}
 
-    return Task(measure, summary=summary, best="f1", higher=True)
+    return Task(measure, summary=summary, best="f1", higher=True, check=check)
 
 
 def segmentation(classes: tuple[str, ...]) -> Task:
     """Return a task of a class for each pixel, targets [n, h, w]; 255 does not count. The best has the mean IoU."""
+    check = _Classes("segmentation", VOID)
 
     def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
         logits, masks = _answers(model, batch)
         known, count = masks != VOID, logits.shape[1]
+        check.known(count, masks)
         loss = F.cross_entropy(logits, masks.long(), ignore_index=VOID, reduction="sum")
         answers = logits.detach().argmax(1)
         # Without a wait of the host for the number of known pixels: others go to a cell behind the table.
@@ -163,7 +216,8 @@ def segmentation(classes: tuple[str, ...]) -> Task:
     def summary(scores: Scores) -> dict[str, float]:
         return {"mean_iou": float(iou(scores).nanmean())}
 
-    return Task(measure, summary=summary, best="mean_iou", higher=True, sample="image", per_class=per_class)
+    shown = {"sample": "image", "per_class": per_class}
+    return Task(measure, summary=summary, best="mean_iou", higher=True, check=check, **shown)  # type: ignore[arg-type]
 
 
 def distillation(teacher: nn.Module, temperature: float = 4.0, share: float = 0.7) -> Task:
@@ -172,30 +226,34 @@ def distillation(teacher: nn.Module, temperature: float = 4.0, share: float = 0.
     The loss is `share` times the divergence from the teacher's softened answers, times the square of the `temperature`,
     and for the rest the cross entropy (Hinton, Vinyals and Dean, arXiv 1503.02531).
     """
+    check = _Classes("distillation")
 
     def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
         (logits, labels), (wanted, _) = _answers(model, batch), _answers(teacher, batch)
+        check.known(logits.shape[1], labels)
         answers, softened = ((each / temperature).log_softmax(1) for each in (logits, wanted))
         soft = temperature**2 * F.kl_div(answers, softened, reduction="none", log_target=True).sum(1)
         hard = F.cross_entropy(logits, labels, reduction="none")
         right = logits.detach().argmax(1) == labels
         return {"loss": share * soft + (1 - share) * hard, "hard": hard.detach(), "soft": soft.detach(), "top1": right}
 
-    return Task(measure, best="top1", higher=True, constants=(teacher,), sample="image")
+    return Task(measure, best="top1", higher=True, constants=(teacher,), sample="image", check=check)
 
 
 def language_model() -> Task:
     """Return a task of the next token, targets [n, length]; -100 does not count. Each token weighs the same."""
+    check = _Classes("language-model", IGNORED)
 
     def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
         logits, following = _answers(model, batch)
+        check.known(logits.shape[-1], following)
         loss = F.cross_entropy(logits.flatten(0, -2), following.flatten(), ignore_index=IGNORED, reduction="sum")
         return {"loss": Mean(loss, (following != IGNORED).sum())}
 
     def summary(scores: Scores) -> dict[str, float]:
         return {"perplexity": math.exp(min(scores["loss"], 700.0))}
 
-    return Task(measure, summary=summary, best="perplexity", sample="sequence")
+    return Task(measure, summary=summary, best="perplexity", sample="sequence", check=check)
 
 
 _TASKS: dict[str, Callable[[Config, tuple[str, ...]], Task]] = {

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hvd_train.config import ScheduleConfig
 from hvd_train.errors import UsageError, first_few
 from hvd_train.progress.metrics import FACTS, Totals
+from hvd_train.progress.order import Indices
 
 LOSS = "loss"
 
@@ -133,6 +134,8 @@ class Task:
     constants: Sequence[nn.Module] = ()  # modules that are not trained, such as a teacher; equal on all ranks
     sample: str = "sample"  # the name of a sample for the user: "image" gives "1,234 images/s"
     per_class: Callable[[Scores], Mapping[str, float]] | None = None  # a figure of each class, for `hvd-train evaluate`
+    # Called with each batch while it is in host memory, and the numbers of its samples; it may raise UsageError.
+    check: Callable[[Any, Indices], None] | None = None
 
 
 @dataclass(frozen=True)

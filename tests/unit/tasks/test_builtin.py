@@ -158,3 +158,56 @@ def test_a_batch_of_another_form_is_refused(name: str) -> None:
     for batch, found in (((number,) * 3, "Tensor, Tensor, Tensor"), ({}, "dict"), ((number, ("a",)), "Tensor, tuple")):
         with pytest.raises(UsageError, match=rf"\({found}\): each item must be \(input, target\)"):
             open_task(small_config(task=name), ()).measure(nn.Identity(), batch)
+
+
+def with_wrong(name: str, part: int, at: int, value: float) -> Callable[[Any], tuple[TensorDataset, TensorDataset]]:
+    """Return the data of a case with a target that is `value` in one sample of the training or validation set."""
+
+    def data(config: Any) -> tuple[TensorDataset, TensorDataset]:
+        parts = [copy.deepcopy(each) for each in CASES[name][0](config)]
+        targets = parts[part].tensors[1].float() if math.isnan(value) else parts[part].tensors[1]
+        targets = targets.long() if value < 0 and name == "segmentation" else targets
+        targets[(at, *[1] * (targets.ndim - 1))] = value
+        parts[part].tensors = (parts[part].tensors[0], targets)
+        return parts[0], parts[1]
+
+    return data
+
+
+@pytest.mark.parametrize("at", [0, 20])
+@pytest.mark.parametrize("part", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("segmentation", 3, "has the target 3: .*the model has classes 0 to 2, and 255 means that it does not count"),
+        ("segmentation", -1, "has the target -1: --task segmentation"),
+        ("segmentation", -100, "has the target -100"),
+        ("segmentation", 250, "has the target 250"),
+        ("language-model", 13, "has the target 13: .*classes 0 to 12, and -100 means"),
+        ("language-model", -1, "has the target -1"),
+        *(("multi-label", value, f"has the target {value}: .*targets are 0 or 1") for value in (-1.0, 2.0, -100.0)),
+        ("multi-label", math.nan, "has the target nan"),
+    ],
+)
+def test_a_target_out_of_range_is_named(name: str, value: float, says: str, part: int, at: int) -> None:
+    """With its sample, in the first two samples, which are measured before the first step, and in others."""
+    network, config = CASES[name][1], small_config(task=name, epochs=1)
+    with pytest.raises(UsageError, match=f"sample {at} {says}"):
+        train(config, model=network, data=with_wrong(name, part, at, value), world=LocalWorld())
+
+
+def test_an_input_beyond_the_vocabulary_is_named() -> None:
+    def data(config: Any) -> tuple[TensorDataset, None]:
+        inputs, following = (tensor.clone() for tensor in words(config)[0].tensors)
+        inputs[20, 0] = 13
+        return TensorDataset(inputs, following), None
+
+    with pytest.raises(UsageError, match="the model cannot take inputs with values of 0 to 13: index out of range"):
+        train(small_config(task="language-model"), model=CASES["language-model"][1], data=data, world=LocalWorld())
+
+
+def test_wrong_targets_of_a_student_are_named() -> None:
+    task = distillation(own_generator(nn.Linear(4, 3)))
+    data = made(lambda x: torch.arange(len(x)).clamp(max=3), 4)
+    with pytest.raises(UsageError, match=r"sample \d+ has the target 3: .*classes 0 to 2;"):
+        train(small_config(), model=lambda: nn.Linear(4, 3), data=data, task=task, world=LocalWorld())
