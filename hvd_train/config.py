@@ -133,7 +133,8 @@ class ModelConfig:
     """Weights to start from: torchvision's by name (DEFAULT, IMAGENET1K_V2; their normalisation is used, too), or a
     file: a state_dict, also in a checkpoint, or .safetensors. A last layer for other classes is not loaded."""
     freeze: str = "none"
-    """Parameters that are not trained: none, backbone (all but the last layer), or names, as in layer[12].*"""
+    """Parameters that are not trained: none, backbone (all but the last layer, or those of all heads), or names, as in
+    layer[12].*"""
     sync_batch_norm: bool = False
     """Batch norm over the samples of all workers, instead of each micro-batch."""
     unfreeze: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ def train(session: TaskLoops) -> None:
     """Train to the last epoch. Raises Stopped if a rank was asked to stop earlier."""
     training, config, parts = session.training, session.training.config, session.training.parts
     for epoch in session.epochs():
-        freeze.apply(config.model, parts.model, epoch.number - 1)
+        freeze.apply(config.model, parts.model, epoch.number - 1, parts.heads)
         for step in epoch:
             # the learning rate in the middle of this step, as a function of the samples seen
             peak = peak_learning_rate(config.optimizer, training.state.layout.global_batch)

@@ -64,6 +64,7 @@ class Parts:
     val_loader: Loader | None
     test_loader: Loader | None
     orders: Orders = EpochOrder  # of the training set
+    heads: tuple[str, ...] = ()  # the layers that `--freeze backbone` leaves out
     notes: tuple[str, ...] = ()  # lines for the user about the start of a fresh training
 
 
@@ -76,9 +77,10 @@ def warm_parts(config: Config, world: World, own: Own = NOTHING) -> tuple[Parts,
     if config.model.weights is not None:
         name, classes = config.model.model, len(parts.data.classes)
         notes.append(weights.start_from(config.model.weights, parts.model, name, classes))
-    parts = replace(parts, notes=tuple(notes))
+    parts = replace(parts, notes=(*notes, *freeze.described(config.model, parts.model, parts.heads)))
     weights.check_state(parts.model, config.run.weights_format)
-    freeze.apply(config.model, parts.model)  # the optimizer takes all parameters that train in any epoch
+    # The optimizer takes all parameters that train in any epoch.
+    freeze.apply(config.model, parts.model, heads=parts.heads)
     optimizer = optim.build(config.optimizer, parts.model)
     if config.precision.compile:
         _compile(config, world, parts)
@@ -96,7 +98,7 @@ def _compile(config: Config, world: World, parts: Parts) -> None:
     if config.model.sync_batch_norm:  # its layers communicate in each pass
         return
     layout = order.choose_layout(config.batch, world.place.size, loader.num_samples)
-    freeze.apply(config.model, model, 0)
+    freeze.apply(config.model, model, 0, parts.heads)
     with buffers.unchanged(model), torch.random.fork_rng([parts.device] if parts.device.type == "cuda" else []):
         for size in micro_batch_sizes(layout, loader.num_samples):
             with precision:
@@ -108,7 +110,7 @@ def _compile(config: Config, world: World, parts: Parts) -> None:
             with torch.no_grad(), precision:
                 for size in micro_batch_sizes(order.BatchLayout(batch, batch), parts.val_loader.num_samples):
                     parts.evaluation.function(model, loader.example(size))
-    freeze.apply(config.model, model)
+    freeze.apply(config.model, model, heads=parts.heads)
 
 
 def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = None) -> Parts:
@@ -170,13 +172,14 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
     examples = [loader.example(2) for loader in (train_loader, val_loader, test_loader) if loader is not None]
     try:
         training, evaluation = _measurings(task, network, examples)
+        heads = _heads(task, network, examples[0]) if config.model.freeze == "backbone" else ()
     except (RuntimeError, ValueError, AssertionError) as error:  # torch's and torchvision's
         why, (_, of_user) = str(error).partition("\n")[0], in_user_code(error)
         where = f" ({of_user})" if of_user else ""
         raise UsageError(f"model {name} cannot take the first two samples: {why}{where}") from None
     loaders = train_loader, val_loader, test_loader
     orders = ORDERS[config.batch.order]
-    return Parts(device, data, of_data, task, {"": training}, evaluation, goal, network, *loaders, orders)
+    return Parts(device, data, of_data, task, {"": training}, evaluation, goal, network, *loaders, orders, heads)
 
 
 def of_a_loop(
@@ -235,6 +238,12 @@ def _measurings(task: Task, network: nn.Module, examples: Sequence[Any]) -> tupl
         numbers = numbers_of(evaluated, evaluation.fields, torch.float64).cpu()
     scores_of(task, evaluation.fields, numbers, 2, kept_of(evaluated))
     return training, evaluation
+
+
+def _heads(task: Task, network: nn.Module, example: Any) -> tuple[str, ...]:
+    with buffers.unchanged(network):
+        network.eval()
+        return models.heads_of(network, lambda: sum_of(task.measure(network, example)[LOSS]))
 
 
 def fresh_state(

@@ -78,7 +78,7 @@ class Stepper:
         parts, optimizers = world.prepare(lambda: warm_parts(config, world))
         layout = together(world, lambda: choose_layout(config.batch, world.place.size, parts.train_loader.num_samples))
         self.state = together(world, lambda: fresh_state(config, world, parts, optimizers, layout))
-        freeze.apply(config.model, self.state.model, 0)
+        freeze.apply(config.model, self.state.model, 0, parts.heads)
         self.device, self.split, self.close = parts.device, split_on(parts.device), parts.train_loader.close
         self._updater = Updater(config, world, parts.model, parts.device, parts.training, self.split)
         self._batches = Ahead(batches(parts.train_loader, config, world.place), self.split.mark)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -10,7 +10,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hvd_train.config import ModelConfig
 from hvd_train.errors import UsageError, first_few
-from hvd_train.network.models import head_of
 
 
 def check(config: ModelConfig) -> None:
@@ -22,14 +21,14 @@ def check(config: ModelConfig) -> None:
         raise UsageError("--unfreeze without --freeze: nothing is frozen")
 
 
-def frozen(config: ModelConfig, model: nn.Module, epoch: float) -> set[str]:
+def frozen(config: ModelConfig, model: nn.Module, epoch: float, heads: Sequence[str]) -> set[str]:
     """Return the names of frozen parameters in `epoch` (from 0). Raises UsageError if all are, or nothing matches."""
     names = [name for name, _ in model.named_parameters()]
     if config.freeze == "backbone":
-        head = head_of(model)
-        if head is None:
+        if not heads:
             raise UsageError("--freeze backbone: the model has no linear or convolutional layer to leave out")
-        frozen_names = {name for name in names if not name.startswith(f"{head}.")}
+        of_heads = {id(parameter) for head in heads for parameter in model.get_submodule(head).parameters()}
+        frozen_names = {name for name, parameter in model.named_parameters() if id(parameter) not in of_heads}
     else:
         frozen_names = _matching(config.freeze, names)
     for first_epoch, _, pattern in (entry.partition(":") for entry in config.unfreeze):
@@ -41,11 +40,25 @@ def frozen(config: ModelConfig, model: nn.Module, epoch: float) -> set[str]:
     return frozen_names
 
 
-def apply(config: ModelConfig, model: nn.Module, epoch: float = math.inf) -> None:
-    """Freeze and thaw parameters for `epoch` (from 0; default: the last). Raises UsageError as `frozen`."""
+def described(config: ModelConfig, model: nn.Module, heads: Sequence[str]) -> list[str]:
+    """Return a line that says what is trained in the first epoch, if anything is frozen. Raises UsageError."""
+    if config.freeze == "none":
+        return []
+    names = frozen(config, model, 0, heads)
+    trained = [name for name, _ in model.named_parameters() if name not in names]
+    at_first = " at first" if config.unfreeze else ""
+    count = f"{len(trained)} of {len(names) + len(trained)} parameters"
+    return [f"--freeze {config.freeze} trains {count}{at_first}: {first_few(trained, 8)}"]
+
+
+def apply(config: ModelConfig, model: nn.Module, epoch: float = math.inf, heads: Sequence[str] = ()) -> None:
+    """Freeze and thaw parameters for `epoch` (from 0; default: the last). Raises UsageError as `frozen`.
+
+    `heads` are the layers that `--freeze backbone` leaves out.
+    """
     if config.freeze == "none":
         return
-    names = frozen(config, model, epoch)
+    names = frozen(config, model, epoch, heads)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in names)
         if name in names:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -61,10 +62,53 @@ def torchvision_names() -> list[str]:
     return list(torchvision.models.list_models(module=torchvision.models))
 
 
+_LAYERS = nn.Linear, nn.modules.conv._ConvNd
+
+
 def head_of(model: nn.Module) -> str | None:
-    """Return the name of the last linear or convolutional layer, if any."""
-    kinds = (nn.Linear, nn.modules.conv._ConvNd)
-    return next((name for name, module in reversed([*model.named_modules()]) if isinstance(module, kinds)), None)
+    """Return the name of the linear or convolutional layer that is defined last, if any."""
+    return next((name for name, module in reversed([*model.named_modules()]) if isinstance(module, _LAYERS)), None)
+
+
+def heads_of(model: nn.Module, result: Callable[[], Tensor]) -> tuple[str, ...]:
+    """Return the names of the classifiers, as timm knows them, and of the layers whose output no other layer takes.
+
+    There may be several, and any may be defined first. `result` runs the model, and depends on its output.
+    """
+    made_by = dict[Any, str]()  # the name of the layer, by the node of its output in autograd's graph
+    hooks = [
+        module.register_forward_hook(lambda _, __, output, name=name: made_by.update({output.grad_fn: name}))
+        for name, module in model.named_modules()
+        if isinstance(module, _LAYERS)
+    ]
+    try:
+        with torch.enable_grad():
+            nodes = [result().grad_fn]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    heads, seen = _classifiers(model), set[Any]()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node in made_by:
+            heads.append(made_by[node])
+        else:
+            nodes += [before for before, _ in node.next_functions]
+    return tuple(sorted(name for name in {*heads} if not any(name.startswith(f"{head}.") for head in heads)))
+
+
+def _classifiers(model: nn.Module) -> list[str]:
+    """Return the names of what a model of timm calls its classifiers, if they have parameters."""
+    get_classifier = getattr(model, "get_classifier", None)
+    if get_classifier is None or not plugin.takes(get_classifier):
+        return []
+    found = get_classifier()
+    wanted = [*found] if isinstance(found, (tuple, list)) else [found]
+    modules = [(name, module) for name, module in model.named_modules() if [*module.parameters()]]
+    return [name for name, module in modules if any(module is each for each in wanted)]
 
 
 def needs_colour(name: str) -> bool:
