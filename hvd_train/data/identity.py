@@ -19,8 +19,8 @@ Identity = dict[str, Any]
 """The names of "classes"; in "training" and "validation", the number of samples, and a digest of names or labels; in
 "items", a digest of a few items of each set, by its name, if it was read; and in "order", a digest of an own order."""
 SEEDED = (
-    "draw random numbers from torch, numpy or random, which are seeded; sort what comes from a set, or export "
-    "PYTHONHASHSEED=0"
+    "seed what draws them (torch, numpy and random are seeded for --data, and by hvd_train.parse_args); sort what "
+    "comes from a set, or export PYTHONHASHSEED=0"
 )
 
 
