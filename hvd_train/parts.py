@@ -198,7 +198,7 @@ def of_a_loop(
     optim.check_parameters(model, optimizers)
     if any(map(optim.wants_closure, map(type, optimizers.values()))):
         raise UsageError("an optimizer evaluates the loss several times a step, which is not supported")
-    source = sources.open_data(config.data, config.seed, lambda _: (data, None), any_items=True)
+    source = sources.of_program(data)
     device = choose_device(config, world.place)
     model.to(device)
     if uses_channels_last(config, device):

@@ -243,8 +243,8 @@ class Session(Loops):
         check_apart(parts.data.train, data)
         workers = loader_processes(config.data, training.world.place)
         loader = open_loader(data, None, parts.device, config.seed, workers, collate)
-        # Without processes a start would draw a random number, which programs would notice.
-        digest = loader.start() if loader.processes else loader.digest()
+        with unchanged_numbers():  # torch's DataLoader draws one, which programs would notice
+            digest = loader.start()
         self._loaders[id(data)] = found = _Evaluated(data, collate, loader, digest)
         return found
 

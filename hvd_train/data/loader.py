@@ -89,7 +89,6 @@ class Loader(ABC):
     """Loads the batches of a rank to its device, an epoch at a time."""
 
     num_samples: int
-    processes = 0  # loader processes
 
     @abstractmethod
     def example(self, size: int) -> Any:
@@ -320,7 +319,7 @@ class MapLoader(Loader):
         check: Check | None = None,
     ) -> None:
         self.num_samples, self._check = len(data), check
-        self._prepare, self._device, self.processes = prepare, device, num_workers
+        self._prepare, self._device, self._num_workers = prepare, device, num_workers
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._sampler, self._reader = _MicroBatchSampler(), _Reader(data, seed, collate)
         self._loader = self._new_loader()
@@ -330,22 +329,22 @@ class MapLoader(Loader):
         # Forked processes crash after MPI or CUDA has started (Horovod issues #1215, #2898).
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])  # so that torch is imported once, not in each loader process
-        sent: Any = ByValue(self._reader, self._reader.seed) if self.processes > 0 else self._reader
+        sent: Any = ByValue(self._reader, self._reader.seed) if self._num_workers > 0 else self._reader
         return DataLoader(
             sent,  # its items are batches
             batch_size=None,
             sampler=self._sampler,
             collate_fn=_unchanged,
-            num_workers=self.processes,
+            num_workers=self._num_workers,
             pin_memory=self._device.type == "cuda",
-            persistent_workers=self.processes > 0,
-            multiprocessing_context=context if self.processes > 0 else None,
+            persistent_workers=self._num_workers > 0,
+            multiprocessing_context=context if self._num_workers > 0 else None,
         )
 
     @override
     def start(self) -> str:
         request = MicroBatch(0, np.zeros(0, dtype=np.int64))
-        digests = [*self._read(0, itertools.repeat(request, self.processes))]
+        digests = [*self._read(0, itertools.repeat(request, self._num_workers))]
         for each in digests:
             if isinstance(each, UsageError):
                 raise each
@@ -400,7 +399,7 @@ class MapLoader(Loader):
         finally:
             sys.modules["__main__"] = script
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
-        if self.processes > 0 and self._sent is None:
+        if self._num_workers > 0 and self._sent is None:
             self._sent = _Version(self._reader.data)
         try:
             for batch in batches:

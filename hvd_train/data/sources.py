@@ -80,6 +80,11 @@ def open_data(
     return replace(data, augment=augment, val=getattr(data, split) if split else data.val)
 
 
+def of_program(data: Any) -> DataSet:
+    """Return a data set of a program's training set. Raises UsageError for data that cannot be used."""
+    return _from_result("custom", (data, None), any_items=True)
+
+
 def affine_jitter(degrees: float, shift: float, scale: float) -> Augment:
     """Return a change that turns, moves and zooms images; `shift` and `scale` are shares of the side."""
 

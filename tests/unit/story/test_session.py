@@ -694,3 +694,17 @@ def test_samples_are_dropped_through_faults() -> None:
     assert largest_difference(job.results[0][0], expected[0]) <= TOLERANCE
     report = audit(folder)
     assert (report.faults, report.epochs, report.steps) == ((), 2, 18), report
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_session_reads_items_without_a_trace(workers: int) -> None:
+    """Numbers that the program draws after it was made are neither the first ones of its seed nor those of an item."""
+    torch.manual_seed(5)
+    first, model, data = torch.rand(3), network(), runs.Jittered(20, jitter=True)
+    torch.manual_seed(5)
+    with Session(model, of(model), data, **{**SMALL, "workers": workers}, world=LocalWorld()):
+        after = torch.rand(3)
+    torch.manual_seed(5)
+    torch.empty((), dtype=torch.int64).random_()  # torch's DataLoader draws a number when it begins
+    assert torch.equal(after, torch.rand(3))
+    assert not torch.equal(after, first)
