@@ -353,12 +353,16 @@ class Config:
 
     def differences(self, other: Config) -> list[str]:
         """Return `name: mine, not theirs` for each setting that differs and decides the result."""
-        theirs = other.settings()
+        theirs = other.decisive()
         return [
             f"{name}: {_plain(mine)}, not {_plain(theirs[name])}"
-            for name, mine in self.settings().items()
-            if not _FIELDS[name].metadata.get("free") and mine != theirs[name]
+            for name, mine in self.decisive().items()
+            if mine != theirs[name]
         ]
+
+    def decisive(self) -> dict[str, Any]:
+        """Return the value of every setting that decides the result by its name."""
+        return {name: value for name, value in self.settings().items() if not _FIELDS[name].metadata.get("free")}
 
 
 GROUPS: dict[str, type[Any]] = {n: hint for n, hint in get_type_hints(Config).items() if hint not in (int, str)}

@@ -28,7 +28,7 @@ from hvd_train.run_files.journal import EpochRecord, StepRecord, labelled
 from hvd_train.run_files.ledger import Entry, extended
 from hvd_train.state import HEAD, START, STEPS, TAIL, Answer, Evaluation, Point, TrainState, set_values
 from hvd_train.tasks.task import LOSS, Goal, Measure, Measures, Measuring, Scores, Task
-from hvd_train.training import Training
+from hvd_train.training import Overtaken, Training
 from hvd_train.updater import key_of
 from hvd_train.world.world import World, result_of_rank_0
 
@@ -76,6 +76,7 @@ class Loops:
                 ended = raised
         if ended is None or isinstance(ended, Stopped):
             training.world.leave(failed=False)
+            training.world.program.ended.append(self.result)
             return
         final = training.end_with(ended)
         if final is not error:
@@ -92,6 +93,8 @@ class Loops:
         if state.point.part != START:
             self._resumed = state.point
         while not self._is_over:
+            if self._resumed is None and self._stays_at_last_epoch():
+                return
             if self._resumed is None:
                 self._come_to(state.progress.epoch, HEAD)
             else:
@@ -105,6 +108,18 @@ class Loops:
             if self._at.part == TAIL or not self._is_over:
                 _end_epoch(training, number, self._scores)
             self._scores = None
+
+    def _stays_at_last_epoch(self) -> bool:
+        """Return whether the loop ends here; its last commit is then of a point before the code after the last step.
+
+        A program that repeats a finished training runs that code again, with recorded scores, and so has its values.
+        """
+        training, state = self.training, self.training.state
+        training.look_for_writes()  # weights that this code has changed would be changed twice
+        if state.point.part != TAIL or not training.is_whole or not training.why():
+            return False
+        self._at, self._count = replace(state.point, epoch=state.progress.epoch, part=HEAD), 0
+        return True
 
     @property
     def _is_over(self) -> bool:
@@ -238,7 +253,10 @@ class Loops:
             try:
                 return training.finish(finished=True, why=self._ends or "the loop has ended")
             except RankLost as error:
-                training.meet(error)
+                try:
+                    training.meet(error)
+                except Overtaken as over:  # this rank alone has not heard of the end
+                    return replace(over.result, run_dir=training.output.path)
 
 
 class TaskLoops(Loops):

@@ -17,7 +17,7 @@ from hvd_train.errors import FaultRepeats, RankLost, ReplicasDiffer, counted, fi
 from hvd_train.network.buffers import tensors_in
 from hvd_train.state import Label, TrainState, digest_of_snapshot
 from hvd_train.world.wire import has_no_gaps
-from hvd_train.world.world import World
+from hvd_train.world.world import Program, World
 
 _QUIET_S = 3.0  # a shorter transfer is not worth a line
 _SAME_STEP_FAULTS = 5  # a fault that repeats this often at one step is in the step, not in the cluster
@@ -35,7 +35,7 @@ class Membership:
         self._reason, self.left_at = "", 0.0  # why and when this rank left the last world
         self._broken_step, self._faults_in_row = -1, 0
 
-    def report(self, state: TrainState, waits: Label) -> RankReport:
+    def report(self, state: TrainState, waits: Label, program: Program) -> RankReport:
         """Return the report of this rank for the other ranks."""
         return RankReport(
             self._member,
@@ -46,6 +46,8 @@ class Membership:
             previous_members=self.members,
             reason=self._reason,
             run_dir=self.run_dir,
+            session=len(program.begun),
+            ended=program.ended[-1] if program.ended else None,
         )
 
     def join(self, reports: Sequence[RankReport], step: int) -> None:

@@ -25,6 +25,7 @@ from hvd_train.run_files.journal import Journal
 from hvd_train.run_files.remote import Copies
 from hvd_train.run_files.run_folder import Busy, RunFolder
 from hvd_train.state import Progress, Snapshot, TrainState, check_same_shapes
+from hvd_train.world.world import Program
 
 _PATIENCE_SECONDS = 45.0  # workers whose driver has died may take as long to notice it, commit and leave the folder
 _ANSWER_SECONDS = 10.0  # a driver that does not answer for this long counts as gone
@@ -37,8 +38,11 @@ _OF_CUT = ("batch_size", "global_batch_size", "accumulation_steps", "on_resize")
 class Output:
     """The run folder, journal and checkpoint store of a training; only rank 0 writes."""
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self, config: Config, program: Program, name: str = "", replays: Path | None = None) -> None:
+        """Write nothing yet; a training that `replays` a finished run folder never does."""
+        self._config, self._program, self._name, self.replays = config, program, name, replays
+        to = config.run.copy_to
+        self._copy_to = f"{to}/{name}" if to and name else to
         self._folder: RunFolder | None = None
         self.journal = Journal()
         self.store: Store | None = None  # of rank 0
@@ -62,9 +66,14 @@ class Output:
             return dataclasses.replace(self._folder, from_file=False)
         self.close()
         config, notes = self._config, list[str]()
-        named = Path(config.run.resume) if config.run.resume not in ("auto", "never") else None
-        if ours := run_dir or os.environ.get(launcher.RUN_DIR):
-            config = config.replace(output_dir=Path(ours), resume="auto")
+        named = Path(config.run.resume, self._name) if config.run.resume not in ("auto", "never") else None
+        of_job = os.environ.get(launcher.RUN_DIR)
+        home = Path(of_job) if of_job else self._program.folder
+        if run_dir is not None:
+            home = run_dir.parent if self._name else run_dir
+        ours = run_dir is not None or bool(of_job)
+        if ours or (home and self._name and not config.run.output_dir):
+            config = config.replace(output_dir=home, resume="auto")
 
         snapshot: Snapshot | None = None
 
@@ -81,19 +90,26 @@ class Output:
             elif from_disk:
                 state.layout = first_layout()
 
-        if config.run.copy_to and config.run.output_dir and config.run.resume != "never":
-            remote.fetch(config.run.copy_to, config.run.output_dir, say)
+        if self._copy_to and config.run.output_dir and config.run.resume != "never":
+            remote.fetch(self._copy_to, config.run.output_dir / self._name, say)
         patience = _PATIENCE_SECONDS if run_dir is None and launcher.elastic(os.environ) else 0.0
-        folder = self._folder = _claim(config, start, resume, patience, ours=bool(ours))
+        folder = self._folder = _claim(config, self._name, start, resume, patience, ours=ours)
         if launcher.WORKER in os.environ:
+            home = folder.path.parent if self._name else folder.path
             with suppress(OSError):  # a driver that is gone starts no workers
-                client.put(os.environ, f"run_dir/{os.environ[launcher.WORKER]}", str(folder.path), _ANSWER_SECONDS)
+                client.put(os.environ, f"run_dir/{os.environ[launcher.WORKER]}", str(home), _ANSWER_SECONDS)
         if snapshot is not None:
             self._load(state, snapshot)
         elif folder.earlier:
             start()
         by_name = from_disk and snapshot is None and named is not None
         return dataclasses.replace(folder, notes=(*folder.notes, *notes), from_file=by_name)
+
+    def replay(self, state: TrainState, folder: Path) -> None:
+        """Load the last checkpoint of a finished run, without a claim to its folder. Raises UsageError."""
+        if (snapshot := checkpoint.newest_good(folder, say)) is None:
+            raise UsageError(f"{folder} is a finished run without a checkpoint that can be read")
+        self._load(state, snapshot)
 
     def _load(self, state: TrainState, snapshot: Snapshot) -> None:
         """Load a checkpoint, but keep the data of `state`. Raises UsageError if the checkpoint's data differ."""
@@ -125,7 +141,7 @@ class Output:
                 lost = f"at least {journal.steps_lost} steps lost: the run resumes after step {progress.step}"
                 journal.event("lost", lost, steps_lost=journal.steps_lost)
             report = partial(journal.event, "checkpoint")
-            self._copies = Copies(run.copy_to, claim, say) if run.copy_to else None  # also after the journal
+            self._copies = Copies(self._copy_to, claim, say) if self._copy_to else None  # also after the journal
             committed = self._copies.start if self._copies else lambda: None
             self.store = Store(claim, self._config, report, committed)
             self.journal = journal
@@ -138,11 +154,11 @@ class Output:
             self.store.save_weights(checkpoint.BEST, state)  # the rank that wrote these may be gone
 
     def commit_last(self, state: TrainState, *, final_weights: bool = False) -> Future[bool]:
-        """Commit as the store does; the result is False on a rank that does not write."""
+        """Commit as the store does; the result is False on a rank that does not write, unless it is on disk already."""
         if self.store is not None:
             return self.store.commit_last(state, final_weights=final_weights)
         nothing: Future[bool] = Future()
-        nothing.set_result(False)
+        nothing.set_result(self.replays is not None)
         return nothing
 
     def write(self, name: str, values: Any) -> bool:
@@ -168,8 +184,22 @@ class Output:
         self._folder, self.journal, self.store = None, Journal(), None
 
 
+def finished(program: Path | None, config: Config, name: str) -> Path | None:
+    """Return the folder of a run in the folder of its program, if it has finished with the settings of `config`."""
+    folder = program and program / name
+    if folder is None or not (folder / run_folder.SUMMARY).exists():
+        return None
+    return None if config.differences(config_file.load(folder / run_folder.CONFIG)) else folder
+
+
 def _claim(
-    config: Config, start: Callable[[], None], resume: Callable[[Path], None], patience: float, *, ours: bool
+    config: Config,
+    name: str,
+    start: Callable[[], None],
+    resume: Callable[[Path], None],
+    patience: float,
+    *,
+    ours: bool,
 ) -> RunFolder:
     """Return the run's folder when it is free; call `start` before a new one is made, `resume` before another is used.
 
@@ -180,7 +210,7 @@ def _claim(
     while True:
         wait = time.monotonic() < deadline
         try:
-            return run_folder.claim(config, datetime.now(), start, resume, wait=wait)
+            return run_folder.claim(config, datetime.now(), start, resume, name=name, wait=wait)
         except Busy as busy:
             if wait:
                 if not waits:

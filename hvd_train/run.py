@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hvd_train import checkpoint, config_file, console, loop, plain_file, plugin, state
+from hvd_train import checkpoint, config_file, console, loop, output, plain_file, plugin, state
 from hvd_train._version import __version__, digest_of_code
 from hvd_train.config import Config
 from hvd_train.data import identity, sources
@@ -38,7 +39,7 @@ from hvd_train.tasks.builtin import CLASSIFICATION
 from hvd_train.tasks.task import Each, Measure, Measuring, Scores, Task
 from hvd_train.training import Training
 from hvd_train.validate import evaluate as evaluate_model
-from hvd_train.world.world import LocalWorld, Place, World, together
+from hvd_train.world.world import AloneWorld, LocalWorld, Place, World, together
 
 
 def train(
@@ -47,22 +48,24 @@ def train(
     model: Builder | None = None,
     data: OwnData | None = None,
     task: Task | None = None,
+    name: str = "",
     world: World | None = None,
 ) -> Result:
     """Train as `config` says, on the ranks that the launcher has started, or alone; return how it ended.
 
     `model(num_classes)` and `data(config.data)` bring your own network and (training set, validation set or None);
-    `task` takes the place of classification. Raises UsageError for settings or data that cannot be used, RankLost if
-    another rank ends, ReplicasDiffer if the weights of the ranks differ.
+    `task` takes the place of classification. Of several trainings in a program each has a `name`, which is its folder
+    in the run folder. Raises UsageError for settings or data that cannot be used, RankLost if another rank ends,
+    ReplicasDiffer if the weights of the ranks differ.
     """
     if config.batch.on_resize == "per-worker" and config.optimizer.lr_scaling == "none":
         raise UsageError("--on-resize per-worker changes the global batch: add --lr-scaling linear or sqrt")
     own = Own(model, data, task)
     given = {name: value for name, value in vars(own).items() if value is not None}
     seed_all(config.seed)  # modules of the user may draw random numbers as they are imported
-    check(config.replace(**dict.fromkeys(given, OWN)))  # their names would be imported, perhaps this very script
+    check(config.replace(**dict.fromkeys(given, OWN)), name)  # their names would be imported, perhaps this very script
     config = config.replace(**{name: reference(value) for name, value in given.items()})
-    with opened(config, world, lambda here: warm_parts(config, here, own)) as training:
+    with opened(config, name, world, lambda here: warm_parts(config, here, own)) as training:
         session = TaskLoops(training)
         with suppress(Stopped), session:
             loop.train(session)
@@ -71,18 +74,66 @@ def train(
 
 @contextmanager
 def opened(
-    config: Config, world: World | None, build: Callable[[World], tuple[Parts, Optimizers]]
+    config: Config, name: str, world: World | None, build: Callable[[World], tuple[Parts, Optimizers]]
 ) -> Iterator[Training]:
     """Connect the ranks, or use `world`, and build a training; close it after the block. Raises UsageError."""
     console.outlive()
     with (
         # The driver decides what the loss of ssh means for a worker.
         StopSignal(hangup=not launcher.elastic(os.environ)) as stop,
-        closing(world or connect(config)) as here,
+        connected(config, world) as here,
     ):
+        begin(here, config, name)
+        job, replays = here, output.finished(here.joins_folder, config, name)
+        here = job if replays is None else AloneWorld(job)
         parts, optimizers = here.prepare(lambda: build(here))
-        with closing(Training(config, here, stop, parts, optimizers)) as training:
+        with closing(Training(config, here, stop, parts, optimizers, name, replays)) as training:
             yield training
+
+
+def begin(world: World, config: Config, name: str) -> None:
+    """Begin the next training of a program. Raises UsageError if it may have the run folder of an earlier one."""
+    begun, ended = world.program.begun, world.program.ended
+    if name and not re.fullmatch(r"[^\W_][\w-]*", name):
+        raise UsageError(f"name={name!r} names a folder: take letters, digits, '_' and '-'")
+    if name in run_folder.TAKEN:
+        raise UsageError(f"name={name!r} is the name of another folder of a run: take another one")
+    if ended and not ended[-1].finished:
+        raise Stopped(ended[-1].exit_code)  # also for the trainings that would follow
+    settings = None if config.run.output_dir or launcher.elastic(os.environ) else config.decisive()
+    mine = config.run.output_dir, name, settings
+    if not hasattr(sys, "ps1"):  # whoever types, or runs a cell of a notebook again, knows
+        if name and any(name == other for _, other, _ in begun):
+            raise UsageError(f"two trainings of this program have the name {name!r}: give each its own")
+        if not name and mine in begun:
+            raise UsageError(
+                "this program has trained before, and each training needs its own folder: "
+                f"name it, as in Session(..., name='part{len(begun) + 1}') or train(..., name=...)"
+            )
+    if name and launcher.elastic(os.environ) and config.run.resume != "auto":
+        raise UsageError(f"--resume {config.run.resume}: with names, an elastic job starts again in a new --output-dir")
+    begun.append(mine)
+
+
+_KEPT: list[World] = []  # MPI cannot start again, so the ranks stay connected until the program ends
+
+
+@contextmanager
+def connected(config: Config | None = None, world: World | None = None) -> Iterator[World]:
+    """Give `world`, or else the world of this program, which stays connected unless an error ends the block."""
+    if world is not None:
+        with closing(world):
+            yield world
+        return
+    if _KEPT:
+        _KEPT[0].compare(same_everywhere(config))
+    else:
+        _KEPT.append(connect(config))
+    try:
+        yield _KEPT[0]
+    except BaseException:
+        _KEPT.pop().close()
+        raise
 
 
 def evaluate(
@@ -107,8 +158,9 @@ def evaluate(
     if isinstance(data, str):
         changes["data"], data = data, None
     own = Own(model, data, task)
-    with closing(world or connect()) as here:
-        here.meet()
+    with connected(world=world) as connection:
+        # A newcomer of an elastic job would meet ranks that are past this evaluation.
+        here = AloneWorld(connection) if launcher.elastic(os.environ) else connection
         build_parts = partial(trained_parts, target, here.place, own, trust=trust, split=split, **changes)
         config, parts = together(here, build_parts)
         here.compare(identity.facts(parts.identity))
@@ -145,8 +197,8 @@ def predict(
     return [[(classes[n], share) for n, share in zip(*row, strict=True)] for row in zip(numbers, shares, strict=True)]
 
 
-def check(config: Config) -> None:
-    """Raise UsageError for what is wrong before the ranks connect."""
+def check(config: Config, name: str = "") -> None:
+    """Raise UsageError for what is wrong before the ranks connect; the training may have a name."""
     settings = config.settings()
     for setting, check_name in (("data", sources.check_name), ("model", models.check_name), ("task", tasks.check_name)):
         if settings[setting] != OWN:
@@ -164,7 +216,7 @@ def check(config: Config) -> None:
         raise UsageError("--weights-format safetensors: safetensors is not installed: pip install safetensors")
     # A job that continues has read the file.
     named = config.run.resume not in ("auto", "never") and not os.environ.get(launcher.RUN_DIR)
-    path = Path(config.run.resume)
+    path = Path(config.run.resume, name)
     if named and not path.is_file() and not checkpoint.committed(path):
         it_may_be = "auto, never, a checkpoint file, or a run folder with checkpoints"
         raise UsageError(f"--resume {path}: no such file; it must be {it_may_be}")

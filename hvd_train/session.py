@@ -69,6 +69,7 @@ class Session(Loops):
         collate: Collate = default_collate,
         order: OwnOrder | None = None,
         config: Config | None = None,
+        name: str = "",
         world: World | None = None,
         **settings: Any,
     ) -> None:
@@ -80,8 +81,9 @@ class Session(Loops):
         `data` has a length and an item by number; `collate` makes a batch of a list of items. `order(seed, epoch,
         num_samples)` returns the sample numbers of an epoch (from 0), as `hvd_train.in_order` does; by default they are
         shuffled. `settings` are settings of a run that act in a loop of one's own, in addition to `config`; `world` is
-        for tests. Raises UsageError for other settings, for a parameter that requires a gradient and is in no optimizer
-        or in two, and for data without length or items.
+        for tests. Of several sessions in a program each has a `name`, which is its folder in the run folder. Raises
+        UsageError for other settings, for a parameter that requires a gradient and is in no optimizer or in two, and
+        for data without length or items.
         """
         config = (config or Config()).replace(**settings)
         if order is in_order:
@@ -95,14 +97,14 @@ class Session(Loops):
                 instead = "set the learning rate yourself, from session.global_batch or step.size"
             raise UsageError(f"{idle[0]}={values[idle[0]]!r} has no effect in a loop of your own: {instead}")
         config = config.replace(model=OWN, data=OWN, task=OWN)
-        check(config)
+        check(config, name)
         self._collate, self._constants = collate, 0
         self._loaders = dict[int, _Evaluated]()
         optimizers = {"": optimizer} if isinstance(optimizer, Optimizer) else _named(optimizer)
         network = model if isinstance(model, nn.Module) else nn.ModuleDict(_named(model))
         with ExitStack() as stack:
             build = lambda world: of_a_loop(config, world, network, optimizers, data, collate, order)  # noqa: E731
-            super().__init__(stack.enter_context(opened(config, world, build)))
+            super().__init__(stack.enter_context(opened(config, name, world, build)))
             self._open = stack.pop_all()
         self._open.callback(self._close_loaders)
         self.training.watched = [*network.parameters()]

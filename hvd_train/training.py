@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 from torch import nn
@@ -42,13 +43,29 @@ from hvd_train.world.world import World, result_of_rank_0, together
 _GPU_SECONDS = 10.0  # from one look at the load of the GPU to the next
 
 
+class Overtaken(UsageError):
+    """Other ranks are in a later training of the program: this one is over, with this `result`."""
+
+    result: Result
+
+
 class Training:
     """A training, built once. Its loop calls `join` first, and `meet` after each fault.
 
     What changes with the world is made for each: `updater`, `profile`, `split`, and the batches.
     """
 
-    def __init__(self, config: Config, world: World, stop: StopSignal, parts: Parts, optimizers: Optimizers) -> None:
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        stop: StopSignal,
+        parts: Parts,
+        optimizers: Optimizers,
+        name: str = "",
+        replays: Path | None = None,
+    ) -> None:
+        """Compare the data of the ranks. `replays` is the folder of the run, if it has finished and is only read."""
         self.config, self.world, self.parts, self.stop, self._optimizers = config, world, parts, stop, optimizers
         self._started, self.stopwatch = time.perf_counter(), Stopwatch()
         self._clock, self._before = Timer(None), 0.0
@@ -57,7 +74,8 @@ class Training:
         check_own_gpus(world, parts.device)
         constants = {f"constant module {n}": digest_of_module(m) for n, m in enumerate(parts.task.constants)}
         world.compare({**identity.facts(parts.identity), **constants})
-        self.output, self.membership = Output(config), Membership()
+        self.output, self.membership = Output(config, world.program, name, replays), Membership()
+        self._name = name
         self.waits = Point().label(-1)  # where its program is, for other ranks
         self.last_update: tuple[Answer, Votes] | None = None  # since the last point
         self._state: TrainState | None = None
@@ -80,7 +98,7 @@ class Training:
     def join(self) -> None:
         """Meet the other ranks for the first time. Raises as `meet` does."""
         if not self.has_joined:
-            self.world.meet(self._synchronize)
+            self.world.join(self._synchronize)
             self.has_joined = True
             if self.membership.change is None:
                 self._announce()
@@ -109,7 +127,8 @@ class Training:
         state = self._state = self._state or fresh_state(config, world, self.parts, self._optimizers)
 
         # Each rank reports its progress.
-        reports = world.gather(membership.report(state, self.waits))
+        reports = world.gather(membership.report(state, self.waits, world.program))
+        _check_same_session(reports, len(world.program.begun))
         if survivors_differ(reports):
             resumes = "the same command resumes from the last commit"
             raise ReplicasDiffer(f"the survivors of a fault hold different weights: {resumes}")
@@ -117,7 +136,9 @@ class Training:
 
         # Rank 0 claims the run folder and, if no rank has a state, loads the last commit.
         claim = together(world, lambda: self._claim(reports, from_disk=from_disk))
-        membership.run_dir = world.broadcast(membership.run_dir, 0)
+        membership.run_dir = folder = world.broadcast(membership.run_dir, 0)
+        assert folder is not None
+        world.program.folder = world.program.folder or (folder.parent if self._name else folder)
 
         # All ranks load the state of one rank, unless all have it already.
         root = 0 if from_disk else most_advanced(reports)
@@ -156,6 +177,10 @@ class Training:
             return None
         if from_disk:
             state.data = self.parts.identity
+        if self.output.replays is not None:
+            self.output.replay(state, self.output.replays)
+            self.membership.run_dir = self.output.replays
+            return None
         claim = self.output.claim(
             state,
             next((report.run_dir for report in reports if report.run_dir), None),
@@ -185,9 +210,10 @@ class Training:
     def _announce(self) -> None:
         """Show the user the training and its machines."""
         state, parts, place, journal = self.state, self.parts, self.world.place, self.output.journal
+        text = describe(self.config, parts, state, place)
         journal.event(
             "start",
-            describe(self.config, parts, state, place),
+            f"{self._name}: {text}" if self._name else text,
             world_size=place.size,
             num_samples=parts.train_loader.num_samples,
             epoch_samples=self.epoch_size,
@@ -381,7 +407,7 @@ class Training:
 
     def _test(self) -> Scores | None:
         """Score the best weights on the test set, if any; the last ones if no best ones are on disk."""
-        parts, run_dir = self.parts, self.output.path
+        parts, run_dir = self.parts, self.output.path or self.output.replays
         if parts.test_loader is None:
             return None
         best = self.world.broadcast(checkpoint.read_weights(run_dir / checkpoint.BEST) if run_dir else None, 0)
@@ -441,8 +467,26 @@ class Training:
         return RankLost(f"another rank ended or cannot be reached ({error}); step {state.progress.step} is {kept}")
 
     def close(self) -> None:
-        """Finish what is being written, and end the loader processes."""
+        """Finish what is being written, end the loader processes, and leave the model to others."""
         self.output.close()
+        self.world.unwrap()
         for loader in (self.parts.train_loader, self.parts.val_loader, self.parts.test_loader):
             if loader is not None:
                 loader.close()
+
+
+def _check_same_session(reports: Sequence[RankReport], mine: int) -> None:
+    """Raise if ranks are in different trainings of a program: a rank was lost when one ended, or a newcomer began.
+
+    Raises: RankLost: in the last one, since the others are about to come there; Overtaken: in an earlier one.
+    """
+    last = max(reports, key=lambda report: report.session)
+    if mine < last.session:
+        over = Overtaken(
+            f"the job is in training {last.session} of its program, and this host has no files of training {mine}: "
+            "name an --output-dir that all hosts share"
+        )
+        over.result = last.ended
+        raise over
+    if any(report.session < mine for report in reports):
+        raise RankLost("another rank is in the training before")

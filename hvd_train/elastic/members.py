@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hvd_train.errors import first_few, may_travel
 
@@ -32,6 +33,8 @@ class RankReport:
     reason: str = ""  # why the rank left its last world, for the user
     run_dir: Path | None = None  # if the rank knows it
     waits: tuple[int, ...] = ()  # where its program is: the label of a collective (`state.Label`), for comparison
+    session: int = 1  # the number of its training in its program
+    ended: Any = None  # the result of the training before
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ RUNS = Path("runs")
 CONFIG, SUMMARY, METRICS, ENVIRONMENT = "config.yaml", "summary.json", "metrics.jsonl", "environment.json"
 FROM_FILE = "from_file"  # the event that a run resumes from the checkpoint of another run
 DATA = "data.json"
+TAKEN = ("checkpoints", "profile", "tensorboard")  # other folders in a run folder
 _LOCK = ".lock"
 _WRITTEN_IN_PLACE = (_LOCK, METRICS, "ledger.jsonl")
 
@@ -101,9 +102,10 @@ def claim(
     start: Callable[[], None] = lambda: None,
     resume: Callable[[Path], None] = lambda path: None,
     *,
+    name: str = "",
     wait: bool = False,
 ) -> RunFolder:
-    """Choose and lock the folder of this run, and write its config.yaml.
+    """Choose and lock the folder of this run, and write its config.yaml; a run with a name has one of that name in it.
 
     `now` names a new folder. `start` is called before a folder is made or moved aside, and `resume` before a run
     continues in its folder; if they raise, nothing has changed. Without `--output-dir` and `wait` a busy folder is
@@ -111,8 +113,8 @@ def claim(
     """
     try:
         if config.run.output_dir:
-            return _claim_named(config.run.output_dir, config, start, resume)
-        return _claim_own(config, now, start, resume, wait=wait)
+            return _claim_named(config.run.output_dir / name, config, start, resume)
+        return _claim_own(config, now, start, resume, name=name, wait=wait)
     except OSError as error:
         raise UsageError(
             f"cannot use the output folder {error.filename or config.run.output_dir or RUNS}: {error.strerror}; "
@@ -138,16 +140,23 @@ def _claim_named(path: Path, config: Config, start: Callable[[], None], resume: 
 
 
 def _claim_own(
-    config: Config, now: datetime, start: Callable[[], None], resume: Callable[[Path], None], *, wait: bool
+    config: Config,
+    now: datetime,
+    start: Callable[[], None],
+    resume: Callable[[Path], None],
+    *,
+    name: str,
+    wait: bool,
 ) -> RunFolder:
     notes = list[str]()
-    found = [path for path in sorted(RUNS.glob(f"{config.recipe}-*"), reverse=True) if (path / CONFIG).exists()]
+    found = [path for path in sorted(RUNS.glob(f"{config.recipe}-*"), reverse=True) if (path / name / CONFIG).exists()]
     found = [path for path in found if {path.stat().st_uid, path.lstat().st_uid} <= {0, os.geteuid()}]
     for path in found:
-        if config.run.resume != "auto" or (path / SUMMARY).exists():
+        of_program = [*path.glob(CONFIG), *path.glob(f"*/{CONFIG}")]
+        if config.run.resume != "auto" or all(each.with_name(SUMMARY).exists() for each in of_program):
             continue
         try:
-            return _reopen(path, config, resume)
+            return _reopen(path / name, config, resume)
         except NoneReadable:
             raise
         except Busy:
@@ -157,7 +166,7 @@ def _claim_own(
         except UsageError:
             continue  # of another config
     start()
-    return _create(_free_name(RUNS / f"{config.recipe}-{now:%Y%m%d-%H%M%S}"), config, *notes)
+    return _create(_free_name(RUNS / f"{config.recipe}-{now:%Y%m%d-%H%M%S}") / name, config, *notes)
 
 
 def _create(path: Path, config: Config, *notes: str) -> RunFolder:

@@ -139,6 +139,12 @@ class Reducer:
             layout.is_placed = layout.is_shared = False
             layout.updates = 0
 
+    def end(self) -> None:
+        """Send nothing any more: another reducer may take over these parameters."""
+        if self._horovod is not None:
+            self._horovod.set_backward_passes_per_step(math.inf)  # hooks stay while a graph of the program has them
+            self._horovod._grad_accs.clear()
+
     def begin(self, parameters: Sequence[nn.Parameter], passes: int) -> None:
         """Begin an update of these parameters in `passes` backward passes; the last one sends the gradients.
 

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 from typing_extensions import override
 
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.launch import client, launcher
-from hvd_train.launch.launcher import JOB, REPLACES, SLOT, WORKER
+from hvd_train.launch.launcher import JOB, REPLACES, RUN_DIR, SLOT, WORKER
 from hvd_train.world import horovod_world
 from hvd_train.world.world import Place, Request
 
@@ -64,6 +65,10 @@ class Heartbeat:
         """Note that the ranks have connected, which was the requested change."""
         if self.requested == "change":
             self.requested = "train"  # a further change is requested again with the next beat
+
+    def training_joined(self) -> None:
+        """Give this worker, which trains again, the usual time."""
+        self._patience_s = _GONE_S + _COMMIT_S
 
     def training_left(self) -> None:
         """Give this worker, which trains no more, minutes to write its last files."""
@@ -140,7 +145,25 @@ class ElasticWorld(horovod_world.HorovodWorld):
 
     @override
     def compare(self, facts: Mapping[str, str]) -> None:
-        self._facts = {**self._facts, **facts}
+        if len(self.program.begun) <= 1:  # a newcomer's first training is that of the others
+            self._facts = {**self._facts, **facts}
+
+    @override
+    def join(self, sync: Callable[[], None] = lambda: None) -> None:
+        self._heartbeat.training_joined()
+        if not self._has_had_rank:
+            self.meet(sync)
+            return
+        try:
+            sync()
+        except RankLost as error:
+            self.meet(sync, error)
+
+    @property
+    @override
+    def joins_folder(self) -> Path | None:
+        folder = os.environ.get(RUN_DIR)
+        return Path(folder) if folder and not self._has_had_rank else None
 
     @override
     def meet(self, sync: Callable[[], None] = lambda: None, after: RankLost | None = None) -> None:

@@ -166,6 +166,12 @@ class HorovodWorld(World):
         return of_ranks[self.place.rank]
 
     @override
+    def unwrap(self) -> None:
+        if self._reducer is not None:
+            self._reducer.end()
+            self._reducer = None
+
+    @override
     def begin_update(self, parameters: Sequence[nn.Parameter], passes: int) -> None:
         self._begun.clear()
         super().begin_update(parameters, passes)

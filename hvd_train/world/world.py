@@ -3,8 +3,10 @@
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +46,15 @@ ABSENT, DENSE, SPARSE = range(3)
 """The kinds of a gradient: none, a tensor, or a sparse tensor."""
 
 
+@dataclass
+class Program:
+    """The trainings of a program, one after another, which share a world."""
+
+    begun: list[Any] = field(default_factory=list)  # what distinguishes each training
+    ended: list[Any] = field(default_factory=list)  # the results of finished ones
+    folder: Path | None = None  # holds the run folders of named trainings
+
+
 class World:
     """Processes that train one model. All ranks call the operations in the same order.
 
@@ -54,6 +65,16 @@ class World:
     place: Place = Place()
     """The place of this process, which changes in each new world."""
     _parameters: Sequence[nn.Parameter] = ()  # of the update
+
+    @cached_property
+    def program(self) -> Program:
+        """The trainings of this process."""
+        return Program()
+
+    @property
+    def joins_folder(self) -> Path | None:
+        """The folder of the program, if others train in it and this rank has not met them yet."""
+        return None
 
     def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
         """Begin to sum `tensor` over all ranks, which pass tensors of the same shape and type.
@@ -94,6 +115,9 @@ class World:
     def end_pass(self) -> None:
         """Note that a backward pass has ended, which is not the last one of the update."""
 
+    def unwrap(self) -> None:
+        """Undo `wrap`: backward passes reduce no gradients any more."""
+
     def reduce(self) -> Gradients:
         """Wait for all ranks, and return the gradients of the update; each one is now the sum over all ranks.
 
@@ -130,6 +154,10 @@ class World:
             raise after
         sync()
 
+    def join(self, sync: Callable[[], None] = lambda: None) -> None:
+        """Call `sync` with the ranks that have met already, or meet them first. Raises as `meet` does."""
+        self.meet(sync)
+
     def leave(self, *, failed: bool) -> None:
         """Say that this rank trains no more, though it may still write files; if it `failed`, nobody waits for it."""
 
@@ -147,6 +175,15 @@ class World:
 
 class LocalWorld(World):
     """The world of one rank. It needs no Horovod."""
+
+
+class AloneWorld(LocalWorld):
+    """The world of a rank that repeats alone what the other ranks of its job have finished."""
+
+    def __init__(self, job: World) -> None:
+        self.place = Place(local_rank=job.place.local_rank, local_size=job.place.local_size)
+        self.program = job.program
+        self.compare = job.compare  # type: ignore[method-assign]  # with the other ranks, when it joins them
 
 
 def own_gradients(parameters: Sequence[nn.Parameter]) -> Gradients:

@@ -1,6 +1,8 @@
 """Fixtures of tests without a launcher: one core per rank, reproducible Hypothesis."""
 
 import os
+import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,3 +20,11 @@ def _one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give each rank one core and torch one thread."""
     torch.set_num_threads(1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+
+
+@pytest.fixture(autouse=True)
+def _own_program() -> Iterator[None]:
+    """Let each test be a program of its own, whose trainings no other test knows."""
+    yield
+    if loaded := sys.modules.get("hvd_train.run"):
+        loaded._KEPT.clear()

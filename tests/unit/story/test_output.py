@@ -13,16 +13,17 @@ from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files.ledger import Entry, read
 from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.state import TrainState
+from hvd_train.world.world import Program
 from tests.support.runs import small_config
 from tests.unit.story.test_checkpoint import RUN, steps_on_disk
 
 
 def claim(config: Config, state: TrainState, output: Output | None = None) -> RunFolder:
-    return (output or Output(config)).claim(state, None, lambda: BatchLayout(20, 4), from_disk=True)
+    return (output or Output(config, Program())).claim(state, None, lambda: BatchLayout(20, 4), from_disk=True)
 
 
 def opened(config: Config, state: TrainState) -> Output:
-    output = Output(config)
+    output = Output(config, Program())
     output.open(claim(config, state, output), state)
     return output
 
