@@ -100,17 +100,18 @@ def begin(world: World, config: Config, name: str) -> None:
         raise UsageError(f"name={name!r} is the name of another folder of a run: take another one")
     if ended and not ended[-1].finished:
         raise Stopped(ended[-1].exit_code)  # also for the trainings that would follow
-    settings = None if config.run.output_dir or launcher.elastic(os.environ) else config.decisive()
-    mine = config.run.output_dir, name, settings
-    if not hasattr(sys, "ps1"):  # whoever types, or runs a cell of a notebook again, knows
-        if name and any(name == other for _, other, _ in begun):
+    folder, elastic = config.run.output_dir, launcher.elastic(os.environ)
+    mine = folder, name, None if folder or name or elastic else config.decisive()
+    if mine in begun and not hasattr(sys, "ps1"):  # whoever types, or runs a cell of a notebook again, knows
+        if name:
             raise UsageError(f"two trainings of this program have the name {name!r}: give each its own")
-        if not name and mine in begun:
-            raise UsageError(
-                "this program has trained before, and each training needs its own folder: "
-                f"name it, as in Session(..., name='part{len(begun) + 1}') or train(..., name=...)"
-            )
-    if name and launcher.elastic(os.environ) and config.run.resume != "auto":
+        raise UsageError(
+            "this program has trained before, and each training needs its own folder: "
+            f"name it, as in Session(..., name='part{len(begun) + 1}') or train(..., name=...)"
+        )
+    if elastic and begun and folder != begun[0][0]:
+        raise UsageError(f"--output-dir {folder}: in an elastic job all trainings of a program have one; name them")
+    if elastic and name and config.run.resume != "auto":
         raise UsageError(f"--resume {config.run.resume}: with names, an elastic job starts again in a new --output-dir")
     begun.append(mine)
 

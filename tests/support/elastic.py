@@ -99,6 +99,7 @@ class Job:
     sizes: list[int] = field(default_factory=list)
     finish: Finish | None = None
     steps: int = 0  # that at least one worker has finished
+    folder: Path | None = None  # of the program, once a worker has claimed it
     _seconds: float = 0.0
 
     def run(self) -> Job:
@@ -190,6 +191,7 @@ class ElasticThreadWorld(ThreadWorld):
         super().__init__(0, Meeting(1))
         self._job, self._number = job, number
         self._exchanges = 0
+        self._has_met = False
         self._step = 1  # the worker's next step; others may still end the previous one
         self._sums: Counter[str] = Counter()
 
@@ -200,6 +202,22 @@ class ElasticThreadWorld(ThreadWorld):
     @override
     def compare(self, facts: Mapping[str, str]) -> None:
         """Compare nothing: in an elastic job the driver does, before a worker joins."""
+
+    @property
+    @override
+    def joins_folder(self) -> Path | None:
+        return None if self._has_met else self._job.folder
+
+    @override
+    def join(self, sync: Callable[[], None] = lambda: None) -> None:
+        try:
+            if self._has_met:
+                sync()
+            else:
+                self.meet(sync)
+        except RankLost as error:
+            self.meet(sync, error)
+        self._has_met, self._job.folder = True, self.program.folder
 
     @override
     def meet(self, sync: Callable[[], None] = lambda: None, after: RankLost | None = None) -> None:
