@@ -18,9 +18,9 @@ from hvd_train.session import Session
 from hvd_train.state import to_host
 from hvd_train.world.world import LocalWorld, World
 from tests.support import runs
-from tests.support.elastic import TOLERANCE, TWO, ElasticThreadWorld, Hosts, Kill, run_elastic
+from tests.support.elastic import TOLERANCE, TWO, ElasticThreadWorld, Kill, run_elastic
 from tests.support.runs import Weights, largest_difference, small_config
-from tests.support.worlds import StoppingWorld, run_ranks
+from tests.support.worlds import DEADLINE_S, StoppingWorld, run_ranks
 from tests.unit.story.test_session import digits, measure, network, of
 
 T = TypeVar("T")
@@ -83,12 +83,18 @@ def test_a_program_resumes_in_the_training_that_was_stopped(settings: dict[str, 
 def test_a_newcomer_repeats_what_the_others_have_finished() -> None:
     """Without a step; then it joins the training of the others."""
     trained = list[tuple[str, int]]()
-    events = [Kill(18, 1), Hosts(19, (("h1", 1), ("h3", 1)))]
 
     def body(world: ElasticThreadWorld) -> Outcome:
-        return folds(world, lambda *step: trained.append(step), output_dir=Path("elastic"), commit_seconds=None)
+        def at(name: str, step: int) -> None:
+            trained.append((name, step))
+            job = world._job
+            if (name, step) == ("third", 5) and world.place.size == 1:
+                with job.changed:
+                    assert job.changed.wait_for(lambda: job.roster.requested() == "change", DEADLINE_S)
 
-    job = run_elastic(body, dict((("h1", 1), TWO)), list(events), first=2)
+        return folds(world, at, output_dir=Path("elastic"))
+
+    job = run_elastic(body, dict((("h1", 1), TWO)), [Kill(17, 1)], first=2)
     alone = folds(LocalWorld(), output_dir=Path("alone"))
     assert job.sizes[-1] == 2, "no newcomer has joined"
     for found in job.results:
