@@ -320,6 +320,7 @@ class Config:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)  # settings that a script got or sets
 
     def __post_init__(self) -> None:
         for name, value in self.settings().items():
@@ -365,9 +366,11 @@ class Config:
         return {name: value for name, value in self.settings().items() if not _FIELDS[name].metadata.get("free")}
 
 
-GROUPS: dict[str, type[Any]] = {n: hint for n, hint in get_type_hints(Config).items() if hint not in (int, str)}
+GROUPS: dict[str, type[Any]] = {
+    n: hint for n, hint in get_type_hints(Config).items() if isinstance(hint, type) and hint.__module__ == __name__
+}
 _OWNERS: dict[str, str | None] = {
-    **{f.name: None for f in dataclasses.fields(Config) if f.name not in GROUPS},
+    **{f.name: None for f in dataclasses.fields(Config) if f.name not in GROUPS and f.name != "given"},
     **{f.name: group for group, cls in GROUPS.items() for f in dataclasses.fields(cls)},
 }
 """The group of each field; None stands for Config itself."""

@@ -134,6 +134,11 @@ DEFAULT = "digits"
 _CIFAR_CLASSES = {"cifar10": 10, "cifar100": 100}
 
 
+def plain() -> Config:
+    """Return settings for code of the user's own: SGD with momentum, at a constant learning rate."""
+    return Config().replace(batch_size=None, global_batch_size=64, schedule="constant", weight_decay=0.0)
+
+
 def get(name: str) -> Config:
     """Return the config of a recipe. Raises UsageError, with the nearest name, for an unknown name."""
     if name not in RECIPES:

@@ -6,7 +6,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any, TypeVar
@@ -90,8 +90,8 @@ class Session(Loops):
             config, order = config.replace(order="in-order"), None
         if order is not None and not callable(order):
             raise UsageError(f"order={order!r}: give a function, such as hvd_train.in_order")
-        default, values = Config().settings(), config.settings()
-        if idle := [name for name in values if name not in _ACT and values[name] != default[name]]:
+        given, default, values = config.given | settings.keys(), Config().settings(), config.settings()
+        if idle := [name for name in values if name not in _ACT and (name in given or values[name] != default[name])]:
             instead = "leave it out"
             if idle[0] == "lr_scaling":
                 instead = "set the learning rate yourself, from session.global_batch or step.size"
@@ -291,9 +291,10 @@ def parse_args(parser: ArgumentParser | None = None, **defaults: Any) -> tuple[N
     own, rest = parser.parse_known_args() if parser is not None else (Namespace(), sys.argv[1:])
     sys.excepthook = _in_one_line
     config = Config().replace(**defaults)
-    config = config.replace(**vars(settings_parser(f"python {sys.argv[0]}", config).read(rest)))
+    typed = vars(settings_parser(f"python {sys.argv[0]}", config).read(rest))
+    config = config.replace(**typed)
     seed_all(config.seed)
-    return own, config
+    return own, replace(config, given=frozenset((*defaults, *typed)))
 
 
 def _in_one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

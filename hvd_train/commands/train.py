@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hvd_train.console import PROGRAM
 from hvd_train.errors import UsageError, whole_number
 from hvd_train.flags import settings_parser, take
 from hvd_train.launch import launcher, roll_call
+from hvd_train.run_files import run_folder
 
 # Flags of launchers and other trainers that would be a misunderstanding here, and what to type.
 ELSEWHERE = {
@@ -106,8 +108,10 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
             raise UsageError(f"{recipe} and --recipe {named} are two recipes: name one")
     if "/" in (recipe or ""):
         raise UsageError(f"{recipe} is no recipe; name one first: {PROGRAM} {command} imagenet-resnet50 {recipe}")
-    if path is None:
-        base = recipes.get(recipes.DEFAULT if recipe is None else recipe)
+    if path is None and recipe is None:
+        base = _unnamed(given)
+    elif path is None:
+        base = recipes.get(recipe)
     elif recipe is None:
         base = config_file.load(Path(path))
     else:
@@ -131,6 +135,16 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
         settings = base.settings()
         plugin.check_trusted(path, {name: settings[name] for name in plugin.NAMES_CODE if name not in given})
     return config
+
+
+def _unnamed(given: Mapping[str, Any]) -> Config:
+    """Return the settings to start from without a recipe: plain ones for code of the user's own."""
+    if not any(plugin.is_reference(given.get(name, "")) for name in ("model", "data", "task")):
+        return recipes.get(recipes.DEFAULT)
+    begun = Path(given.get("output_dir", ""), run_folder.CONFIG)
+    if "output_dir" in given and begun.exists() and config_file.load(begun).recipe == recipes.DEFAULT:
+        return recipes.get(recipes.DEFAULT)  # a run of an earlier version continues
+    return recipes.plain()
 
 
 def _give_way(base: Config, given: dict[str, Any]) -> list[str]:

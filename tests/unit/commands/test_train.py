@@ -48,6 +48,20 @@ def test_a_recipe_can_be_tried_without_files(name: str) -> None:
     assert made.data.data != "synthetic" or made.data.synthetic_samples == 12
 
 
+def test_own_code_starts_from_plain_settings() -> None:
+    """Unless a recipe is named, or a run of the recipe continues."""
+    for own in ("--model", "--data", "--task"):
+        made = parse_train([own, "mine:code", "--epochs", "3"])
+        assert made == recipes.plain().replace(epochs=3, **{own[2:]: "mine:code"})
+        assert (made.schedule.warmup_epochs, made.schedule.schedule, made.optimizer.weight_decay) == (0, "constant", 0)
+        assert parse_train(["digits", own, "mine:code"]) == recipes.digits().replace(**{own[2:]: "mine:code"})
+    for name in ("timm:resnet18", "resnet18"):
+        assert parse_train(["--model", name]) == recipes.digits().replace(model=name)
+    Path("begun").mkdir()
+    Path("begun/config.yaml").write_text(config_file.dump(recipes.digits().replace(model="mine:code")))
+    assert parse_train(["--model", "mine:code", "--output-dir", "begun"]).recipe == "digits"
+
+
 def test_none_is_written_in_any_case() -> None:
     for none in ("none", "None", "NONE"):
         line = f"cifar10-resnet18-transfer --weights {none} --compression {none} --clip-norm={none} --freeze {none}"

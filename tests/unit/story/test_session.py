@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.loops import MicroBatch
 from hvd_train.progress.order import EpochOrder, in_order
 from hvd_train.run_files.ledger import audit
-from hvd_train.session import Session
+from hvd_train.session import Session, parse_args
 from hvd_train.state import set_values, to_host, values_of
 from hvd_train.tasks.task import Measure
 from hvd_train.world.world import LocalWorld, World
@@ -530,6 +531,7 @@ OWN, TWO_OPTIMIZERS = SGD(ITS_PARAMETERS), {"a": SGD(ITS_PARAMETERS), "b": SGD(I
         (LINEAR, OWN, Stream(), {}, "map-style data set"),
         (LINEAR, OWN, DATA, {"learning_rate": 0.3}, "learning_rate=0.3 has no effect in a loop of your own"),
         (LINEAR, OWN, DATA, {"lr_scaling": "sqrt"}, "set the learning rate yourself, from session.global_batch"),
+        (LINEAR, OWN, DATA, {"learning_rate": 0.1}, "learning_rate=0.1 has no effect in a loop of your own"),
         (LINEAR, OWN, DATA, {"epoch": 3}, "unknown setting 'epoch'"),
         ({"keys": LINEAR}, OWN, DATA, {}, "'keys' cannot be the name of a model"),
         (LINEAR, TWO_OPTIMIZERS, DATA, {}, "two optimizers have weight"),
@@ -708,3 +710,13 @@ def test_a_session_reads_items_without_a_trace(workers: int) -> None:
     torch.empty((), dtype=torch.int64).random_()  # torch's DataLoader draws a number when it begins
     assert torch.equal(after, torch.rand(3))
     assert not torch.equal(after, first)
+
+
+@pytest.mark.parametrize(("typed", "says"), [("--lr 0.1", "learning_rate=0.1"), ("--no-nesterov", "nesterov=False")])
+def test_a_flag_without_effect_is_refused_with_its_default_value(
+    typed: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["mine.py", "--epochs", "2", *typed.split()])
+    _, config = parse_args()
+    with pytest.raises(UsageError, match=f"{says} has no effect in a loop of your own: leave it out"):
+        Session(LINEAR, OWN, DATA, config=config.replace(epochs=3), world=LocalWorld())
