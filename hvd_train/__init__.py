@@ -48,6 +48,7 @@ def __getattr__(name: str) -> Any:
     """Import a public name at its first use, since that may import torch. Raises AttributeError for any other name."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    importlib.import_module(f"{__name__}.launch.exit_report").report_in_one_line()
     module = importlib.import_module(f"{__name__}.{_HOME[name]}")
     return getattr(module, name, module)  # `recipes` is a module itself
 

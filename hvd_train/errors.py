@@ -97,6 +97,11 @@ def first_few(items: Sequence[object], most: int = 4) -> str:
     return f"{shown} and {len(items) - most} more" if len(items) > most else shown
 
 
+def described(thing: object) -> str:
+    """Return what a thing is, for a message that says what it must be."""
+    return f"the class {thing.__name__}" if isinstance(thing, type) else f"of type {type(thing).__name__}"
+
+
 def counted(count: int, noun: str) -> str:
     """Return a number of things, as in `1 rank` and `2 ranks`."""
     return f"{count} {noun}{'s' if count != 1 else ''}"

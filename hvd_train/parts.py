@@ -192,12 +192,8 @@ def of_a_loop(
     own_order: OwnOrder | None = None,
 ) -> tuple[Parts, Optimizers]:
     """Return the parts of a training whose loop is the user's. Raises UsageError for what cannot be trained."""
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise UsageError("give the model itself, without DistributedDataParallel")
     weights.check_state(model, config.run.weights_format)
     optim.check_parameters(model, optimizers)
-    if any(map(optim.wants_closure, map(type, optimizers.values()))):
-        raise UsageError("an optimizer evaluates the loss several times a step, which is not supported")
     source = sources.of_program(data)
     device = choose_device(config, world.place)
     model.to(device)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
@@ -24,11 +24,11 @@ from hvd_train.data.own_order import OwnOrder
 from hvd_train.data.plain import number
 from hvd_train.data.random_numbers import seed_all, unchanged_numbers
 from hvd_train.data.sources import check_apart, check_map_style
-from hvd_train.errors import HvdTrainError, UsageError, first_few
+from hvd_train.errors import UsageError, first_few
 from hvd_train.flags import settings_parser
-from hvd_train.launch.exit_report import report_once
+from hvd_train.launch.exit_report import report_in_one_line
 from hvd_train.loops import Loops, Step
-from hvd_train.network import buffers, optim
+from hvd_train.network import buffers, models, optim
 from hvd_train.network.buffers import Modes
 from hvd_train.parts import loader_processes, of_a_loop
 from hvd_train.progress.metrics import FACTS
@@ -44,6 +44,10 @@ _ACT = {field.name for group in ("batch", "precision", "run") for field in field
 _ACT |= {"recipe", "seed", "epochs", "patience", "workers", "sync_batch_norm"}
 _ACT |= {"clip_norm", "ema_decay"}
 _ACT -= {"compile", "eval_epochs"}
+_INSTEAD = {
+    "compile": "call model.compile() before the session",
+    "lr_scaling": "set the learning rate yourself, from session.global_batch or step.size",
+}
 
 
 class Session(Loops):
@@ -90,12 +94,13 @@ class Session(Loops):
             config, order = config.replace(order="in-order"), None
         if order is not None and not callable(order):
             raise UsageError(f"order={order!r}: give a function, such as hvd_train.in_order")
-        given, default, values = config.given | settings.keys(), Config().settings(), config.settings()
-        if idle := [name for name in values if name not in _ACT and (name in given or values[name] != default[name])]:
-            instead = "leave it out"
-            if idle[0] == "lr_scaling":
-                instead = "set the learning rate yourself, from session.global_batch or step.size"
+        names, default, values = config.given | settings.keys(), Config().settings(), config.settings()
+        if idle := [name for name in values if name not in _ACT and (name in names or values[name] != default[name])]:
+            instead = _INSTEAD.get(idle[0], "leave it out")
             raise UsageError(f"{idle[0]}={values[idle[0]]!r} has no effect in a loop of your own: {instead}")
+        for given, check_kind in ((model, models.check_own), (optimizer, optim.check_own)):
+            for thing in given.values() if isinstance(given, Mapping) else [given]:
+                check_kind(thing)
         config = config.replace(model=OWN, data=OWN, task=OWN)
         check(config, name)
         self._collate, self._constants = collate, 0
@@ -267,6 +272,8 @@ class _Evaluated:
 
 def _named(things: Mapping[str, T]) -> dict[str, T]:
     """Return models or optimizers by name. Raises UsageError for a name that files could not have."""
+    if not things:
+        raise UsageError("name a model and an optimizer: the session has got none")
     if wrong := [name for name in things if not name.isidentifier() or hasattr(nn.ModuleDict, name)]:
         raise UsageError(f"{wrong[0]!r} cannot be the name of a model or an optimizer: take another one")
     return dict(things)
@@ -289,17 +296,9 @@ def parse_args(parser: ArgumentParser | None = None, **defaults: Any) -> tuple[N
     if parser is not None and parser.epilog is None:
         parser.epilog = "Other flags belong to a run: `hvd-train train --help` lists them."
     own, rest = parser.parse_known_args() if parser is not None else (Namespace(), sys.argv[1:])
-    sys.excepthook = _in_one_line
+    report_in_one_line()
     config = Config().replace(**defaults)
     typed = vars(settings_parser(f"python {sys.argv[0]}", config).read(rest))
     config = config.replace(**typed)
     seed_all(config.seed)
     return own, replace(config, given=frozenset((*defaults, *typed)))
-
-
-def _in_one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an uncaught error of a script; an error of this package in one line, with its exit code."""
-    if isinstance(error, HvdTrainError):
-        report_once(error)
-        raise SystemExit(error.exit_code)
-    sys.__excepthook__(kind, error, trace)

@@ -7,10 +7,12 @@ import json
 import os
 import signal
 import socket
+import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from types import TracebackType
 from typing import Literal
 
 from hvd_train.console import say
@@ -93,6 +95,22 @@ def report_once(error: HvdTrainError) -> None:
             _ended_by_launcher(error)
     elif error.raised_by is not None or not _ended_by_launcher(error):
         say(f"rank {launched.rank} on {socket.gethostname()}: {error}")
+
+
+def report_in_one_line() -> None:
+    """Let an uncaught error of this package end a script with one line and its exit code, as it ends `hvd-train`."""
+    before = sys.excepthook
+    if getattr(before, "_of_hvd_train", False):
+        return
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, HvdTrainError) and not hasattr(sys, "ps1"):  # else it would end the user's shell
+            report_once(error)
+            raise SystemExit(error.exit_code)
+        before(kind, error, trace)
+
+    hook._of_hvd_train = True  # type: ignore[attr-defined]
+    sys.excepthook = hook
 
 
 def _ended_by_launcher(error: HvdTrainError) -> bool:

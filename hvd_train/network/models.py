@@ -8,10 +8,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from hvd_train import plugin
 from hvd_train.data.random_numbers import seed_all
-from hvd_train.errors import UsageError, unknown_name
+from hvd_train.errors import UsageError, described, unknown_name
 from hvd_train.plugin import TIMM
 from hvd_train.progress.order import BatchLayout
 
@@ -140,6 +141,27 @@ def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder
         extra = {"aux_logits": False} if name in ("googlenet", "inception_v3") else {}
         model = get_model(name, weights=None, num_classes=num_classes, **extra)
     return model
+
+
+_PARALLEL = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
+
+
+def check_own(model: object) -> None:
+    """Raise UsageError if what a program gives as its model is none, has no values, or is shared by another library."""
+    if isinstance(model, (list, tuple)):
+        raise UsageError("give several models by name: {'first': model, 'second': another}")
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"the model is {described(model)}; it must be a torch.nn.Module")
+    kinds = (cls.__name__ for module in model.modules() for cls in type(module).__mro__)
+    if wrapper := next((name for name in kinds if name in _PARALLEL), None):
+        raise UsageError(f"give the model itself, without {wrapper}")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if type(tensor).__name__ == "DTensor":
+            raise UsageError(f"{name} is a DTensor, a part of it on each rank: give a model that each rank has whole")
+        if is_lazy(tensor):
+            raise UsageError(f"{name} has no shape yet: call the model once, before its optimizer is made")
+        if tensor.is_meta:
+            raise UsageError(f"{name} is on the device meta, without values: make the model on the CPU")
 
 
 def micro_batch_sizes(layout: BatchLayout, num_samples: int) -> list[int]:

@@ -3,6 +3,7 @@
 import ast
 import copy
 import inspect
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ from typing_extensions import override
 
 from hvd_train import plugin
 from hvd_train.config import OptimizerConfig
-from hvd_train.errors import UsageError, counted, first_few
+from hvd_train.errors import UsageError, counted, described, first_few
 from hvd_train.network import buffers
 from hvd_train.world.wire import has_no_gaps
 
@@ -181,8 +182,35 @@ def take_step(optimizer: Optimizer, found_inf: Tensor | None = None) -> None:
 
 def wants_closure(cls: type[Optimizer]) -> bool:
     """Return whether the step of an optimizer cannot be called without a function that computes the loss."""
-    closure = inspect.signature(cls.step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
+    if callable(getattr(cls, "first_step", None)) and callable(getattr(cls, "second_step", None)):
+        return True  # SAM
+    step = inspect.unwrap(cls.step)
+    closure = inspect.signature(step).parameters.get("closure")
+    if closure is None or closure.default is inspect.Parameter.empty:
+        return closure is not None
+    try:
+        nodes = list(ast.walk(ast.parse(textwrap.dedent(inspect.getsource(step)))))
+    except (OSError, TypeError, SyntaxError):  # without its source
+        return False
+    refusals = [node.test for node in nodes if isinstance(node, ast.Assert)]
+    refusals += [node.test for node in nodes if isinstance(node, ast.If) and isinstance(node.body[0], ast.Raise)]
+    refused = ("closure is not None", "closure is None", "closure", "not closure")
+    return any(ast.unparse(test) in refused for test in refusals)
+
+
+def check_own(optimizer: object) -> None:
+    """Raise UsageError if what a program gives as its optimizer is none, or another library's wrapper of one."""
+    if hasattr(optimizer, "skip_synchronize"):
+        raise UsageError("the optimizer is a hvd.DistributedOptimizer: give the plain one, the session sums gradients")
+    if isinstance(optimizer, (list, tuple)):
+        raise UsageError("give several optimizers by name: {'first': optimizer, 'second': another}")
+    if hasattr(optimizer, "get_last_lr"):
+        raise UsageError("give the optimizer, and its scheduler by session.register(scheduler=scheduler)")
+    if not isinstance(optimizer, Optimizer):
+        raise UsageError(f"the optimizer is {described(optimizer)}; it must be a torch.optim.Optimizer")
+    if wants_closure(type(optimizer)):
+        kind = type(optimizer).__name__
+        raise UsageError(f"{kind} evaluates the loss several times a step, which is not supported: take another one")
 
 
 def match_memory_format(optimizer: Optimizer) -> None:

@@ -68,3 +68,21 @@ def test_an_error_is_printed_by_one_rank(capsys: pytest.CaptureFixture[str], mon
     error.raised_by = 1
     exit_report.report_once(error)
     assert re.fullmatch(r"hvd-train: rank 1 on \S+: bad image\n", capsys.readouterr().err)
+
+
+def test_a_script_ends_with_one_line_and_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other errors, and those of a user who types, are left to whoever showed them before."""
+    shown = list[BaseException]()
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: shown.append(error))
+    exit_report.report_in_one_line()
+    exit_report.report_in_one_line()
+    wrong, other = UsageError("type something else"), ValueError("what")
+    with pytest.raises(SystemExit) as ended:
+        sys.excepthook(UsageError, wrong, None)
+    assert (ended.value.code, capsys.readouterr().err) == (2, "hvd-train: type something else\n")
+    sys.excepthook(ValueError, other, None)
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    sys.excepthook(UsageError, wrong, None)
+    assert shown == [other, wrong]

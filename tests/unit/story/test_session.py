@@ -515,6 +515,27 @@ class Stream(IterableDataset[Tensor]):
         return iter(())
 
 
+class Distributed(torch.optim.SGD):
+    """An optimizer as `hvd.DistributedOptimizer` makes it."""
+
+    def skip_synchronize(self) -> None: ...
+
+
+class Sharp(torch.optim.SGD):
+    """An optimizer that asserts that it got a function of the loss."""
+
+    def step(self, closure: Any = None) -> None:
+        assert closure is not None, "a closure is needed"
+
+
+class Twice(torch.optim.SGD):
+    """An optimizer whose step is in two parts."""
+
+    def first_step(self) -> None: ...
+
+    def second_step(self) -> None: ...
+
+
 SGD, LINEAR, DATA = torch.optim.SGD, nn.Linear(4, 2), TensorDataset(torch.zeros(8, 4), torch.zeros(8))
 TWO_LAYERS, PARALLEL = nn.Sequential(LINEAR, nn.Linear(2, 1)), DataParallel.__new__(DataParallel)
 ITS_PARAMETERS, MORE = [*LINEAR.parameters()], nn.Parameter(torch.ones(1))
@@ -527,6 +548,21 @@ OWN, TWO_OPTIMIZERS = SGD(ITS_PARAMETERS), {"a": SGD(ITS_PARAMETERS), "b": SGD(I
         (TWO_LAYERS, OWN, DATA, {}, r"the optimizer has no 1\.weight, 1\.bias: give it these"),
         (LINEAR, SGD([*ITS_PARAMETERS, MORE]), DATA, {}, "the optimizer has 1 parameter that the model does not have"),
         (PARALLEL, OWN, DATA, {}, "without DistributedDataParallel"),
+        (nn.Sequential(nn.DataParallel(LINEAR)), OWN, DATA, {}, "without DataParallel"),
+        (nn.Linear, OWN, DATA, {}, "the model is the class Linear; it must be a torch.nn.Module"),
+        ([LINEAR], OWN, DATA, {}, "give several models by name"),
+        ({}, {}, DATA, {}, "name a model and an optimizer"),
+        (nn.Linear(4, 2, device="meta"), OWN, DATA, {}, "weight is on the device meta"),
+        (nn.LazyLinear(2), OWN, DATA, {}, "weight has no shape yet: call the model once"),
+        (LINEAR, [OWN], DATA, {}, "give several optimizers by name"),
+        (LINEAR, {"one": [OWN]}, DATA, {}, "give several optimizers by name"),
+        (LINEAR, SGD, DATA, {}, "the optimizer is the class SGD; it must be a torch.optim.Optimizer"),
+        (LINEAR, None, DATA, {}, "the optimizer is of type NoneType"),
+        (LINEAR, torch.optim.lr_scheduler.StepLR(OWN, 1), DATA, {}, r"its scheduler by session\.register"),
+        (LINEAR, Distributed(ITS_PARAMETERS), DATA, {}, "is a hvd.DistributedOptimizer: give the plain one"),
+        (LINEAR, Sharp(ITS_PARAMETERS), DATA, {}, "Sharp evaluates the loss several times a step"),
+        (LINEAR, Twice(ITS_PARAMETERS), DATA, {}, "Twice evaluates the loss several times a step"),
+        (LINEAR, OWN, DATA, {"compile": True}, r"no effect .*: call model\.compile\(\) before the session"),
         (LINEAR, OWN, DataLoader(DATA), {}, "not a DataLoader"),
         (LINEAR, OWN, Stream(), {}, "map-style data set"),
         (LINEAR, OWN, DATA, {"learning_rate": 0.3}, "learning_rate=0.3 has no effect in a loop of your own"),
