@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import re
 import signal
 import subprocess
 import time
@@ -11,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hvd_train import checkpoint, plain_file
 from hvd_train.console import say
@@ -19,16 +23,22 @@ from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.run_files import ledger, run_folder
 from hvd_train.state import TENSORS
+from hvd_train.training import REVERSED
 
 Act = Callable[[subprocess.Popen[bytes]], None]
+IN_ANOTHER_ORDER = {REVERSED: "1", "OMP_NUM_THREADS": "1"}
+"""Variables of a run that adds up the same numbers in another order."""
 _MAY_DIFFER = {"kind", "time", "samples_per_second", "seconds", "total_seconds", "peak_memory_gib", "gpu", "split"}
+_ROUNDING = 10.0  # a difference by rounding is less than this many times another one
+_RAISED = re.compile(r"^(?:\[[\d,]+\]<\w+>: ?)?((?:\w+\.)*\w*(?:Error|Exception)(?:: .*)?)$", re.MULTILINE)
+_CONSEQUENCE = re.compile("another rank ended|ended with exit code|see above|waiting for |is evicted")
 
 
 class Run:
-    """A run of the script."""
+    """A run of the script; it may have several trainings, each with a folder."""
 
-    def __init__(self, folder: Path, command: Sequence[str]) -> None:
-        self.folder, self._log = folder, folder.with_suffix(".log")
+    def __init__(self, folder: Path, command: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
+        self.folder, self._log, self._variables = folder, folder.with_suffix(".log"), variables or {}
         self._command = [*command, "--output-dir", str(folder), "--log-steps", "1", "--ledger"]
 
     def complete(self, disturb_after: int = 0, disturb: Act | None = None) -> str | None:
@@ -36,34 +46,72 @@ class Run:
 
         `disturb` acts once on its process, after so many steps.
         """
-        while True:
+        act = disturb
+        for attempt in itertools.count():
+            begin = self._log.stat().st_size if self._log.exists() else 0
             with self._log.open("ab") as log:
-                process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+                process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, **self._variables},
+                )
             try:
                 while process.poll() is None:
-                    if disturb is not None and len(self.steps) >= disturb_after:
-                        act, disturb = disturb, None
-                        act(process)
+                    if disturb is not None and self.num_steps >= disturb_after:
+                        disturb(process)
+                        disturb = None
                     time.sleep(0.05)
             finally:
                 process.terminate()  # after Ctrl-C; else it has ended
             if process.returncode == 0:
-                if disturb is not None:
+                if disturb is not None or (act is subprocess.Popen.terminate and attempt == 0):
                     say(f"{self.folder.name}: the script ended before it could be disturbed: let it take more steps")
                 return None
             if process.returncode not in (-signal.SIGTERM, 128 + signal.SIGTERM):
-                text = self._log.read_text(errors="replace")
-                lines = launcher.reasons(text) or text.splitlines()
-                reason = lines[0] if lines else "it printed nothing"
-                return f"the script ended with exit code {process.returncode}: {reason} (see {self._log})"
+                text = self._log.read_bytes()[begin:].decode(errors="replace")
+                return f"the script ended with exit code {process.returncode}: {cause(text)} (see {self._log})"
+        raise AssertionError
 
     @property
-    def steps(self) -> list[dict[str, Any]]:
-        """The records of its steps so far, without what may differ."""
-        path = self.folder / run_folder.METRICS
+    def trainings(self) -> list[str]:
+        """The names of its trainings so far; one without a name has its files in the folder itself."""
+        found = [*self.folder.glob(run_folder.CONFIG), *self.folder.glob(f"*/{run_folder.CONFIG}")]
+        return sorted(str(path.parent.relative_to(self.folder)) for path in found)
+
+    def records(self, training: str) -> list[dict[str, Any]]:
+        """Return the records of a training so far."""
+        path = self.folder / training / run_folder.METRICS
         whole = plain_file.read_text(path).rpartition("\n")[0] if path.exists() else ""
-        records = [record for record in map(json.loads, whole.splitlines()) if record["kind"] == "step"]
-        return [{name: record[name] for name in record if name not in _MAY_DIFFER} for record in records]
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def steps(self, training: str) -> dict[int, dict[str, Any]]:
+        """Return the records of the steps of a training so far, without what may differ."""
+        steps = [record for record in self.records(training) if record["kind"] == "step"]
+        return {
+            step["step"]: {name: value for name, value in step.items() if name not in _MAY_DIFFER} for step in steps
+        }
+
+    @property
+    def num_steps(self) -> int:
+        """The number of steps of all trainings so far."""
+        return sum(len(self.steps(training)) for training in self.trainings)
+
+    @property
+    def newcomers(self) -> int:
+        """The number of workers that have joined a training."""
+        records = [record for training in self.trainings for record in self.records(training)]
+        return sum(len(record["came"]) for record in records if record.get("name") == "world")
+
+
+def cause(output: str) -> str:
+    """Return the error in the output of a failed run: the first one that was raised, else the last line about one."""
+    if raised := _RAISED.search(output):
+        return raised[1]
+    lines = launcher.reasons(output)
+    causes = [line for line in lines if not _CONSEQUENCE.search(line)] or lines or output.splitlines()
+    return causes[-1] if causes else "it printed nothing"
 
 
 def kill_a_worker(driver: subprocess.Popen[bytes]) -> None:
@@ -73,39 +121,107 @@ def kill_a_worker(driver: subprocess.Popen[bytes]) -> None:
             worker.kill()
 
 
-def differences(alone: Run, other: Run, tolerance: float) -> list[str]:
-    """Return what differs between two runs: samples, the first step, registered values, the first tensor."""
-    found = [f"NOT exact: {fault}" for fault in ledger.audit(other.folder).faults[:1]]
-    for one, two in zip(alone.steps, other.steps, strict=False):
-        if what := _first_difference(one, two, tolerance):
-            found.append(f"step {one['step']} is the first that differs, in {what}")
-            break
-    mine, its = (checkpoint.newest_good(run.folder, say) for run in (alone, other))
-    if mine is None or its is None:
-        raise UsageError(f"{(other if mine else alone).folder} has no checkpoint")
-    if what := _first_difference(mine["point"]["own"], its["point"]["own"], tolerance):
-        found.append(f"the first registered value that differs is {what}")
-    for name in TENSORS:
-        if what := _first_difference({name: mine[name]}, {name: its[name]}, tolerance):
-            found.append(f"the first tensor that differs is {what}")
-            break
+def differences(alone: Run, other: Run, tolerance: float, control: Run | None = None) -> tuple[list[str], str]:
+    """Return what differs between two runs: samples, the first step, registered values, the first tensor; and a note.
+
+    The note is of numbers that differ by rounding. A difference is rounding if it is below the tolerance, or not much
+    larger than between `alone` and `control`, a run in another order.
+    """
+    found, note = list[str](), ""
+    for training in alone.trainings:
+        of = "" if training == "." else f"{training}: "
+        if training not in other.trainings:
+            found.append(f"there is no training {training}")
+            continue
+        found += [f"{of}NOT exact: {fault}" for fault in ledger.audit(other.folder / training).faults[:1]]
+        found += [f"{of}{what}" for what in _steps_that_differ(alone, other, training, tolerance, control)[:1]]
+        mine, its = _last(alone, training), _last(other, training)
+        noise = _noise(mine, _last(control, training)) if control is not None else {}
+        of_own = noise["point"]["own"] if noise else None
+        if what := _first_difference(mine["point"]["own"], its["point"]["own"], tolerance, of_own):
+            found.append(f"{of}the first registered value that differs is {what}")
+        mine, its = ({name: snapshot[name] for name in TENSORS} for snapshot in (mine, its))
+        if what := _first_difference(mine, its, tolerance, noise):
+            found.append(f"{of}the first tensor that differs is {what}")
+        elif rounded := _first_difference(mine, its, tolerance):
+            note = note or f"{of}{rounded}, as between two orders of addition; what the steps compute is the same"
+    return found, note
+
+
+def _last(run: Run, training: str) -> Any:
+    if (snapshot := checkpoint.newest_good(run.folder / training, say)) is None:
+        raise UsageError(f"{run.folder / training} has no checkpoint")
+    return snapshot
+
+
+def _steps_that_differ(alone: Run, other: Run, training: str, tolerance: float, control: Run | None) -> list[str]:
+    mine, its = alone.steps(training), other.steps(training)
+    again = control.steps(training) if control is not None else mine
+    noise, found = dict[str, float](), list[str]()
+    if mine.keys() != its.keys():
+        found.append(f"it took {len(its)} steps, not {len(mine)}")
+    for number, one in mine.items():
+        for name, value in _noise(one, again.get(number, one)).items():
+            if isinstance(value, float):
+                noise[name] = max(value, noise.get(name, 0.0))  # rounding grows
+        if what := _first_difference(one, its.get(number, one), tolerance, noise):
+            found.append(f"step {number} is the first that differs, in {what}")
     return found
 
 
-def _first_difference(one: Any, two: Any, tolerance: float, name: str = "") -> str:
-    """Return the name of the first value that differs, and by how much; numbers may differ by the tolerance."""
-    if isinstance(one, float) and isinstance(two, float):
-        one, two = torch.tensor(one, dtype=torch.float64), torch.tensor(two, dtype=torch.float64)
-    if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor) and one.shape == two.shape:
-        one, two = one.double(), two.double()
+def depends_on_order(alone: Run, control: Run, tolerance: float) -> str:
+    """Return how the first step differs in another order of its micro-batches, where rounding has not grown yet."""
+    for training in alone.trainings:
+        if what := next(iter(_steps_that_differ(alone, control, training, tolerance, None)), ""):
+            first = min(alone.steps(training))
+            return what if f"step {first} is" in what else ""
+    return ""
+
+
+def _noise(one: Any, two: Any) -> Any:
+    """Return, for each number in two nested values, how much it differs."""
+    if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
+        one, two = dict(enumerate(one)), dict(enumerate(two))
+    if isinstance(one, Mapping) and isinstance(two, Mapping):
+        return {key: _noise(value, two.get(key)) for key, value in one.items()}
+    if _is_number(one) and _is_number(two):
+        difference = (_as_tensor(one) - _as_tensor(two)).abs() if _shape(one) == _shape(two) else torch.zeros(0)
+        finite = difference[difference.isfinite()]
+        return float(finite.max()) if len(finite) else 0.0
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (float, Tensor))
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(_as_tensor(value).shape)
+
+
+def _as_tensor(value: Any) -> Tensor:
+    return value.double() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+
+
+def _first_difference(one: Any, two: Any, tolerance: float, noise: Any = None, name: str = "") -> str:
+    """Return the name of the first value that differs, and by how much; numbers may differ by rounding.
+
+    `noise` has, for each number, how much it differs in another order of addition.
+    """
+    if _is_number(one) and _is_number(two) and _shape(one) == _shape(two):
+        one, two = _as_tensor(one), _as_tensor(two)
         finite = one[one.isfinite()]  # a mask may have infinities
         largest = max(1.0, float(finite.abs().max())) if len(finite) else 1.0
-        same = torch.allclose(two, one, 0.0, tolerance * largest, equal_nan=True)
+        allowed = max(tolerance * largest, _ROUNDING * noise if tolerance and isinstance(noise, float) else 0.0)
+        same = torch.allclose(two, one, 0.0, allowed, equal_nan=True)
         return "" if same else f"{name[1:]}, by {float((one - two).abs().max()):.2g}"
     if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
         one, two = dict(enumerate(one)), dict(enumerate(two))
     if isinstance(one, Mapping) and isinstance(two, Mapping):
-        parts = (_first_difference(one.get(key), two.get(key), tolerance, f"{name}/{key}") for key in {**one, **two})
-        return next(filter(None, parts), "")
-    same = not isinstance(one, torch.Tensor) and not isinstance(two, torch.Tensor) and one == two
+        of = noise if isinstance(noise, Mapping) else {}
+        for key in {**one, **two}:
+            if what := _first_difference(one.get(key), two.get(key), tolerance, of.get(key), f"{name}/{key}"):
+                return what
+        return ""
+    same = not isinstance(one, Tensor) and not isinstance(two, Tensor) and one == two
     return "" if same else name[1:]

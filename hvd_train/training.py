@@ -40,6 +40,7 @@ from hvd_train.updater import Updater, Votes, of_use
 from hvd_train.validate import evaluate
 from hvd_train.world.world import World, result_of_rank_0, together
 
+REVERSED = "HVD_TRAIN_REVERSED"  # add up the micro-batches of a rank in the opposite order, for `hvd-train prove`
 _GPU_SECONDS = 10.0  # from one look at the load of the GPU to the next
 
 
@@ -303,9 +304,10 @@ class Training:
         state = self.state
         if self._batches is None:
             place, loader, self._batch = self.world.place, self.parts.train_loader, None
-            work = assignments(
-                self._order(epoch), state.progress.cursor, state.layout, place.rank, place.size, self.epoch_size
-            )
+            size = self.epoch_size
+            work = assignments(self._order(epoch), state.progress.cursor, state.layout, place.rank, place.size, size)
+            if os.environ.get(REVERSED):
+                work = (replace(batch, micro_batches=batch.micro_batches[::-1]) for batch in work)
             self._batches = Ahead(loader.load(epoch, work), self.split.mark)
         if self._batch is None or self._batch[0] != state.progress.step:
             self._batch = state.progress.step, next(self._batches)

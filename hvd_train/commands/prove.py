@@ -28,26 +28,39 @@ def prove(arguments: list[str]) -> int:
     command = ["python", *command] if command[0].endswith(".py") else command
     if "/" not in command[0]:
         command[0] = launcher.program(command[0])  # of this environment, which may not be activated
-    from hvd_train.proof import Run, differences, kill_a_worker  # it imports torch
+    if options.np < 2:
+        raise UsageError("--np 1: a proof takes 2 ranks or more")
+    from hvd_train.proof import IN_ANOTHER_ORDER, Run, depends_on_order, differences, kill_a_worker  # imports torch
 
     folder, ranks = Path(mkdtemp(prefix="hvd-train-prove-")), str(options.np)
     several = start.horovodrun(options.np, (), "gloo")
-    elastic = [launcher.program(PROGRAM), "launch", "--elastic", "--np", ranks, "--"]
+    # With --min-np the survivors wait for the replacement of the killed worker.
+    elastic = [launcher.program(PROGRAM), "launch", "--elastic", "--np", ranks, "--min-np", ranks, "--"]
 
-    alone = Run(folder / "alone", command)
-    if failed := alone.complete():
-        raise UsageError(failed)
-    half, same, others = len(alone.steps) // 2, True, options.tolerance
-    show(f"{'alone':<20} {len(alone.steps)} steps")
+    alone, control = Run(folder / "alone", command), Run(folder / "another-order", command, IN_ANOTHER_ORDER)
+    for run in (alone, control):
+        if failed := run.complete():
+            raise UsageError(failed)
+    half, others = alone.num_steps // 2, options.tolerance
+    depends = depends_on_order(alone, control, others)
+    show(f"{'alone':<20} {alone.num_steps} steps")
+    if depends:
+        show(f"{'another order':<20} the order of the micro-batches matters: {depends}")
+    same = not depends
     for name, line, disturb, tolerance in (
         ("stopped and resumed", command, subprocess.Popen.terminate, 0.0),
         (f"{ranks} ranks", [*several, *command], None, others),
         ("a worker killed", [*elastic, *command], kill_a_worker, others),
     ):
-        run = Run(folder / name.replace(" ", "-"), line)
+        run, note = Run(folder / name.replace(" ", "-"), line), ""
         failed = run.complete(half, disturb)
-        found = [failed] if failed else differences(alone, run, tolerance)
+        if not failed and disturb is kill_a_worker and not run.newcomers:
+            failed = "no replacement has joined: let the script take more steps"
+        found = [failed] if failed else []
+        if not failed:
+            found, note = differences(alone, run, tolerance, None if depends else control)
         equal = "the same to the bit" if tolerance == 0 else f"the same within {tolerance:g}"
+        equal += f", but for rounding: {note}" if note else ""
         show(f"{name:<20} {'; '.join(found) or equal}")
         same = same and not found
     show(f"all runs are in {folder}")

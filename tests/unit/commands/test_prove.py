@@ -1,28 +1,137 @@
 """What `hvd-train prove` says about runs that differ."""
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
-from hvd_train.proof import Run, differences
-from hvd_train.world.world import LocalWorld
+import pytest
+import torch
+from torch import nn
+
+from hvd_train.proof import IN_ANOTHER_ORDER, Run, cause, depends_on_order, differences
+from hvd_train.world.world import LocalWorld, World
+from tests.support import runs
 from tests.support.runs import small_config, trained
+from tests.support.worlds import own_generator, run_ranks
 
 
-def run(name: str, **settings: Any) -> Run:
-    trained(LocalWorld(), small_config(output_dir=Path(name), ledger=True, log_steps=1, **settings))
+def run(name: str, world: World | None = None, make: Any = runs.convnet, **settings: Any) -> Run:
+    config = small_config(**{"output_dir": Path(name), "ledger": True, "log_steps": 1, **settings})
+    trained(world or LocalWorld(), config, make)
     return Run(Path(name), [])
 
 
 def test_the_first_step_and_tensor_that_differ_are_named() -> None:
     alone = run("alone")
-    assert differences(alone, run("again"), 0.0) == []
+    assert differences(alone, run("again"), 0.0) == ([], "")
     other = run("other", schedule="step", decay_epochs=(1,), decay_factor=0.5, epochs=2)
-    step, tensor = differences(run("whole", schedule="step", decay_epochs=(), epochs=2), other, 1e-5)
+    (step, tensor), _ = differences(run("whole", schedule="step", decay_epochs=(), epochs=2), other, 1e-5)
     assert step.startswith("step 11 is the first that differs, in learning_rate, by ")
     assert tensor.startswith("the first tensor that differs is model/0.weight, by ")
 
 
 def test_differences_below_the_tolerance_do_not_count() -> None:
     alone, other = run("alone", learning_rate=0.01), run("other", learning_rate=0.01 * (1 + 1e-6))
-    assert differences(alone, other, 1e-5) == []
-    assert len(differences(alone, other, 0.0)) == 2
+    assert differences(alone, other, 1e-5)[0] == []
+    assert len(differences(alone, other, 0.0)[0]) == 2
+
+
+def test_a_missing_step_is_a_difference() -> None:
+    found, _ = differences(run("alone", epochs=2), run("other", epochs=1), 1e-5)
+    assert found[0] == "it took 10 steps, not 20"
+
+
+class Attention(nn.Module):
+    """Attention over the rows of an image, of whose keys a bias changes nothing, then a layer before batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_q, self.to_k, self.to_v = (nn.Linear(8, 8) for _ in range(3))
+        self.hidden, self.norm, self.head = nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        rows = images.flatten(1).view(-1, 8, 8)
+        shares = (self.to_q(rows) @ self.to_k(rows).mT / 8**0.5).softmax(-1)
+        logits: torch.Tensor = self.head(self.norm(self.hidden((shares @ self.to_v(rows)).flatten(1))).tanh())
+        return logits
+
+
+def test_a_bias_without_effect_differs_by_rounding_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its gradient is rounding, from which Adam makes whole steps."""
+    settings = {"optimizer": "adam", "learning_rate": 0.003, "epochs": 1, "warmup_epochs": 0.0}
+
+    def make(classes: int) -> nn.Module:
+        return own_generator(Attention())
+
+    alone = run("alone", make=make, **settings)
+    run_ranks(3, lambda world: trained(world, small_config(output_dir=Path("three"), ledger=True, **settings), make))
+    monkeypatch.setenv("HVD_TRAIN_REVERSED", "1")
+    control, three = run("control", make=make, **settings), Run(Path("three"), [])
+    assert IN_ANOTHER_ORDER["HVD_TRAIN_REVERSED"] == "1"
+    assert depends_on_order(alone, control, 1e-5) == ""
+    found, note = differences(alone, three, 1e-5, control)
+    assert (found, "bias" in note) == ([], True)
+    assert differences(alone, three, 1e-5)[0][0].startswith("the first tensor that differs is model/")
+    other = run("other", make=make, **{**settings, "learning_rate": 0.0031})
+    assert "step 1 is the first that differs, in learning_rate" in differences(alone, other, 1e-5, control)[0][0]
+
+
+def test_a_first_step_that_depends_on_the_order_is_no_rounding() -> None:
+    alone, control = run("alone", epochs=1), run("control", epochs=1, seed=1)
+    assert depends_on_order(alone, control, 1e-5).startswith("step 1 is the first that differs, in ")
+
+
+def test_newcomers_of_a_run_are_counted() -> None:
+    Path("run").mkdir()
+    Path("run/config.yaml").touch()
+    events = [{"kind": "event", "name": "world", "came": came} for came in ([], ["h (process 1)"])]
+    Path("run/metrics.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    assert Run(Path("run"), []).newcomers == 1
+
+
+def test_each_training_of_a_program_is_compared() -> None:
+    alone, other = Run(Path("alone"), []), Run(Path("other"), [])
+    for folder, rate in (("alone", 0.05), ("other", 0.06)):
+        run(f"{folder}/one", epochs=1)
+        run(f"{folder}/two", epochs=1, learning_rate=rate)
+    run("alone/three", epochs=1)
+    assert (alone.trainings, alone.num_steps) == (["one", "three", "two"], 30)
+    found, _ = differences(alone, other, 1e-5)
+    assert found[0] == "there is no training three"
+    assert found[1].startswith("two: step 1 is the first that differs")
+
+
+RANK_LOST = "hvd-train: another rank ended or cannot be reached (x); step 4 is committed\n"
+TRACEBACK = 'Traceback (most recent call last):\n  File "mine.py", line 3, in <module>\n'
+
+
+@pytest.mark.parametrize(
+    ("output", "says"),
+    [
+        (f"{RANK_LOST}[1]<stderr>:{TRACEBACK}[1]<stderr>:ValueError: my mistake\n", "ValueError: my mistake"),
+        (
+            f"{TRACEBACK}mine.Wrong.ItsError\n\nDuring handling of ...\n{TRACEBACK}KeyError: 'x'\n",
+            "mine.Wrong.ItsError",
+        ),
+        (f"hvd-train: --workers 8 is for each rank\nhvd-train: type less\n{RANK_LOST}", "type less"),
+        (
+            "hvd-train: worker h[0]: no such loss\nhvd-train: 3 workers in a row (see above)\n",
+            "worker h[0]: no such loss",
+        ),
+        ("Exception ignored in: <x>\nhvd-train: worker h[1] ended with exit code 137\n", "worker h[1] ended with exit"),
+        ("step 1\nSegmentation fault\n", "Segmentation fault"),
+        ("", "it printed nothing"),
+    ],
+)
+def test_the_reason_of_a_failed_run_is_its_first_error(output: str, says: str) -> None:
+    assert cause(output).startswith(says)
+
+
+def test_the_log_of_the_failed_attempt_counts() -> None:
+    """A run that was stopped is run again, into the same log."""
+    script = "import sys, pathlib; p = pathlib.Path('once'); again = p.exists(); p.touch(); "
+    script += "raise ValueError('second') if again else sys.exit(print('KeyError: first') or 143)"
+    failed = Run(Path("run"), [sys.executable, "-c", script]).complete()
+    assert failed is not None
+    assert "exit code 1: ValueError: second (see run.log)" in failed
