@@ -100,7 +100,7 @@ def begin(world: World, config: Config, name: str) -> None:
         raise UsageError(f"name={name!r} is the name of another folder of a run: take another one")
     if ended and not ended[-1].finished:
         raise Stopped(ended[-1].exit_code)  # also for the trainings that would follow
-    folder, elastic = config.run.output_dir, launcher.elastic(os.environ)
+    folder, elastic = config.run.output_dir and config.run.output_dir.absolute(), launcher.elastic(os.environ)
     mine = folder, name, None if folder or name or elastic else config.decisive()
     if mine in begun and not hasattr(sys, "ps1"):  # whoever types, or runs a cell of a notebook again, knows
         if name:

@@ -242,7 +242,7 @@ def test_extra_state_is_given_back_as_it_was(state: Any) -> None:
         (lambda: Extra(Base()), {}, "_extra_state is a Base, which a checkpoint cannot hold"),
         (lambda: Extra({"a": 1}), {"weights_format": "safetensors"}, "_extra_state is no dense tensor: leave the flag"),
         (lambda: Sparse(Tensor.to_sparse), {"weights_format": "safetensors"}, "adjacency is no dense tensor"),
-        (lambda: nn.LazyLinear(10), {}, r"weight has no shape yet: run the model once on a batch"),
+        (lambda: nn.LazyLinear(10), {}, r"weight has no shape yet: call the model once"),
     ],
 )
 def test_what_files_cannot_hold_is_one_line(make: Callable[[], nn.Module], settings: Any, says: str) -> None:
