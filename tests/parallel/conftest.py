@@ -23,7 +23,8 @@ def world() -> Iterator[World]:
         """`run.train` closes its world; MPI cannot be started twice in a process."""
 
         def close(self) -> None:
-            """Not yet."""
+            """Stay; the next training is one of another program."""
+            vars(self).pop("program", None)
 
     ranks = Stays()
     yield ranks
