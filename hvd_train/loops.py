@@ -112,9 +112,12 @@ class Loops:
     def _stays_at_last_epoch(self) -> bool:
         """Return whether the loop ends here; its last commit is then of a point before the code after the last step.
 
-        A program that repeats a finished training runs that code again, with recorded scores, and so has its values.
+        A program of several trainings that repeats a finished one runs that code again, with recorded scores, and so
+        has its values.
         """
         training, state = self.training, self.training.state
+        if not training.name:
+            return False
         training.look_for_writes()  # weights that this code has changed would be changed twice
         if state.point.part != TAIL or not training.is_whole or not training.why():
             return False

@@ -246,15 +246,20 @@ def fresh_state(
     config: Config, world: World, parts: Parts, optimizers: Optimizers, layout: order.BatchLayout = order.UNDECIDED
 ) -> TrainState:
     """Return the state before the first step."""
-    if config.precision.compression == "auto" and any(each.dtype == torch.float64 for each in parts.model.parameters()):
+    parameters = [*parts.model.parameters()]
+    is_wide = any(parameter.dtype == torch.float64 or parameter.is_complex() for parameter in parameters)
+    if config.precision.compression == "auto" and is_wide:
         config = config.replace(compression="none")
+    scaler = loss_scaler(config, parts.device)
+    if scaler.is_enabled() and any(parameter.is_complex() for parameter in parameters):
+        raise UsageError("complex parameters have no loss scale: leave out --precision fp16 and --compression fp16")
     world.wrap(parts.model, wire_format(config, parts.device))
     decay = config.optimizer.ema_decay
     average = None if decay is None else optim.MovingAverage(parts.model, decay)
     return TrainState(
         model=parts.model,
         optimizers=optimizers,
-        scaler=loss_scaler(config, parts.device),
+        scaler=scaler,
         layout=layout,
         average=average,
     )

@@ -76,7 +76,7 @@ class Training:
         constants = {f"constant module {n}": digest_of_module(m) for n, m in enumerate(parts.task.constants)}
         world.compare({**identity.facts(parts.identity), **constants})
         self.output, self.membership = Output(config, world.program, name, replays), Membership()
-        self._name = name
+        self.name = name
         self.waits = Point().label(-1)  # where its program is, for other ranks
         self.last_update: tuple[Answer, Votes] | None = None  # since the last point
         self._state: TrainState | None = None
@@ -139,7 +139,7 @@ class Training:
         claim = together(world, lambda: self._claim(reports, from_disk=from_disk))
         membership.run_dir = folder = world.broadcast(membership.run_dir, 0)
         assert folder is not None
-        world.program.folder = world.program.folder or (folder.parent if self._name else folder)
+        world.program.folder = world.program.folder or (folder.parent if self.name else folder)
 
         # All ranks load the state of one rank, unless all have it already.
         root = 0 if from_disk else most_advanced(reports)
@@ -214,7 +214,7 @@ class Training:
         text = describe(self.config, parts, state, place)
         journal.event(
             "start",
-            f"{self._name}: {text}" if self._name else text,
+            f"{self.name}: {text}" if self.name else text,
             world_size=place.size,
             num_samples=parts.train_loader.num_samples,
             epoch_samples=self.epoch_size,
