@@ -99,8 +99,16 @@ class _Layout:
         self.ids = ids  # of the parameters, in the order of the optimizers
         self.buckets = in_buckets(parameters)
         self.bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket}
-        self.is_placed = self.is_shared = False
-        self.updates = 0  # done with it in this world
+        self.num_bytes = sum(bucket.num_bytes for bucket in self.buckets)
+        self.is_placed = False  # in this world
+        self.is_shared = False  # whether ranks of this world have tried to share memory for it
+
+    def place(self, memory: Tensor) -> None:
+        """Give the buckets this memory, zeros [`num_bytes`] uint8."""
+        sizes = [bucket.num_bytes for bucket in self.buckets]
+        for bucket, piece in zip(self.buckets, torch.split(memory, sizes), strict=True):
+            bucket.place(piece)
+        self.is_placed = True
 
 
 class Reducer:
@@ -137,7 +145,6 @@ class Reducer:
         """Place the buckets again in the next world."""
         for layout in self._layouts:
             layout.is_placed = layout.is_shared = False
-            layout.updates = 0
 
     def end(self) -> None:
         """Send nothing any more: another reducer may take over these parameters."""
@@ -162,7 +169,9 @@ class Reducer:
             horovod._requires_update = set(layout.bucket_of)
         horovod._group_counts = dict.fromkeys(layout.buckets, 0)
         horovod.set_backward_passes_per_step(max(1, passes))  # without any, `reduce` sends all gradients
-        self._place(layout)
+        if layout.buckets and not layout.is_placed:
+            num_bytes, device = layout.num_bytes, layout.buckets[0][0].device
+            layout.place(torch.zeros(num_bytes, dtype=torch.uint8, device=device))
 
     def _new_layout(self, ids: list[int]) -> _Layout:
         """Return buckets for other parameters than before; an earlier layout of any of them is dropped."""
@@ -212,10 +221,16 @@ class Reducer:
         self._horovod.synchronize()
         for bucket, sum_of_all in self._cast.items():
             bucket.sent.copy_(sum_of_all)
-        layout.updates += 1
-        tensors = [bucket.flat for bucket in layout.buckets]
-        if not tensors:
+        if not layout.buckets:
             return Gradients([])
+        gradients = self._summed(layout)
+        if not layout.is_shared:
+            # All ranks communicate for it. They are here with the same parameters, which they may not be in `begin`.
+            self._share_memory(layout)
+        return gradients
+
+    def _summed(self, layout: _Layout) -> Gradients:
+        tensors = [bucket.flat for bucket in layout.buckets]
         if any(torch.cat([bucket.surprise for bucket in layout.buckets]).tolist()):
             return Gradients(tensors + self._settle(layout.buckets))
         squares = [self._squares_at(bucket.sent) for bucket in layout.buckets]
@@ -246,23 +261,14 @@ class Reducer:
         name = self._horovod._parameter_names[bucket[0]]
         return self._start_sum(sent, name), ()  # there is nothing for Horovod to decompress
 
-    def _place(self, layout: _Layout) -> None:
-        """Give the buckets memory; on CPUs that of which the ranks of a host see each other's, if possible."""
-        # To share memory all ranks communicate. After an update they are known to have the same parameters.
-        shares = layout.updates > 0 and not layout.is_shared
-        if not layout.buckets or (layout.is_placed and not shares):
-            return
-        sizes, first = [bucket.num_bytes for bucket in layout.buckets], layout.buckets[0][0]
+    def _share_memory(self, layout: _Layout) -> None:
+        """Place the buckets of later updates on CPUs in memory of which the ranks of a host see each other's."""
+        layout.is_shared = True
+        first = layout.buckets[0][0]
         sums_in_place = first.device.type == "cpu" and self._compression.compress(first)[0] is first
-        memory = self._share(sum(sizes)) if shares and sums_in_place else None
-        layout.is_shared = shares
-        if memory is None:
-            if layout.is_placed:
-                return
-            memory = torch.zeros(sum(sizes), dtype=torch.uint8, device=first.device)
-        for bucket, piece in zip(layout.buckets, torch.split(memory, sizes), strict=True):
-            bucket.place(piece)
-        layout.is_placed = True
+        memory = self._share(layout.num_bytes) if sums_in_place else None
+        if memory is not None:
+            layout.place(memory)
 
 
 def in_buckets(parameters: Sequence[nn.Parameter]) -> list[Bucket]:

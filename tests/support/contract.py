@@ -110,6 +110,17 @@ def test_gradients_become_the_sum_over_all_ranks_and_passes(world: World) -> Non
 
 
 @on_every_rank
+def test_an_update_begins_without_other_ranks(world: World) -> None:
+    """So ranks that begin to train different parameters can still say so."""
+    model, optimizer = _model(world)
+    _backward(world, model, optimizer)
+    world.reduce()
+    parameters = [*model.parameters()]
+    world.begin_update(parameters if world.place.rank == 0 else parameters[:1], 1)
+    assert world.gather(world.place.rank) == [*range(world.place.size)]
+
+
+@on_every_rank
 def test_numbers_that_travel_with_gradients_are_summed_as_they_are(world: World) -> None:
     """Losses and votes are exact."""
     model, optimizer = _model(world)
