@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -206,7 +207,7 @@ def of_a_loop(
     orders = ORDERS[config.batch.order]
     if own_order is not None:
         of_data["order"] = digest_of_orders(own_order, config.seed, loader.num_samples)
-        orders = orders_of(own_order)
+        orders = lru_cache(1)(orders_of(own_order))  # `Step.samples` asks for it again
     task = Task(Mapping.get, best="")  # type: ignore[arg-type]  # the user's loop measures
     measuring = {name: Measuring(task.measure, of_a_loop=True) for name in optimizers}
     evaluation = Measuring(task.measure)

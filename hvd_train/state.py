@@ -245,7 +245,7 @@ class TrainState:
         states = {
             name: to_plain(each.state_dict(), f"{_of_user(name)}.state_dict()") for name, each in optimizers.items()
         }
-        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        names = {id(parameter): buffers.plain_name(name) for name, parameter in self.model.named_parameters()}
         point = _fields(self.point)
         best, last = point.pop("best"), point.pop("last")
         return {
@@ -288,14 +288,15 @@ class TrainState:
         optimizers = optim.with_inner(self.optimizers)
         if snapshot["optimizers"].keys() != optimizers.keys():
             raise UsageError(f"the checkpoint is of other optimizers: {', '.join(snapshot['optimizers'])}")
-        parameters = dict(self.model.named_parameters())
+        own_settings = self.settings()  # before groups are added, whose settings are in the snapshot
+        parameters = {buffers.plain_name(name): parameter for name, parameter in self.model.named_parameters()}
         for name, groups in snapshot.get("groups", {}).items():  # checkpoints of earlier versions have none
             optim.add_groups(self.optimizers[name], [[parameters[each] for each in group] for group in groups])
         # Optimizers keep the tensors.
         kept = copy.deepcopy({name: snapshot[name] for name in ("optimizers", "point")})
         if is_placed := "elsewhere" in snapshot:  # checkpoints of earlier versions do not say so
             kept = _placed(kept, self._device, snapshot["elsewhere"])
-        settings = self.settings() if behind else kept["point"]["settings"]
+        settings = own_settings if behind else kept["point"]["settings"]
         for name, optimizer in optimizers.items():  # before the parameters: this may change weights
             try:
                 _load_optimizer(optimizer, kept["optimizers"][name], is_placed=is_placed)
@@ -402,10 +403,8 @@ def _answer(scores: Mapping[str, Any], totals: Mapping[str, Any], **values: Any)
 
 def digest_of_snapshot(snapshot: Snapshot) -> str:
     """Return what `TrainState.digest` returns for the state with this snapshot."""
-    facts, tensors = (
-        [snapshot.get(name) for name in _FACTS],
-        [snapshot[name] for name in TENSORS if name != "optimizers"],
-    )
+    facts = [snapshot.get(name) for name in _FACTS]
+    tensors = [snapshot[name] for name in TENSORS if name != "optimizers"]
     # The program of a rank may have set its learning rate for the step already, which can be a tensor.
     tensors.append([{**each, "param_groups": None} for each in snapshot["optimizers"].values()])
     return digest_of(text_of(facts), tensors_in(tensors))
