@@ -313,6 +313,7 @@ class TrainState:
             self.best, self.last = (snapshot[name] and Evaluation(**snapshot[name]) for name in ("best", "last"))
             self.point = Point(**kept["point"], best=self.best, last=self.last)
             self.set_trained(self.point.trained)
+            self._forget_without_values()
         self.recent = [Entry(**entry) for entry in snapshot["recent"]]
         self.data, self.seconds = snapshot["data"], snapshot["seconds"]
         self.exponents = dict(snapshot.get("exponents", {}))
@@ -322,6 +323,14 @@ class TrainState:
         for module, values in zip((self.model, self.average), snapshot["buffers"], strict=False):
             if module is not None:
                 buffers.load(module, values)
+
+    def _forget_without_values(self) -> None:
+        """Forget evaluations whose values of `Each` are lost, if the weights are still those that they had."""
+        place = self.point.label(0)[:3]
+        if self.point.part != STEPS:  # else an update may have followed
+            lost = [label for label, each in self.answers.items() if label[:3] == place and each.scores.kept is None]
+            for label in lost:
+                del self.answers[label]
 
     def digest(self) -> str:
         """Return a fingerprint of weights, buffers, optimizer state and progress."""

@@ -370,6 +370,24 @@ def test_values_of_each_sample_are_in_no_checkpoint() -> None:
     assert equal(one[0], other[0])
 
 
+def test_a_finished_training_evaluates_again_for_values_of_each_sample() -> None:
+    """The code after its last step runs again, as for a fold whose program is stopped in a later one."""
+
+    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+        for epoch in session.epochs():
+            for step in epoch:
+                take(step, model)
+            scores = session.evaluate(DATA, measure)
+            widths.append(scores.each("wide").std())
+        assert session.training.state.progress.step == 10
+
+    widths = list[Tensor]()
+    for _ in range(2):
+        played(LocalWorld(), program, Path("finished"))
+    assert len(widths) == 3
+    assert torch.equal(widths[1], widths[2])
+
+
 def test_a_figure_of_numpy_can_be_the_best() -> None:
     def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
         for epoch in session.epochs():
