@@ -74,6 +74,8 @@ class Loops:
                 self.result = self._finish()
             except BaseException as raised:  # noqa: BLE001  # raised again below, after the last commit
                 ended = raised
+        if ended is not None and self._in_step:
+            training.undo_step()
         if ended is None or isinstance(ended, Stopped):
             training.world.leave(failed=False)
             training.world.program.ended.append(self.result)
@@ -89,6 +91,8 @@ class Loops:
         Stopped: after a commit, if the training was asked to stop; RankLost: if no other world can form; Diverged: if
         many steps in a row have a loss or a gradient that is not finite.
         """
+        if self._closed:
+            raise UsageError("the session has ended: its loops belong into its `with` block")
         training, state = self._joined()
         if state.point.part != START:
             self._resumed = state.point

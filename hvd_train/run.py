@@ -200,6 +200,8 @@ def predict(
 
 def check(config: Config, name: str = "") -> None:
     """Raise UsageError for what is wrong before the ranks connect; the training may have a name."""
+    if not isinstance(name, str):
+        raise UsageError(f"name={name!r} is no text: write name='fold{name}', for instance")
     settings = config.settings()
     for setting, check_name in (("data", sources.check_name), ("model", models.check_name), ("task", tasks.check_name)):
         if settings[setting] != OWN:

@@ -112,7 +112,7 @@ class Session(Loops):
             super().__init__(stack.enter_context(opened(config, name, world, build)))
             self._open = stack.pop_all()
         self._open.callback(self._close_loaders)
-        self.training.watched = [*network.parameters()]
+        self.training.writes = buffers.Writes(network)
         self._modes = Modes([model] if isinstance(model, nn.Module) else [*network.children()])
         for each in optimizers.values():
             replaced = {"step": optim.Closed, "zero_grad": optim.Closed, "add_param_group": optim.AddsOnce}
@@ -212,8 +212,10 @@ class Session(Loops):
         """
         model, device = self.training.parts.model, self.device
         devices = [device] if device.type == "cuda" else []
+        self.training.look_for_writes()
         with unchanged_numbers(devices), torch.no_grad(), buffers.unchanged(model):
             yield self.run_dir is not None
+        self.training.note_writes()
 
     def log(self, **values: float) -> None:
         """Write numbers by name, with the number of steps done, into metrics.jsonl and TensorBoard, on one rank."""

@@ -18,7 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 from hvd_train.data.identity import Identity
 from hvd_train.data.plain import from_plain, text_of, to_plain, with_plain_numbers
 from hvd_train.data.trees import map_tensors
-from hvd_train.errors import ReplicasDiffer, UsageError, first_few
+from hvd_train.errors import ReplicasDiffer, UsageError, counted, first_few
 from hvd_train.network import buffers, optim, weights
 from hvd_train.network.buffers import digest_of, tensors_in
 from hvd_train.progress.metrics import Totals
@@ -246,6 +246,8 @@ class TrainState:
             name: to_plain(each.state_dict(), f"{_of_user(name)}.state_dict()") for name, each in optimizers.items()
         }
         names = {id(parameter): buffers.plain_name(name) for name, parameter in self.model.named_parameters()}
+        if foreign := [each for each in self._parameters() if id(each) not in names]:
+            raise UsageError(f"the optimizer has {counted(len(foreign), 'parameter')} that the model does not have")
         point = _fields(self.point)
         best, last = point.pop("best"), point.pop("last")
         return {

@@ -81,8 +81,8 @@ class Training:
         self.last_update: tuple[Answer, Votes] | None = None  # since the last point
         self._state: TrainState | None = None
         self._during: During = "building"
-        self.watched = list[nn.Parameter]()  # weights that the program may change outside of updates
-        self.is_whole, self._writes = True, 0  # False: it has done so since the last point, or a step is half done
+        self.writes = buffers.Writes(nn.Module())  # by the program, outside of updates
+        self.is_whole = True  # False: there are such since the last point, or a step is half done
         self._differing_buffers = set[str]()  # of which the user has been told
         self.has_joined = False  # from then on its program continues from its own place
         self._batches: Ahead | None = None
@@ -242,14 +242,18 @@ class Training:
         self.look_for_writes()
         if self._root is None and not self.compares:
             return
-        of_code = {**values_of(own), " settings": self.state.settings()}
-        mine = label, self.state.digest(), digest_of(text_of(of_code), tensors_in(of_code))
+        of_code = {f"register({name}=...)": each for name, each in values_of(own).items()}
+        of_code["settings of the optimizer"] = self.state.settings()
+        digests_of_own = {name: digest_of(text_of(each), tensors_in(each)) for name, each in of_code.items()}
+        mine = label, self.state.digest(), digests_of_own
         labels, digests, of_own = zip(*self.world.gather(mine), strict=True)
         if len(set(labels)) > 1:
             raise UsageError(f"the programs of the ranks are at different places ({labels}): register what decides")
-        if len(set(of_own)) > 1:
-            what = "registered values or settings of the optimizer differ between ranks"
-            raise ReplicasDiffer(f"{what}: code that sets them must do the same on all ranks")
+        if odd := [name for each in of_own for name in each if each[name] != of_own[0].get(name)]:
+            raise ReplicasDiffer(
+                f"{first_few([*dict.fromkeys(odd)])} differ between ranks: code that changes them must do the same on "
+                "all ranks; a module that runs in the steps, such as a momentum encoder, is one of the session's models"
+            )
         if len(set(digests)) > 1:
             if self._root is None:
                 names = first_few(different_tensors(self.state, self.world), 3)
@@ -288,13 +292,17 @@ class Training:
         return gpu_load(self.parts.device)
 
     def note_writes(self) -> None:
-        """Note that all writes to the watched weights so far were not by the program."""
-        self._writes = sum(parameter._version for parameter in self.watched)
+        """Note that all writes to weights and buffers so far were not by the program."""
+        self.writes.note()
 
     def look_for_writes(self) -> None:
-        """Note whether the program has written to the watched weights: torch counts the writes to a tensor."""
-        written = self._writes != sum(parameter._version for parameter in self.watched)
-        self.is_whole = self.is_whole and not written
+        """Note whether the program has written to weights or buffers."""
+        self.is_whole = self.is_whole and not self.writes.found()
+
+    def undo_step(self) -> None:
+        """Undo what the passes of a step have changed that does not end."""
+        self.updater.put_back()
+        self.note_writes()
 
     def next_batch(self, epoch: int) -> Batch:
         """Return this rank's part of the step after the last one that is counted, which is of this epoch.

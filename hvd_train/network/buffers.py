@@ -92,6 +92,30 @@ def unchanged(model: nn.Module, *, keep_new: bool = False) -> Iterator[None]:
             module.training = mode
 
 
+class Writes:
+    """Finds writes to the weights and buffers of a model, which torch counts."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = [*model.parameters()]
+        self._tables = [module._buffers for module in model.modules()]
+        self.note()
+
+    def note(self) -> None:
+        """Forget the writes so far."""
+        self._before = self._versions()
+
+    def found(self) -> bool:
+        """Return whether a tensor has been written to, or a buffer replaced, since `note`."""
+        now = self._versions()
+        pairs = zip(now, self._before, strict=False)
+        same = all(one is other and version == before for (one, version), (other, before) in pairs)
+        return len(now) != len(self._before) or not same
+
+    def _versions(self) -> list[tuple[Tensor, int]]:
+        in_tables = [tensor for table in self._tables for tensor in table.values() if tensor is not None]
+        return [(tensor, tensor._version) for tensor in self._parameters + in_tables]
+
+
 class Modes:
     """Sets models to training mode at the begin of a step, if the program has left them in evaluation mode.
 

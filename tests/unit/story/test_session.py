@@ -302,7 +302,12 @@ def test_code_that_differs_between_ranks_ends_the_job_within_an_epoch(what: str)
                         micro.backward(**measure(model, micro.batch))
                 assert epoch.number < 2
 
-        with pytest.raises(ReplicasDiffer, match="the same on all ranks"):
+        names = {
+            "rate": "settings of the optimizer differ",
+            "value": r"register\(level=...\) differ",
+            "weights": "bias",
+        }
+        with pytest.raises(ReplicasDiffer, match=rf"{names[what]}.* the same on all ranks"):
             played(world, program)
 
     run_ranks(2, body)
@@ -537,6 +542,29 @@ class Twice(torch.optim.SGD):
 
 
 SGD, LINEAR, DATA = torch.optim.SGD, nn.Linear(4, 2), TensorDataset(torch.zeros(8, 4), torch.zeros(8))
+
+
+def test_a_session_that_has_ended_trains_no_more() -> None:
+    def program(session: Session, *_: Any) -> None:
+        sessions.append(session)
+
+    sessions = list[Session]()
+    played(LocalWorld(), program)
+    with pytest.raises(UsageError, match="the session has ended"):
+        next(sessions[0].steps())
+
+
+def test_a_foreign_parameter_that_is_added_later_is_one_line() -> None:
+    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
+        for step in session.steps():
+            for micro in step:
+                micro.backward(loss_of(model, micro))
+            optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
+
+    with pytest.raises(UsageError, match="the optimizer has 2 parameters that the model does not have"):
+        played(LocalWorld(), program)
+
+
 TWO_LAYERS, PARALLEL = nn.Sequential(LINEAR, nn.Linear(2, 1)), DataParallel.__new__(DataParallel)
 ITS_PARAMETERS, MORE = [*LINEAR.parameters()], nn.Parameter(torch.ones(1))
 OWN, TWO_OPTIMIZERS = SGD(ITS_PARAMETERS), {"a": SGD(ITS_PARAMETERS), "b": SGD(ITS_PARAMETERS[:1])}
@@ -569,6 +597,7 @@ OWN, TWO_OPTIMIZERS = SGD(ITS_PARAMETERS), {"a": SGD(ITS_PARAMETERS), "b": SGD(I
         (LINEAR, OWN, DATA, {"lr_scaling": "sqrt"}, "set the learning rate yourself, from session.global_batch"),
         (LINEAR, OWN, DATA, {"learning_rate": 0.1}, "learning_rate=0.1 has no effect in a loop of your own"),
         (LINEAR, OWN, DATA, {"epoch": 3}, "unknown setting 'epoch'"),
+        (LINEAR, OWN, DATA, {"name": 3}, "name=3 is no text"),
         ({"keys": LINEAR}, OWN, DATA, {}, "'keys' cannot be the name of a model"),
         (LINEAR, TWO_OPTIMIZERS, DATA, {}, "two optimizers have weight"),
         (LINEAR, torch.optim.LBFGS(ITS_PARAMETERS), DATA, {}, "evaluates the loss several times a step"),

@@ -35,7 +35,7 @@ from tests.support.programs import (
     with_a_newcomer,
 )
 from tests.support.runs import equal
-from tests.support.worlds import run_ranks
+from tests.support.worlds import own_generator, run_ranks
 
 
 class Warm:
@@ -386,6 +386,38 @@ def test_a_finished_training_evaluates_again_for_values_of_each_sample() -> None
         played(LocalWorld(), program, Path("finished"))
     assert len(widths) == 3
     assert torch.equal(widths[1], widths[2])
+
+
+def test_a_queue_may_be_a_buffer_of_the_model() -> None:
+    """A job that ends after the queue has changed resumes before that step."""
+
+    def program(session: Session, model: Any, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+        for step in session.steps():
+            take(step, model)
+            model.queue = torch.cat([model.queue, model.weight.detach()[:1]])[-4:]
+            with session.aside():
+                model.queue = None
+            stop(step.number)
+
+    def with_queue() -> nn.Module:
+        model = linear()
+        model.register_buffer("queue", torch.zeros(0, 8))
+        return model
+
+    check_survives(program, make=with_queue)
+
+
+def test_a_step_that_an_error_ends_leaves_no_trace_in_buffers() -> None:
+    """The commit is of the steps before, though a pass has moved the statistics of batch norm."""
+
+    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+        for step in session.steps():
+            for micro in step:
+                loss = F.cross_entropy(model(micro.batch[0]), micro.batch[1], reduction="none")
+                stop(step.number)
+                micro.backward(loss)
+
+    check_survives(program, make=lambda: own_generator(nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3))))
 
 
 def test_a_figure_of_numpy_can_be_the_best() -> None:
