@@ -27,7 +27,10 @@ SEEDED = (
 def of(data: DataSet) -> Identity:
     """Return the identity of a data set, without its test set and without items."""
     sets = {"training": data.train, "validation": data.val}
-    samples = {part: [len(source or ()), digest_of_bytes(_content(source))] for part, source in sets.items()}
+    samples = {
+        part: [0 if source is None else len(source), digest_of_bytes(_content(source))]  # a tensor has no truth value
+        for part, source in sets.items()
+    }
     return {"classes": with_plain_numbers(list(data.classes)), **samples}
 
 

@@ -544,6 +544,15 @@ class Twice(torch.optim.SGD):
 SGD, LINEAR, DATA = torch.optim.SGD, nn.Linear(4, 2), TensorDataset(torch.zeros(8, 4), torch.zeros(8))
 
 
+@pytest.mark.parametrize("data", [torch.ones(8, 2), np.ones((8, 2), np.float32), [1.0] * 8, "a text."], ids=type)
+def test_data_are_whatever_has_a_length_and_items(data: Any) -> None:
+    with Session(LINEAR, SGD(ITS_PARAMETERS), data, **SMALL) as session:
+        for step in session.steps():
+            for micro in step:
+                assert len(micro.batch) == len(micro)
+                micro.backward(LINEAR(torch.ones(len(micro), 4))[:, 0])
+
+
 def test_a_session_that_has_ended_trains_no_more() -> None:
     def program(session: Session, *_: Any) -> None:
         sessions.append(session)
