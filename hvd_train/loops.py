@@ -414,7 +414,7 @@ class MicroBatch:
 def _count_step(training: Training, result: Answer) -> None:
     """Count a step that all ranks have done, show it, and write it down."""
     state, stopwatch, num_samples = training.state, training.stopwatch, training.epoch_size
-    state.count_step(result.totals, skipped=result.skipped)
+    state.count_step(result.totals, skipped=result.skipped, loss_scale=result.loss_scale)
     stopwatch.step(result.totals.count)
     journal, progress, speed = training.output.journal, state.progress, stopwatch.samples_per_second
     if result.fingerprint is not None:
@@ -462,7 +462,8 @@ def _of_updates(answers: Sequence[tuple[str, Answer]], num_samples: int) -> Answ
         )
         totals += Totals(0, sums, divisors)  # all updates see the same samples
     skipped, norm = all(answer.skipped for _, answer in answers), math.hypot(*(a.gradient_norm for _, a in answers))
-    return Answer(Scores(totals.means(), num_samples), totals, skipped, norm, answers[-1][1].fingerprint)
+    scores, last = Scores(totals.means(), num_samples), answers[-1][1]
+    return Answer(scores, totals, skipped, norm, last.fingerprint, last.loss_scale)
 
 
 def _give_up_if_diverged(training: Training, result: Answer) -> None:

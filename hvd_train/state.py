@@ -52,6 +52,7 @@ class Answer:
     skipped: bool = False  # whether loss or gradient was not finite, so that nothing changed
     gradient_norm: float = 0.0  # the 2-norm of the whole gradient before it was clipped
     fingerprint: int | None = None  # of the samples of all ranks (`progress.order`), if the run keeps a ledger
+    loss_scale: float = 0.0  # of its gradients; 0 without one
 
 
 @dataclass(frozen=True)
@@ -142,20 +143,18 @@ class TrainState:
         """The model to evaluate and to write as weights: the moving average, if any."""
         return self.model if self.average is None else self.average.module
 
-    def count_step(self, totals: Totals, *, skipped: bool) -> None:
-        """Count a step in the average, the progress and, if its loss is finite, the sums."""
+    def count_step(self, totals: Totals, *, skipped: bool, loss_scale: float = 0.0) -> None:
+        """Count a step in the average, the progress and, if its loss is finite, the sums.
+
+        A step that a large `loss_scale` may have skipped is no sign of divergence: the scale falls with it.
+        """
         if self.average is not None and not skipped:
             self.average.update_parameters(self.model)
         is_finite = math.isfinite(totals.sums[LOSS])
-        self.progress = self.progress.after_step(
-            totals.count, skipped=skipped, counts=not (is_finite and self._loss_scale_falls())
-        )
+        counts = not (is_finite and loss_scale >= _LEAST_LOSS_SCALE)
+        self.progress = self.progress.after_step(totals.count, skipped=skipped, counts=counts)
         if is_finite:
             self.totals += totals
-
-    def _loss_scale_falls(self) -> bool:
-        """Return whether a skipped step may be due to a loss scale that is too large."""
-        return self.scaler.is_enabled() and self.scaler.get_scale() >= _LEAST_LOSS_SCALE
 
     def take_step(self, optimizer: Optimizer, found_inf: Tensor | None = None) -> None:
         """Let an optimizer change the weights; a fused one does nothing if `found_inf` is 1.

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 import xxhash
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from hvd_train.config import Config
 from hvd_train.errors import RankLost, UsageError
@@ -73,8 +72,6 @@ class Updater:
         self._held_fixed: list[nn.Parameter] = []  # of other optimizers, in this update
         self._model, self._parameters = model, list[nn.Parameter]()
         self._trained: dict[str, tuple[list[int], tuple[float, ...]]] = {}  # by optimizer: ids, and a digest
-        # Of updates that were taken: the parameters with a gradient, and how many then had a state, by optimizer.
-        self._steady: dict[str, tuple[list[list[int]], list[int]]] = {}
         self._watched_updates = _WATCHED_UPDATES
 
     def take(self, state: TrainState, batch: Batch, meanwhile: Callable[[], None] = lambda: None) -> Answer:
@@ -105,7 +102,10 @@ class Updater:
         self._name = key_of(names)
         self._optimizers = [state.optimizers[name] for name in names]
         self._turn = turn
-        self._measuring = self._measurings.setdefault(self._name, Measuring(self._measurings[names[0]].function))
+        if self._name not in self._measurings:
+            first = self._measurings[names[0]]
+            self._measurings[self._name] = Measuring(first.function, of_a_loop=first.of_a_loop)
+        self._measuring = self._measurings[self._name]
         self.lost = None
         self._sums_of_passes: list[Tensor] = []
         self._kept: list[Kept] = []
@@ -132,7 +132,8 @@ class Updater:
     def _note_trained(self, trained: Sequence[nn.Parameter]) -> None:
         """Check the trained parameters, and compute their digest, if they are others than in the update before."""
         ids = [*map(id, trained)]
-        if self._name in self._trained and self._trained[self._name][0] == ids:
+        self._trains_others = self._name not in self._trained or self._trained[self._name][0] != ids
+        if not self._trains_others:
             return
         optim.check_parameters(self._model, self._state.optimizers)
         self._parameters = [*self._model.parameters()]
@@ -262,16 +263,16 @@ class Updater:
         kept = of_all_micro_batches(self._world.gather(self._kept)) if measuring.keeps else ({}, {})
         # No communication follows, so the step cannot break any more.
         self._mark("reduction")
-        with_gradients = [_with_gradients(optimizer) for optimizer in self._optimizers]
-        for optimizer, parameters in zip(self._optimizers, with_gradients, strict=True):
-            if parameters:
-                state.scaler.unscale_(optimizer)
+        updated = [each for each in self._optimizers if any(p.grad is not None for p in optim.parameters_of(each))]
+        for optimizer in updated:
+            state.scaler.unscale_(optimizer)
         by_count = measuring.means[0].kind == "count"  # gradients are divided by the samples so far
         factor = batch.size * 2.0**self._exponent / summed[1] if by_count else None
         norm = self._clip(gradients, factor, self._clip_norm if before is None else None)
-        numbers = _on_its_way(torch.cat((summed[: self._num_fields], norm[None])))
+        scale = state.scaler.scale(_constant(1.0, self._device))
+        numbers = _on_its_way(torch.cat((summed[: self._num_fields], scale[None], norm[None])))
         broken = ~torch.isfinite(summed[0] + norm)  # on all ranks: both are sums over them
-        ahead = not self._buffers.others and before is None and self._are_gated(with_gradients)
+        ahead = not self._buffers.others and before is None and all(map(optim.can_skip_on_device, self._optimizers))
         if ahead or not broken:
             self._buffers.finish(summed[self._num_fields :].masked_fill(broken, 0), batch.num_micro_batches)
             seed(self._device, order.key(self._seed, UPDATE, state.progress.step, self._turn))
@@ -283,26 +284,27 @@ class Updater:
                 state.take_step(optimizer, broken.float() if ahead else None)
         else:
             self._buffers.put_back()
-        if any(with_gradients):
+        if updated:
             state.scaler.update()
-        *sums_and_flags, norm_before = numbers()
+        *sums_and_flags, loss_scale, norm_before = numbers()
         totals = totals_of(measuring.means, sums_and_flags, batch.size)
         stop, commit, change, _, seconds, *rest = sums_and_flags[measuring.num_sums :]
         taken = rest[_TRAINED.stop - _TRAINED.start :]
         skipped = not (math.isfinite(sums_and_flags[0]) and math.isfinite(norm_before))
-        if not skipped:
-            self._steady[self._name] = with_gradients, self._num_states()
         if by_count and sums_and_flags[1] > 0:
             state.exponents[self._name] = nearest_exponent(sums_and_flags[1] / batch.size)
         self._release()
         self._mark("optimizer")
         votes = Votes(stop > 0, commit > 0, change > 0, seconds)
         samples = from_bytes(taken) if taken else None
-        return Answer(Scores(totals.means(), totals.count, *kept), totals, skipped, norm_before, samples), votes
+        scores = Scores(totals.means(), totals.count, *kept)
+        loss_scale = loss_scale if state.scaler.is_enabled() else 0.0
+        return Answer(scores, totals, skipped, norm_before, samples, loss_scale), votes
 
     def _check_trained_alike(self, summed: Tensor) -> None:
         """Raise UsageError on all ranks if they train different parameters: each digit is then 1 on some ranks only."""
-        if (size := self._world.place.size) == 1:
+        size = self._world.place.size
+        if size == 1 or (self._device.type != "cpu" and not self._trains_others):  # to read it a GPU would wait
             return
         first = self._measuring.num_sums
         if any(0 < digit < size for digit in summed[first + _TRAINED.start : first + _TRAINED.stop].tolist()):
@@ -310,20 +312,6 @@ class Updater:
                 f"step {self._state.progress.step + 1}: ranks train different parameters; code that freezes, thaws or "
                 "adds parameters must do the same on all ranks"
             )
-
-    def _num_states(self) -> list[int]:
-        """Return how many parameters have a state in each optimizer."""
-        return [len(optimizer.state) for optimizer in self._optimizers]
-
-    def _are_gated(self, with_gradients: list[list[int]]) -> bool:
-        """Return whether the optimizers can skip a step on the device.
-
-        They need a state of each parameter: fused optimizers of torch begin one with uninitialised memory, even if they
-        skip the step.
-        """
-        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-        is_steady = self._steady.get(self._name) == (with_gradients, self._num_states())
-        return is_steady and all(group.get("fused") for group in groups)
 
     def _clip(self, gradients: Gradients, factor: Tensor | None, limit: float | None) -> Tensor:
         """Multiply the gradients by `factor` and clip them, if asked; return the 2-norm before the clip, [] float64."""
@@ -342,10 +330,6 @@ class Updater:
             # The factor of a step that is skipped may be NaN, which would stay in the zeros between the gradients.
             torch._foreach_mul_(gradients.tensors, factor.nan_to_num(0.0))
         return norm
-
-
-def _with_gradients(optimizer: Optimizer) -> list[int]:
-    return [id(parameter) for parameter in optim.parameters_of(optimizer) if parameter.grad is not None]
 
 
 def key_of(names: Sequence[str]) -> str:

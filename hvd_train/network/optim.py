@@ -165,6 +165,19 @@ class Closed:
         return self._method(*arguments, **options)
 
 
+def can_skip_on_device(optimizer: Optimizer) -> bool:
+    """Return whether the optimizer does nothing if its `found_inf` is 1, with no wait of the host for that number.
+
+    It needs a state of each parameter: fused optimizers of torch begin one with uninitialised memory, even then.
+    """
+    for group in optimizer.param_groups:
+        has_state = all(optimizer.state.get(p) for p in group["params"] if p.grad is not None)
+        needs_none = isinstance(optimizer, torch.optim.SGD) and not group["momentum"]
+        if not group.get("fused") or not (has_state or needs_none):
+            return False
+    return True
+
+
 def take_step(optimizer: Optimizer, found_inf: Tensor | None = None) -> None:
     """Let the optimizer change the weights, by its own `step`; a fused one does nothing if `found_inf` is 1."""
     closed = [method for method in (optimizer.step, optimizer.zero_grad) if isinstance(method, Closed)]

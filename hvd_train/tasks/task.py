@@ -198,7 +198,7 @@ class Measuring:
     def __init__(self, function: Function, *, trains: bool = True, of_a_loop: bool = False) -> None:
         """`of_a_loop`: the user's own loop measures, which can use totals and values of each sample in training."""
         self.function, self._trains, self._checked = function, trains, list[object]()
-        self._of_a_loop = of_a_loop
+        self.of_a_loop = of_a_loop
         self.exponent = 0  # the power of two near the count of the loss for each sample, as far as it is known
         self.fields = self.means = tuple[Field, ...]()  # training sums the means
         self.num_sums = 0
@@ -207,7 +207,7 @@ class Measuring:
     @property
     def keeps(self) -> bool:
         """Whether steps sum totals and keep values of each sample."""
-        return self._of_a_loop and len(self.fields) > len(self.means)
+        return self.of_a_loop and len(self.fields) > len(self.means)
 
     def __call__(self, model: nn.Module, batch: Any, num_samples: int) -> Measures:
         """Return the measures of a micro-batch. Raises UsageError if their fields are others."""

@@ -55,7 +55,7 @@ class Bucket(tuple[nn.Parameter, ...]):
         # Horovod has no complex numbers.
         self.sent, self.flat = (torch.view_as_real(each) if each.is_complex() else each for each in (whole, flat))
         self.surprise = self.sent.view(-1)[-1:]
-        """Above zero after the sum if, on any rank, gradients are of other kinds than expected."""
+        """On CPUs above zero after the sum if, on any rank, gradients are of other kinds than expected."""
 
     def collect(self) -> None:
         """Move the gradients that are in other memory into their views, which become the gradients."""
@@ -66,14 +66,17 @@ class Bucket(tuple[nn.Parameter, ...]):
         for parameter, view in outside:
             parameter.grad = view
 
-    def fill(self) -> None:
-        """Prepare to send: collect, put zeros in place of missing gradients, and say whether any is a surprise."""
+    def fill(self) -> bool:
+        """Prepare to send: collect, and put zeros in place of missing gradients; return whether any is a surprise."""
         self.collect()
         kinds = kinds_of(self)
         for view, kind in zip(self._views, kinds, strict=True):
             if kind != DENSE:
                 view.zero_()
-        self.surprise.fill_(kinds != self._expected)
+        is_surprise = kinds != self._expected
+        if self.surprise.device.type == "cpu":
+            self.surprise.fill_(is_surprise)
+        return is_surprise
 
     def settle(self, kinds: Sequence[int]) -> None:
         """Set the gradients of these kinds after the sum, and expect them in the next update."""
@@ -161,6 +164,7 @@ class Reducer:
         known = (layout for layout in self._layouts if layout.ids == ids)
         self._layout = layout = next(known, None) or self._new_layout(ids)
         self._cast.clear()
+        self._is_surprised = False  # on this rank
         horovod = self._horovod
         horovod._handles.clear()
         if horovod._groups is not layout.buckets:
@@ -218,20 +222,24 @@ class Reducer:
                 for parameter in bucket:
                     handles.pop(parameter, None)
                 handles[bucket] = self._send(bucket)
+        if not layout.buckets:
+            return Gradients([])
+        # To read a number from a GPU would wait for it, so that of all buckets is summed in host memory there.
+        is_on_cpu = layout.buckets[0].surprise.device.type == "cpu"
+        of_ranks = None if is_on_cpu else self._world.start_sum(torch.tensor([float(self._is_surprised)]), "kinds")
         self._horovod.synchronize()
         for bucket, sum_of_all in self._cast.items():
             bucket.sent.copy_(sum_of_all)
-        if not layout.buckets:
-            return Gradients([])
-        gradients = self._summed(layout)
+        surprises = torch.cat([bucket.surprise for bucket in layout.buckets]) if of_ranks is None else of_ranks()
+        gradients = self._summed(layout, is_surprised=any(surprises.tolist()))
         if not layout.is_shared:
             # All ranks communicate for it. They are here with the same parameters, which they may not be in `begin`.
             self._share_memory(layout)
         return gradients
 
-    def _summed(self, layout: _Layout) -> Gradients:
+    def _summed(self, layout: _Layout, *, is_surprised: bool) -> Gradients:
         tensors = [bucket.flat for bucket in layout.buckets]
-        if any(torch.cat([bucket.surprise for bucket in layout.buckets]).tolist()):
+        if is_surprised:
             return Gradients(tensors + self._settle(layout.buckets))
         squares = [self._squares_at(bucket.sent) for bucket in layout.buckets]
         known = [of_bucket for of_bucket in squares if of_bucket is not None]
@@ -254,7 +262,7 @@ class Reducer:
         return [numbers_in(parameter) for parameter in sparse]
 
     def _send(self, bucket: Bucket) -> tuple[int, Sequence[Any]]:
-        bucket.fill()
+        self._is_surprised = bucket.fill() or self._is_surprised
         sent = self._compression.compress(bucket.sent)[0]
         if sent is not bucket.sent:
             self._cast[bucket] = sent

@@ -215,8 +215,11 @@ def test_one_backward_pass_can_serve_two_optimizers() -> None:
     def program(session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop) -> None:
         for step in session.steps():
             stop(step.number)
-            for micro in step.update("first", "last"):
-                micro.backward(F.cross_entropy(model(micro.batch[0]), micro.batch[1], reduction="none"))
+            update = step.update("first", "last")
+            for micro in update:
+                loss = F.cross_entropy(model(micro.batch[0]), micro.batch[1], reduction="none")
+                micro.backward(loss, inputs=Each(micro.batch[0]))
+            assert torch.equal(update.scores.each("inputs"), INPUTS[step.samples])
 
     weights, _, _ = check_survives(program, make=two_layers, optimizer_of=two)
     model = two_layers()
