@@ -144,7 +144,7 @@ class Loops:
             self._at, self._count = resumed, 0
             set_values(self._own, resumed.own)
             state.set_settings(resumed.settings)  # the code at the head of the epoch may have set them again
-            state.set_trained(resumed.trained)
+            state.set_trained(resumed)
         training.begin_epoch()
         self._after_steps = False
         while resumed is not None or not self._is_over:  # the last step before an end is answered from the record

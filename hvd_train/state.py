@@ -72,6 +72,7 @@ class Point:
     # In plain types (`data.plain`):
     settings: Sequence[Mapping[str, Any]] = ()  # of each parameter group: learning rate, momentum, ...
     trained: Sequence[bool] = ()  # whether each parameter of all groups requires a gradient
+    modes: Sequence[bool] = ()  # whether each module is in training mode
     own: Mapping[str, Any] = field(default_factory=dict)  # registered values by name
     own_at_epoch: Mapping[str, Any] = field(default_factory=dict)  # the same at the beginning of the epoch
 
@@ -185,7 +186,8 @@ class TrainState:
             self.live()  # all ranks raise UsageError if the optimizer keeps what cannot be written
         at_epoch = values if part == HEAD else self.point.own_at_epoch
         trained = [parameter.requires_grad for parameter in self._parameters()]
-        self.point = Point(epoch, part, step, cursor, self.best, self.last, settings, trained, values, at_epoch)
+        modes = [module.training for module in self.model.modules()]
+        self.point = Point(epoch, part, step, cursor, self.best, self.last, settings, trained, modes, values, at_epoch)
         # A newcomer needs answers before the loop and at the head of the epoch; a survivor behind lacks the last one.
         last = next(reversed(self.answers), None)
         self.answers = {
@@ -206,10 +208,12 @@ class TrainState:
         for (_, _, group), values in zip(self._groups(), settings, strict=False):
             _set(group, from_plain(copy.deepcopy(values)))
 
-    def set_trained(self, trained: Sequence[bool]) -> None:
-        """Let these parameters of all groups require a gradient."""
-        for parameter, requires_grad in zip(self._parameters(), trained, strict=False):
+    def set_trained(self, point: Point) -> None:
+        """Let the parameters and modules train that did at a point."""
+        for parameter, requires_grad in zip(self._parameters(), point.trained, strict=False):
             parameter.requires_grad_(requires_grad)
+        for module, mode in zip(self.model.modules(), point.modes, strict=False):
+            module.training = mode
 
     def _parameters(self) -> list[nn.Parameter]:
         """Return the parameters of all groups."""
@@ -313,7 +317,7 @@ class TrainState:
         if not behind:
             self.best, self.last = (snapshot[name] and Evaluation(**snapshot[name]) for name in ("best", "last"))
             self.point = Point(**kept["point"], best=self.best, last=self.last)
-            self.set_trained(self.point.trained)
+            self.set_trained(self.point)
             self._forget_without_values()
         self.recent = [Entry(**entry) for entry in snapshot["recent"]]
         self.data, self.seconds = snapshot["data"], snapshot["seconds"]

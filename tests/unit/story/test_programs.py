@@ -300,6 +300,19 @@ def test_parameters_may_be_frozen_and_thawed_at_any_step(at_step: int, trains: b
     assert largest_difference(weights, model.state_dict()) <= TOLERANCE
 
 
+def test_a_layer_may_be_set_to_evaluation_mode_at_any_step() -> None:
+    """A resumed job and a newcomer have its mode, though their code does not come there again."""
+
+    def program(session: Session, model: Any, optimizer: Optimizer, stop: Stop) -> None:
+        for step in session.steps():
+            if step.number in (2, 5):
+                model[1].train(step.number == 5)
+            take(step, model)
+            stop(step.number)
+
+    check_survives(program, make=lambda: own_generator(nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3))))
+
+
 def test_ranks_that_train_different_parameters_end_with_one_line() -> None:
     def program(session: Session, model: Any, optimizer: Optimizer, stop: Stop) -> None:
         for step in session.steps():
