@@ -315,7 +315,9 @@ class Updater:
 
     def _clip(self, gradients: Gradients, factor: Tensor | None, limit: float | None) -> Tensor:
         """Multiply the gradients by `factor` and clip them, if asked; return the 2-norm before the clip, [] float64."""
-        if gradients.squares is not None and not self._state.scaler.is_enabled():
+        # Horovod knows the squares from the second update on, and adds them up in another way, so a clip that used them
+        # would round differently after a resume.
+        if gradients.squares is not None and limit is None and not self._state.scaler.is_enabled():
             norm = torch.tensor(math.sqrt(gradients.squares), dtype=torch.float64)
         else:
             pieces = [piece for tensor in gradients.tensors for piece in _pieces(tensor)]

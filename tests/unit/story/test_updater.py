@@ -11,7 +11,7 @@ from hvd_train.errors import UsageError
 from hvd_train.progress.order import Batch, BatchLayout, MicroBatch, fingerprint
 from hvd_train.state import Answer, TrainState
 from hvd_train.updater import Updater, Votes
-from hvd_train.world.world import LocalWorld, World
+from hvd_train.world.world import Gradients, LocalWorld, World
 from tests.support import runs
 from tests.support.worlds import ThreadWorld, own_generator, run_ranks
 
@@ -114,6 +114,26 @@ def test_the_norm_of_a_large_gradient_is_accurate() -> None:
     result = take(Config(), state_of(LargeLayer()), part)
     ones, large = 64 * 2**18, 64 * 2.0**24
     assert result.gradient_norm == pytest.approx(0.1 * (large + ones) ** 0.5, rel=2**18 / large)
+
+
+class KnowsSquares(LocalWorld):
+    """A world whose reduction has added up the squares, with a rounding of its own."""
+
+    def reduce(self) -> Gradients:
+        gradients = super().reduce()
+        squares = sum(float(each.double().square().sum()) for each in gradients.tensors)
+        return Gradients(gradients.tensors, squares * (1 + 2**-20))
+
+
+def test_clipping_rounds_the_same_whether_the_reduction_knows_the_squares() -> None:
+    """It does so from the second update of a process on, so a resumed run would differ."""
+    weights = []
+    for world in (LocalWorld(), KnowsSquares()):
+        model = own_generator(runs.convnet(10))
+        updater = Updater(Config().replace(clip_norm=0.01), world, model, CPU, {"": runs.TRAINING})
+        updater.take(state_of(model, world=world), batch(4))
+        weights.append(model.state_dict())
+    assert runs.equal(*weights)
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
