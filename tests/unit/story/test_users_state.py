@@ -417,7 +417,11 @@ def test_a_step_that_an_error_ends_leaves_no_trace_in_buffers() -> None:
                 stop(step.number)
                 micro.backward(loss)
 
-    check_survives(program, make=lambda: own_generator(nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3))))
+    normed = lambda: own_generator(nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3)))  # noqa: E731
+    check_survives(program, make=normed)
+    with pytest.raises(Interrupted):
+        played(LocalWorld(), program, Path("within"), normed, stop_at=7)
+    assert read(committed(Path("within"))[-1])["progress"]["step"] == 6
 
 
 def test_a_figure_of_numpy_can_be_the_best() -> None:
