@@ -206,7 +206,9 @@ class StepBuffers:
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         """`device` is the model's."""
-        self._model, self._device, self._tables = model, device, [module._buffers for module in model.modules()]
+        self._model = model
+        self._device = device
+        self._tables = [module._buffers for module in model.modules()]
         self._num_registered = self._count()
         buffers = _registered(model)
         self._names = {buffer.name for buffer in buffers}
@@ -216,7 +218,8 @@ class StepBuffers:
         self._means = [_Means(kind, device) for kind in (floats, counts) if kind]
         self.others = [_Saved(buffer) for buffer in buffers if not is_statistic(buffer)]  # not averaged
         self._kinds: list[_Means | _Saved] = [*self._means, *self.others]
-        self._new, self._begun = dict[str, Tensor | None](), False
+        self._new = dict[str, Tensor | None]()
+        self._begun = False
         self._first: dict[str, Tensor | None] | None = None  # the changes by this rank's first pass in a step
         self._steps = 0
         self.differing = set[str]()  # the buffers that have got other values in one micro-batch than in another
@@ -225,7 +228,9 @@ class StepBuffers:
         """Save the values at the beginning of a step."""
         for kind in self._kinds:
             kind.begin()
-        self._new, self._begun, self._first = {}, True, None
+        self._new = {}
+        self._begun = True
+        self._first = None
         self._steps += 1
 
     def put_back(self) -> None:
@@ -262,10 +267,14 @@ class StepBuffers:
         """Note the buffers that this pass has changed in another way than this rank's first pass of the step."""
         if self._first is None:
             self._first = {name: None if value is None else value.clone() for name, value in changed.items()}
-            return
-        for name in changed.keys() | self._first.keys():
-            both = name in changed and name in self._first
-            if not (both and _alike(changed[name], self._first[name])):
+        else:
+            self._note_different(changed, self._first)
+
+    def _note_different(self, changed: Mapping[str, Tensor | None], first: Mapping[str, Tensor | None]) -> None:
+        rounding = 0.0 if self._device.type == "cpu" else 1e-5
+        for name in changed.keys() | first.keys():
+            both = name in changed and name in first
+            if not (both and _alike(changed[name], first[name], rounding)):
                 self.differing.add(name)
 
     @property
@@ -279,8 +288,15 @@ class StepBuffers:
         return bool(self._new)
 
     def broadcast_others(self, world: World) -> None:
-        """Broadcast the other buffers that micro-batch 0 changed on rank 0. Raises RankLost."""
-        self._new = world.broadcast(self._new, 0)
+        """Send the other buffers that micro-batch 0 changed on rank 0; compare those of all ranks. Raises RankLost."""
+        first = None
+        if self._first is not None:
+            known = self.differing
+            first = {n: v if v is None else v.to("cpu") for n, v in self._first.items() if n not in known}
+        (self._new, _), *others = world.gather((self._new, first))
+        for _, changed in others:
+            if changed is not None:
+                self._note_different(changed, self._new)
 
     def finish(self, total: Tensor, num_micro_batches: int) -> None:
         """Set the buffers to their values after the step; `total` [n] is the sum of `changes` over all ranks."""
@@ -381,13 +397,15 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return all(map(torch.equal, dense_parts(one), dense_parts(other)))
 
 
-def _alike(one: Tensor | None, other: Tensor | None) -> bool:
-    """Return whether two tensors are equal, on a GPU but for rounding."""
-    if one is None or other is None or one.shape != other.shape or one.layout != other.layout:
+def _alike(one: Tensor | None, other: Tensor | None, rounding: float) -> bool:
+    """Return whether two tensors are equal but for this relative rounding."""
+    if one is None or other is None:
         return one is other
+    if (one.shape, one.layout, one.dtype) != (other.shape, other.layout, other.dtype):
+        return False
     if one.layout != torch.strided or not one.is_floating_point():
         return _equal(one, other)
-    return torch.allclose(one, other, 0.0 if one.device.type == "cpu" else 1e-5, 0.0, equal_nan=True)
+    return torch.allclose(one, other, rounding, 0.0, equal_nan=True)
 
 
 def is_sparse(tensor: Tensor) -> bool:
@@ -431,7 +449,8 @@ def given(state: Mapping[str, Any]) -> dict[str, Any]:
 def _given(value: Any) -> Any:
     if not (isinstance(value, dict) and _LAYOUT in value):
         return value
-    parts, shape = value["parts"], value["shape"]
+    parts = value["parts"]
+    shape = value["shape"]
     if value[_LAYOUT] == str(torch.sparse_coo):
         indices, values = parts
         return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=value["coalesced"], check_invariants=False)

@@ -48,6 +48,7 @@ def played(
     make: Callable[[], nn.Module] = linear,
     optimizer_of: Callable[[nn.Module], torch.optim.Optimizer] = momentum,
     stop_at: int = 0,
+    name: str = "",
     **changes: Any,
 ) -> Outcome:
     """Return weights, registered values and settings after a program of 10 steps; interrupt it after one of them."""
@@ -60,7 +61,7 @@ def played(
     optimizer = optimizer_of(model)
     settings = {"epochs": 2, "global_batch_size": 8, "batch_size": 4, "warmup_epochs": 0.0, "learning_rate": 0.1}
     config = small_config(output_dir=folder, **settings, **changes)
-    with Session(model, optimizer, DATA, config=config, world=world) as session:
+    with Session(model, optimizer, DATA, config=config, name=name, world=world) as session:
         program(session, model, optimizer, stop)
     state = session.training.state
     return to_host(model.state_dict()), values_of(session._own), state.settings()

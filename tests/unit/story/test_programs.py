@@ -102,6 +102,18 @@ class Outside(torch.optim.Optimizer):
                 p.add_(torch.randn_like(p), alpha=0.01)
 
 
+class Relative(torch.optim.Optimizer):
+    """An optimizer with relative steps, whose learning rate is None or absent."""
+
+    def __init__(self, params: Any, **defaults: Any) -> None:
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad, alpha=0.01)
+
+
 def hooked(model: nn.Module) -> Optimizer:
     """Return an optimizer whose hooks halve a gradient and pull the weights towards zero."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -133,6 +145,8 @@ OPTIMIZERS |= {
     "fused SGD": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True),
     "capturable AMSGrad": lambda model: torch.optim.Adam(model.parameters(), amsgrad=True, foreach=True, lr=0.01),
     "an argument without a default": lambda model: Outside(model.parameters(), 0.5),
+    "a learning rate of None": lambda model: Relative(model.parameters(), lr=None),
+    "no learning rate": lambda model: Relative(model.parameters()),
     "hooks": hooked,
     "a step of its own": patched,
 }
