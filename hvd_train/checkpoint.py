@@ -1,7 +1,6 @@
 """Write checkpoints atomically in the background: two lines of text and a payload of torch.save."""
 
 import hashlib
-import io
 import json
 import mmap
 import os
@@ -17,9 +16,8 @@ from torch import Tensor
 
 from hvd_train import plain_file
 from hvd_train.config import Config
-from hvd_train.data.trees import map_tensors
 from hvd_train.errors import UsageError, first_few
-from hvd_train.network.weights import UNREADABLE, for_file, tensors_in
+from hvd_train.network.weights import UNREADABLE, for_file, tensors_in, why_not_read_again
 from hvd_train.run_files import durable
 from hvd_train.run_files.run_folder import NoneReadable, RunFolder
 from hvd_train.state import Snapshot, TrainState, result_in, to_host
@@ -83,7 +81,7 @@ class Store:
 
     def _commit(self, snapshot: Snapshot) -> bool:
         path = path_of(self.folder, snapshot["progress"]["step"])
-        if why := _unreadable(snapshot):
+        if why := why_not_read_again(snapshot):
             self._report(f"not written, since it could not be read again: {path} ({why}); earlier checkpoints stay")
             return False
         try:
@@ -155,18 +153,6 @@ def newest_good(folder: Path, report: Report) -> Snapshot | None:
             "--resume never to start again (the old run is kept aside)"
         )
     return None
-
-
-def _unreadable(snapshot: Snapshot) -> str:
-    """Return why a checkpoint with this snapshot could not be read, or an empty text. Tensors are left out."""
-    file, no_numbers = io.BytesIO(), torch.empty(0)
-    try:
-        torch.save(map_tensors(snapshot, lambda value: no_numbers if type(value) is Tensor else value), file)
-        torch.load(io.BytesIO(file.getbuffer()), weights_only=True)
-    except Exception as error:  # noqa: BLE001  # pickle calls code of the values
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        return f"it has a {found[1]}" if found else str(error).partition("\n")[0]
-    return ""
 
 
 def write_into(file: BinaryIO, snapshot: Snapshot) -> None:

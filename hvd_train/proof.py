@@ -38,7 +38,9 @@ class Run:
     """A run of the script; it may have several trainings, each with a folder."""
 
     def __init__(self, folder: Path, command: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
-        self.folder, self._log, self._variables = folder, folder.with_suffix(".log"), variables or {}
+        self.folder = folder
+        self._log = folder.with_suffix(".log")
+        self._variables = variables or {}
         self._command = [*command, "--output-dir", str(folder), "--log-steps", "1", "--ledger"]
 
     def complete(self, disturb_after: int = 0, disturb: Act | None = None) -> str | None:
@@ -127,7 +129,8 @@ def differences(alone: Run, other: Run, tolerance: float, control: Run | None = 
     The note is of numbers that differ by rounding. A difference is rounding if it is below the tolerance, or not much
     larger than between `alone` and `control`, a run in another order.
     """
-    found, note = list[str](), ""
+    found = list[str]()
+    note = ""
     for training in alone.trainings:
         of = "" if training == "." else f"{training}: "
         if training not in other.trainings:
@@ -135,35 +138,33 @@ def differences(alone: Run, other: Run, tolerance: float, control: Run | None = 
             continue
         found += [f"{of}NOT exact: {fault}" for fault in ledger.audit(other.folder / training).faults[:1]]
         found += [f"{of}{what}" for what in _steps_that_differ(alone, other, training, tolerance, control)[:1]]
-        mine, its = _last(alone, training), _last(other, training)
-        noise = _noise(mine, _last(control, training)) if control is not None else {}
-        of_own = noise["point"]["own"] if noise else None
-        if what := _first_difference(mine["point"]["own"], its["point"]["own"], tolerance, of_own):
-            found.append(f"{of}the first registered value that differs is {what}")
-        mine, its = ({name: snapshot[name] for name in TENSORS} for snapshot in (mine, its))
-        if what := _first_difference(mine, its, tolerance, noise):
-            found.append(f"{of}the first tensor that differs is {what}")
-        elif rounded := _first_difference(mine, its, tolerance):
-            note = note or f"{of}{rounded}, as between two orders of addition; what the steps compute is the same"
+        runs = (_parts(run, training) for run in (alone, other, control or alone))
+        for name, (mine, its, again) in zip(("registered value", "tensor"), zip(*runs, strict=True), strict=True):
+            if what := _first_difference(mine, its, tolerance, _noise(mine, again)):
+                found.append(f"{of}the first {name} that differs is {what}")
+            elif rounded := _first_difference(mine, its, tolerance):
+                note = note or f"{of}{rounded}, as between two orders of addition; what the steps compute is the same"
     return found, note
 
 
-def _last(run: Run, training: str) -> Any:
+def _parts(run: Run, training: str) -> tuple[Any, Any]:
+    """Return the registered values and the tensors at the end of a training."""
     if (snapshot := checkpoint.newest_good(run.folder / training, say)) is None:
         raise UsageError(f"{run.folder / training} has no checkpoint")
-    return snapshot
+    return snapshot["point"]["own"], {name: snapshot[name] for name in TENSORS}
 
 
 def _steps_that_differ(alone: Run, other: Run, training: str, tolerance: float, control: Run | None) -> list[str]:
-    mine, its = alone.steps(training), other.steps(training)
+    mine = alone.steps(training)
+    its = other.steps(training)
     again = control.steps(training) if control is not None else mine
-    noise, found = dict[str, float](), list[str]()
+    noise = dict[str, float]()
+    found = list[str]()
     if mine.keys() != its.keys():
         found.append(f"it took {len(its)} steps, not {len(mine)}")
     for number, one in mine.items():
         for name, value in _noise(one, again.get(number, one)).items():
-            if isinstance(value, float):
-                noise[name] = max(value, noise.get(name, 0.0))  # rounding grows
+            noise[name] = max(value, noise.get(name, 0.0))  # rounding grows
         if what := _first_difference(one, its.get(number, one), tolerance, noise):
             found.append(f"step {number} is the first that differs, in {what}")
     return found
@@ -178,50 +179,55 @@ def depends_on_order(alone: Run, control: Run, tolerance: float) -> str:
     return ""
 
 
-def _noise(one: Any, two: Any) -> Any:
-    """Return, for each number in two nested values, how much it differs."""
-    if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
-        one, two = dict(enumerate(one)), dict(enumerate(two))
-    if isinstance(one, Mapping) and isinstance(two, Mapping):
-        return {key: _noise(value, two.get(key)) for key, value in one.items()}
-    if _is_number(one) and _is_number(two):
-        difference = (_as_tensor(one) - _as_tensor(two)).abs() if _shape(one) == _shape(two) else torch.zeros(0)
-        finite = difference[difference.isfinite()]
-        return float(finite.max()) if len(finite) else 0.0
-    return None
+def _noise(one: Any, two: Any) -> dict[str, float]:
+    """Return how much each number in two nested values differs, by its path."""
+    others = _leaves(two)
+    gaps = {path: _gap(value, others.get(path)) for path, value in _leaves(one).items()}
+    return {path: float(gap.nan_to_num(0.0, 0.0).max()) for path, gap in gaps.items() if gap is not None and len(gap)}
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (float, Tensor))
-
-
-def _shape(value: Any) -> tuple[int, ...]:
-    return tuple(_as_tensor(value).shape)
-
-
-def _as_tensor(value: Any) -> Tensor:
-    return value.double() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
-
-
-def _first_difference(one: Any, two: Any, tolerance: float, noise: Any = None, name: str = "") -> str:
-    """Return the name of the first value that differs, and by how much; numbers may differ by rounding.
+def _first_difference(one: Any, two: Any, tolerance: float, noise: Mapping[str, float] | None = None) -> str:
+    """Return the path of the first value that differs, and by how much; numbers may differ by rounding.
 
     `noise` has, for each number, how much it differs in another order of addition.
     """
-    if _is_number(one) and _is_number(two) and _shape(one) == _shape(two):
-        one, two = _as_tensor(one), _as_tensor(two)
-        finite = one[one.isfinite()]  # a mask may have infinities
-        largest = max(1.0, float(finite.abs().max())) if len(finite) else 1.0
-        allowed = max(tolerance * largest, _ROUNDING * noise if tolerance and isinstance(noise, float) else 0.0)
-        same = torch.allclose(two, one, 0.0, allowed, equal_nan=True)
-        return "" if same else f"{name[1:]}, by {float((one - two).abs().max()):.2g}"
-    if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
-        one, two = dict(enumerate(one)), dict(enumerate(two))
-    if isinstance(one, Mapping) and isinstance(two, Mapping):
-        of = noise if isinstance(noise, Mapping) else {}
-        for key in {**one, **two}:
-            if what := _first_difference(one.get(key), two.get(key), tolerance, of.get(key), f"{name}/{key}"):
-                return what
-        return ""
-    same = not isinstance(one, Tensor) and not isinstance(two, Tensor) and one == two
-    return "" if same else name[1:]
+    mine = _leaves(one)
+    its = _leaves(two)
+    for path in {**mine, **its}:
+        value = mine.get(path)
+        other = its.get(path)
+        gap = _gap(value, other)
+        if gap is None:
+            if isinstance(value, Tensor) or isinstance(other, Tensor) or value != other:
+                return path
+            continue
+        sizes = torch.as_tensor(value, dtype=torch.float64).abs()
+        largest = float(torch.cat([sizes[sizes.isfinite()], torch.ones(1)]).max())  # a mask may have infinities
+        of_noise = _ROUNDING * noise.get(path, 0.0) if noise and tolerance else 0.0
+        if not (gap <= max(tolerance * largest, of_noise)).all():
+            return f"{path}, by {float(gap.max()):.2g}"
+    return ""
+
+
+def _leaves(values: Any, path: str = "") -> dict[str, Any]:
+    """Return what nested mappings and sequences hold, by path."""
+    if isinstance(values, (list, tuple)):
+        values = dict(enumerate(values))
+    if not isinstance(values, Mapping):
+        return {path: values}
+    found = dict[str, Any]()
+    for key, value in values.items():
+        found |= _leaves(value, f"{path}/{key}" if path else str(key))
+    return found
+
+
+def _gap(one: Any, two: Any) -> Tensor | None:
+    """Return by how much two numbers, or tensors of one shape, differ, as a row; None for other values."""
+    if not all(isinstance(value, (float, Tensor)) for value in (one, two)):
+        return None
+    mine: Tensor = torch.as_tensor(one, dtype=torch.float64)
+    its: Tensor = torch.as_tensor(two, dtype=torch.float64)
+    if mine.shape != its.shape:
+        return None
+    same = (mine == its) | (mine.isnan() & its.isnan())  # infinities, too
+    return (mine - its).abs().masked_fill(same, 0.0).flatten()

@@ -13,9 +13,9 @@ from urllib.error import URLError
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
-from torch.nn.parameter import is_lazy
 
 from hvd_train import plain_file
+from hvd_train.data.trees import map_tensors
 from hvd_train.errors import UsageError, first_few, unknown_name
 from hvd_train.network import buffers
 from hvd_train.network.models import head_of, torchvision_names
@@ -134,29 +134,29 @@ def for_file(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_state(model: nn.Module, weights_format: str) -> None:
     """Raise UsageError if files cannot hold the state_dict of a model."""
-    if lazy := [name for name, value in model.named_parameters() if is_lazy(value)]:
-        raise UsageError(f"{lazy[0]} has no shape yet: run the model once on a batch of your data first, model(batch)")
     state = for_file(model.state_dict())
     for name, value in state.items():
         is_dense = isinstance(value, Tensor) and not buffers.is_sparse(value)
         if weights_format == "safetensors" and not is_dense:
             raise UsageError(f"--weights-format safetensors: {name} is no dense tensor: leave the flag out")
-        if not isinstance(value, Tensor) and not _can_be_read(value):
+        if not isinstance(value, Tensor) and why_not_read_again(value):
             raise UsageError(
                 f"{name} is a {type(value).__name__}, which a checkpoint cannot hold: let get_extra_state return "
                 "tensors, numbers, texts, bytes, and lists or dicts of them"
             )
 
 
-def _can_be_read(value: Any) -> bool:
+def why_not_read_again(values: Any) -> str:
+    """Return why a file with these values could not be loaded, or an empty text. Tensors are left out."""
     file = io.BytesIO()
+    no_numbers = torch.empty(0)
     try:
-        torch.save(value, file)
-        file.seek(0)
-        torch.load(file, weights_only=True)
-    except UNREADABLE:
-        return False
-    return True
+        torch.save(map_tensors(values, lambda value: no_numbers if type(value) is Tensor else value), file)
+        torch.load(io.BytesIO(file.getbuffer()), weights_only=True)
+    except Exception as error:  # noqa: BLE001  # pickle calls code of the values
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        return f"it has a {found[1]}" if found else why_unreadable(error)
+    return ""
 
 
 def _tied(model: nn.Module) -> dict[str, list[str]]:
