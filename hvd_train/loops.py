@@ -67,7 +67,9 @@ class Loops:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        training, ended, self._closed = self.training, error, True
+        training = self.training
+        ended = error
+        self._closed = True
         if error is None:
             try:
                 training.join()
@@ -119,13 +121,15 @@ class Loops:
         A program of several trainings that repeats a finished one runs that code again, with recorded scores, and so
         has its values.
         """
-        training, state = self.training, self.training.state
+        training = self.training
+        state = self.training.state
         if not training.name:
             return False
         training.look_for_writes()  # weights that this code has changed would be changed twice
         if state.point.part != TAIL or not training.is_whole or not training.why():
             return False
-        self._at, self._count = replace(state.point, epoch=state.progress.epoch, part=HEAD), 0
+        self._at = replace(state.point, epoch=state.progress.epoch, part=HEAD)
+        self._count = 0
         return True
 
     @property
@@ -137,7 +141,9 @@ class Loops:
 
     def _steps(self, epoch: int) -> Iterator[Step]:
         training, state = self._joined()
-        num_samples, resumed, self._resumed = training.epoch_size, self._resumed, None
+        num_samples = training.epoch_size
+        resumed = self._resumed
+        self._resumed = None
         if resumed is not None and resumed.part == HEAD:
             resumed = None
         elif resumed is not None:
@@ -298,13 +304,16 @@ class Update:
     gradient_norm: float  # before it was clipped
 
     def __init__(self, session: Loops, step: Step, optimizers: Sequence[str]) -> None:
-        self._session, self._step, self._optimizers = session, step, optimizers
+        self._session = session
+        self._step = step
+        self._optimizers = optimizers
 
     def __iter__(self) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches. If a rank is lost, they come again, divided among the others."""
         session, training, step = self._session, self._session.training, self._step
         step._check(self._optimizers)
-        is_only, name = self._optimizers == ("",), key_of(self._optimizers)
+        is_only = self._optimizers == ("",)
+        name = key_of(self._optimizers)
         if session._in_step or step.is_over or (is_only and step.answers):
             raise UsageError(f"step {step.number}: its micro-batches come once, in one loop")
         state, label = training.state, session._at.label(session._count)
@@ -350,7 +359,8 @@ class Step(Update):
     def __init__(self, session: Loops, at: Point) -> None:
         super().__init__(session, self, ("",))
         training = session.training
-        layout, num_samples = training.state.layout, training.epoch_size
+        layout = training.state.layout
+        num_samples = training.epoch_size
         self.size = len(layout.batches(range(at.cursor, num_samples))[0])  # samples of all ranks
         self.number, self.epoch = at.step + 1, at.epoch + 1  # both count from 1
         self.position = at.epoch + (at.cursor + self.size / 2) / num_samples  # epochs done in the middle of the step
@@ -413,7 +423,9 @@ class MicroBatch:
 
 def _count_step(training: Training, result: Answer) -> None:
     """Count a step that all ranks have done, show it, and write it down."""
-    state, stopwatch, num_samples = training.state, training.stopwatch, training.epoch_size
+    state = training.state
+    stopwatch = training.stopwatch
+    num_samples = training.epoch_size
     state.count_step(result.totals, skipped=result.skipped, loss_scale=result.loss_scale)
     stopwatch.step(result.totals.count)
     journal, progress, speed = training.output.journal, state.progress, stopwatch.samples_per_second

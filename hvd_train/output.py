@@ -40,7 +40,10 @@ class Output:
 
     def __init__(self, config: Config, program: Program, name: str = "", replays: Path | None = None) -> None:
         """Write nothing yet; a training that `replays` a finished run folder never does."""
-        self._config, self._program, self._name, self.replays = config, program, name, replays
+        self._config = config
+        self._program = program
+        self._name = name
+        self.replays = replays
         to = config.run.copy_to
         self._copy_to = f"{to}/{name}" if to and name else to
         self._folder: RunFolder | None = None

@@ -157,7 +157,8 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
         None if source is None else loader_of(title, source)
         for title, source in (("validation", data.val), ("test", data.test))
     )
-    of_data, others = identity.of(data), {"validation": (data.val, val_loader), "test": (data.test, test_loader)}
+    of_data = identity.of(data)
+    others = {"validation": (data.val, val_loader), "test": (data.test, test_loader)}
     of_data["items"] = {}
     for part, (source, loader) in others.items():
         if loader is not None:

@@ -84,7 +84,8 @@ def opened(
         connected(config, world) as here,
     ):
         begin(here, config, name)
-        job, replays = here, output.finished(here.joins_folder, config, name)
+        job = here
+        replays = output.finished(here.joins_folder, config, name)
         here = job if replays is None else AloneWorld(job)
         parts, optimizers = here.prepare(lambda: build(here))
         with closing(Training(config, here, stop, parts, optimizers, name, replays)) as training:
@@ -93,14 +94,16 @@ def opened(
 
 def begin(world: World, config: Config, name: str) -> None:
     """Begin the next training of a program. Raises UsageError if it may have the run folder of an earlier one."""
-    begun, ended = world.program.begun, world.program.ended
+    begun = world.program.begun
+    ended = world.program.ended
     if name and not re.fullmatch(r"[^\W_][\w-]*", name):
         raise UsageError(f"name={name!r} names a folder: take letters, digits, '_' and '-'")
     if name in run_folder.TAKEN:
         raise UsageError(f"name={name!r} is the name of another folder of a run: take another one")
     if ended and not ended[-1].finished:
         raise Stopped(ended[-1].exit_code)  # also for the trainings that would follow
-    folder, elastic = config.run.output_dir and config.run.output_dir.absolute(), launcher.elastic(os.environ)
+    folder = config.run.output_dir and config.run.output_dir.absolute()
+    elastic = launcher.elastic(os.environ)
     mine = folder, name, None if folder or name or elastic else config.decisive()
     if mine in begun and not hasattr(sys, "ps1"):  # whoever types, or runs a cell of a notebook again, knows
         if name:

@@ -91,10 +91,13 @@ class Session(Loops):
         """
         config = (config or Config()).replace(**settings)
         if order is in_order:
-            config, order = config.replace(order="in-order"), None
+            config = config.replace(order="in-order")
+            order = None
         if order is not None and not callable(order):
             raise UsageError(f"order={order!r}: give a function, such as hvd_train.in_order")
-        names, default, values = config.given | settings.keys(), Config().settings(), config.settings()
+        names = config.given | settings.keys()
+        default = Config().settings()
+        values = config.settings()
         if idle := [name for name in values if name not in _ACT and (name in names or values[name] != default[name])]:
             instead = _INSTEAD.get(idle[0], "leave it out")
             raise UsageError(f"{idle[0]}={values[idle[0]]!r} has no effect in a loop of your own: {instead}")
@@ -103,7 +106,8 @@ class Session(Loops):
                 check_kind(thing)
         config = config.replace(model=OWN, data=OWN, task=OWN)
         check(config, name)
-        self._collate, self._constants = collate, 0
+        self._collate = collate
+        self._constants = 0
         self._loaders = dict[int, _Evaluated]()
         optimizers = {"": optimizer} if isinstance(optimizer, Optimizer) else _named(optimizer)
         network = model if isinstance(model, nn.Module) else nn.ModuleDict(_named(model))
@@ -179,7 +183,8 @@ class Session(Loops):
         without length or items, for measures that are no measures, and if the ranks' data differ.
         """
         of_set = self._evaluated(data, collate or self._collate)
-        task, measuring = Task(measure, best=""), Measuring(measure, trains=False)
+        task = Task(measure, best="")
+        measuring = Measuring(measure, trains=False)
         return self._evaluate(task, measuring, of_set.loader, name, identity.facts_of_items(name, of_set.digest))
 
     def constant(self, module: M) -> M:
@@ -248,7 +253,8 @@ class Session(Loops):
             known.loader.close()
         check_map_style("the set to evaluate", data)
         training = self.training
-        config, parts = training.config, training.parts
+        config = training.config
+        parts = training.parts
         check_apart(parts.data.train, data)
         workers = loader_processes(config.data, training.world.place)
         loader = open_loader(data, None, parts.device, config.seed, workers, collate)

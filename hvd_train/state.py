@@ -252,7 +252,8 @@ class TrainState:
         if foreign := [each for each in self._parameters() if id(each) not in names]:
             raise UsageError(f"the optimizer has {counted(len(foreign), 'parameter')} that the model does not have")
         point = _fields(self.point)
-        best, last = point.pop("best"), point.pop("last")
+        best = point.pop("best")
+        last = point.pop("last")
         return {
             "model": buffers.kept(self.model.state_dict()),
             "average": None if self.average is None else buffers.kept(self.average.state_dict()),
@@ -376,14 +377,17 @@ def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], *, is_placed
     `Optimizer.load_state_dict` casts tensors to the parameter's type, and spoils what is neither tensor nor number. So
     the saved values are put back afterwards, on the saved device if `is_placed`. Raises ValueError, as it does.
     """
-    groups, states, defaults = optimizer.param_groups, optimizer.state, dict(optimizer.defaults)
+    groups = optimizer.param_groups
+    states = optimizer.state
+    defaults = dict(optimizer.defaults)
     optimizer.load_state_dict({**from_plain(saved), "state": saved["state"]})
     for group, loaded in zip(groups, optimizer.param_groups, strict=True):
         _set(group, loaded)
     loaded_states = dict(optimizer.state)
     states.clear()
     states.update(loaded_states)
-    optimizer.param_groups, optimizer.state = groups, states
+    optimizer.param_groups = groups
+    optimizer.state = states
     optimizer.defaults = defaults  # loading may add some, so that ranks would differ
     parameters = [parameter for group in groups for parameter in group["params"]]
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
@@ -452,7 +456,8 @@ def to_host(value: Any) -> Any:
 
 def check_same_shapes(model: nn.Module, theirs: Mapping[str, Any]) -> None:
     """Raise UsageError that names the first tensors in which two models differ."""
-    shapes, other = _shapes(model.state_dict()), _shapes(buffers.given(theirs))
+    shapes = _shapes(model.state_dict())
+    other = _shapes(buffers.given(theirs))
     for name in map(buffers.plain_name, buffers.may_change_shape(model)):
         if name in other or name not in shapes:
             other[name] = shapes[name] = ()

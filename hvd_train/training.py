@@ -75,7 +75,8 @@ class Training:
         check_own_gpus(world, parts.device)
         constants = {f"constant module {n}": digest_of_module(m) for n, m in enumerate(parts.task.constants)}
         world.compare({**identity.facts(parts.identity), **constants})
-        self.output, self.membership = Output(config, world.program, name, replays), Membership()
+        self.output = Output(config, world.program, name, replays)
+        self.membership = Membership()
         self.name = name
         self.waits = Point().label(-1)  # where its program is, for other ranks
         self.last_update: tuple[Answer, Votes] | None = None  # since the last point
@@ -124,7 +125,7 @@ class Training:
         not fit the data; RankLost: each rank keeps a whole state.
         """
         config, world, membership, self._during = self.config, self.world, self.membership, "rendezvous"
-        # Built once: an optimizer that is wrapped twice sums gradients twice.
+        # Built once: hooks on the parameters stay, and two that reduce would sum each gradient twice.
         state = self._state = self._state or fresh_state(config, world, self.parts, self._optimizers)
 
         # Each rank reports its progress.
@@ -149,7 +150,8 @@ class Training:
             synchronize(state, world, root, behind=self.has_joined)
             membership.survives = not from_disk  # a state from disk is loaded again until rank 0 has opened the folder
             confirm_equal(state, world)
-        self._root, self.compares = root if differ and in_between else None, False
+        self._root = root if differ and in_between else None
+        self.compares = False
 
         # The program has set the learning rate for the size of a step that is interrupted.
         self._resizes = config.batch.on_resize == "per-worker"
@@ -202,7 +204,9 @@ class Training:
         file = self.membership.run_dir / "profile" / name
         self.profile = Profile(steps, file, parts.device, journal, self.stopwatch, self.split)
         self._batches = self.last_update = None
-        epochs, num_samples, limit = config.schedule.epochs, self.epoch_size, config.run.max_seconds
+        epochs = config.schedule.epochs
+        num_samples = self.epoch_size
+        limit = config.run.max_seconds
         journal.begin(epochs, num_samples, parts.task.sample, parts.task.best, limit)
         journal.catch_up(state.recent, state.last_step, state.last_epoch)
         self.profile.step_done(state.progress.step)
@@ -417,7 +421,8 @@ class Training:
 
     def _test(self) -> Scores | None:
         """Score the best weights on the test set, if any; the last ones if no best ones are on disk."""
-        parts, run_dir = self.parts, self.output.path or self.output.replays
+        parts = self.parts
+        run_dir = self.output.path or self.output.replays
         if parts.test_loader is None:
             return None
         best = self.world.broadcast(checkpoint.read_weights(run_dir / checkpoint.BEST) if run_dir else None, 0)

@@ -70,7 +70,8 @@ class Updater:
         self._forward = ExitStack()  # what a forward pass runs in
         self.lost: RankLost | None = None  # noticed in a pass of this update
         self._held_fixed: list[nn.Parameter] = []  # of other optimizers, in this update
-        self._model, self._parameters = model, list[nn.Parameter]()
+        self._model = model
+        self._parameters = list[nn.Parameter]()
         self._trained: dict[str, tuple[list[int], tuple[float, ...]]] = {}  # by optimizer: ids, and a digest
         self._watched_updates = _WATCHED_UPDATES
 
@@ -111,7 +112,8 @@ class Updater:
         self._kept: list[Kept] = []
         self._exponent = state.exponents.get(self._name, self._measuring.exponent)
 
-        trained, fixed = list[nn.Parameter](), list[nn.Parameter]()
+        trained = list[nn.Parameter]()
+        fixed = list[nn.Parameter]()
         for name, optimizer in state.optimizers.items():
             (trained if name in names else fixed).extend(
                 parameter for parameter in optim.parameters_of(optimizer) if parameter.requires_grad
@@ -254,7 +256,9 @@ class Updater:
         self._sums_of_layers.end_step(self._device)
         meanwhile()
 
-        state, batch, measuring = self._state, self.batch, self._measuring
+        state = self._state
+        batch = self.batch
+        measuring = self._measuring
         summed = self._pending()
         self._check_trained_alike(summed)
         gradients = self._world.reduce()
@@ -351,7 +355,8 @@ Kept = tuple[int, dict[str, Tensor], dict[str, Tensor]]
 def of_all_micro_batches(of_ranks: Sequence[Sequence[Kept]]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the sum of the totals over all micro-batches, and the values of all samples, in their order."""
     kept = sorted((each for of_rank in of_ranks for each in of_rank), key=lambda each: each[0])
-    totals, values = dict[str, Tensor](), dict[str, Tensor]()
+    totals = dict[str, Tensor]()
+    values = dict[str, Tensor]()
     for name in kept[0][1]:
         totals[name] = reduce(operator.add, [of_micro[name] for _, of_micro, _ in kept])
     for name in kept[0][2]:

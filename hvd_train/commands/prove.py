@@ -37,11 +37,13 @@ def prove(arguments: list[str]) -> int:
     # With --min-np the survivors wait for the replacement of the killed worker.
     elastic = [launcher.program(PROGRAM), "launch", "--elastic", "--np", ranks, "--min-np", ranks, "--"]
 
-    alone, control = Run(folder / "alone", command), Run(folder / "another-order", command, IN_ANOTHER_ORDER)
+    alone = Run(folder / "alone", command)
+    control = Run(folder / "another-order", command, IN_ANOTHER_ORDER)
     for run in (alone, control):
         if failed := run.complete():
             raise UsageError(failed)
-    half, others = alone.num_steps // 2, options.tolerance
+    half = alone.num_steps // 2
+    others = options.tolerance
     depends = depends_on_order(alone, control, others)
     show(f"{'alone':<20} {alone.num_steps} steps")
     if depends:
@@ -52,7 +54,8 @@ def prove(arguments: list[str]) -> int:
         (f"{ranks} ranks", [*several, *command], None, others),
         ("a worker killed", [*elastic, *command], kill_a_worker, others),
     ):
-        run, note = Run(folder / name.replace(" ", "-"), line), ""
+        run = Run(folder / name.replace(" ", "-"), line)
+        note = ""
         failed = run.complete(half, disturb)
         if not failed and disturb is kill_a_worker and not run.newcomers:
             failed = "no replacement has joined: let the script take more steps"

@@ -26,7 +26,8 @@ class ByValue:
     """Becomes `thing` in the process that it is sent to, where modules are imported with the same seed as here."""
 
     def __init__(self, thing: Any, seed: int) -> None:
-        self._thing, self._seed = thing, seed
+        self._thing = thing
+        self._seed = seed
 
     def __reduce__(self) -> tuple[Any, tuple[bytes, int]]:
         content = io.BytesIO()

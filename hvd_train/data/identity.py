@@ -36,7 +36,8 @@ def of(data: DataSet) -> Identity:
 
 def facts(identity: Identity) -> dict[str, str]:
     """Return what all ranks must have in common, by name and what to do if it differs."""
-    (count, _), classes = identity["training"], identity["classes"]
+    count, _ = identity["training"]
+    classes = identity["classes"]
     digest = digest_of_bytes(repr([classes, identity["training"], identity["validation"]]).encode())
     found = {"the data set": f"{count} training samples of {len(classes)} classes, digest {digest}"}
     for part, of_items in identity.get("items", {}).items():

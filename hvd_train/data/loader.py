@@ -273,7 +273,8 @@ class _Version:
     """A version of a data set, by which later changes are found."""
 
     def __init__(self, data: MapDataset) -> None:
-        self._digest, self.values = digest_of_pickle(data), _plain_values(data)
+        self._digest = digest_of_pickle(data)
+        self.values = _plain_values(data)
 
     def is_old(self, data: MapDataset) -> bool:
         """Return whether the data set has changed since."""
@@ -284,7 +285,8 @@ class _Version:
 
     def check(self, data: MapDataset) -> None:
         """Raise UsageError if a plain value has changed since."""
-        now, then = _plain_values(data), self.values
+        now = _plain_values(data)
+        then = self.values
         if changed := [name for name in {**now, **then} if now.get(name) != then.get(name)]:
             raise UsageError(
                 f"{changed[0][1]} of the data was changed while loader processes read an epoch, which do not see it: "
@@ -318,7 +320,8 @@ class MapLoader(Loader):
         collate: Collate = default_collate,
         check: Check | None = None,
     ) -> None:
-        self.num_samples, self._check = len(data), check
+        self.num_samples = len(data)
+        self._check = check
         self._prepare, self._device, self._num_workers = prepare, device, num_workers
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._sampler, self._reader = _MicroBatchSampler(), _Reader(data, seed, collate)

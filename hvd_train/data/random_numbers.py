@@ -28,7 +28,8 @@ def _seed_others(number: int) -> None:
 @contextmanager
 def unchanged_numbers(devices: Sequence[torch.device] = ()) -> Iterator[None]:
     """Put the random numbers of the CPU and of these GPUs back after the block."""
-    of_random, of_numpy = random.getstate(), np.random.get_state()
+    of_random = random.getstate()
+    of_numpy = np.random.get_state()
     with torch.random.fork_rng(devices):
         try:
             yield

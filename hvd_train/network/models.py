@@ -88,7 +88,8 @@ def heads_of(model: nn.Module, result: Callable[[], Tensor]) -> tuple[str, ...]:
     finally:
         for hook in hooks:
             hook.remove()
-    heads, seen = _classifiers(model), set[Any]()
+    heads = _classifiers(model)
+    seen = set[Any]()
     while nodes:
         node = nodes.pop()
         if node is None or node in seen:

@@ -154,7 +154,8 @@ class Closed:
     _wrapped_by_lr_sched = True  # else schedulers wrap it, and warn of a missing step
 
     def __init__(self, method: Callable[..., Any]) -> None:
-        self._method, self.is_open = method, False
+        self._method = method
+        self.is_open = False
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Call the method. Raises UsageError outside of updates."""

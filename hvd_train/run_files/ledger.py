@@ -135,7 +135,8 @@ def audit_entries(
     begin in the middle of an epoch. With `epoch_samples` each epoch ends at that position. The samples at positions of
     an order that is not in ORDERS, the user's own, are not known.
     """
-    size, orders = epoch_samples or num_samples, ORDERS.get(order)
+    size = epoch_samples or num_samples
+    orders = ORDERS.get(order)
     faults, world_sizes, finished, steps = list[str](), set[int](), 0, 0
     epoch, step, position, is_whole, total = 0, 1, 0, True, 0  # the total of the epoch's fingerprints so far
     for line, entry in enumerate(entries, 1):

@@ -73,7 +73,9 @@ class _Classes:
     """
 
     def __init__(self, task: str, void: int | None = None) -> None:
-        self._task, self._void, self._count = task, void, 0
+        self._task = task
+        self._void = void
+        self._count = 0
 
     def known(self, count: int, targets: Tensor) -> None:
         """Note the number of the model's classes, and check the first targets. Raises UsageError."""
