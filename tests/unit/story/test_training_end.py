@@ -162,7 +162,7 @@ def test_a_rank_that_dies_in_the_last_write_is_replaced(file: str, monkeypatch: 
     check(job, folder, undisturbed())
     assert not deaths
     assert job.sizes[1] == 2
-    assert len(job.results) == 2
+    assert len(job.results) in (2, 3)  # a replacement that comes when all is done repeats it from the folder
     assert all(result.finished and result.saved for result, _ in job.results)
     assert checkpoint.committed(folder)[0] == checkpoint.path_of(folder, STEPS)
     assert (folder / "summary.json").exists()
