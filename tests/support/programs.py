@@ -96,7 +96,7 @@ def with_a_newcomer(body: Callable[[World], Outcome]) -> list[Outcome]:
 
 
 def check_survives(program: Program, **given: Any) -> Outcome:
-    """Assert that a program gives the same on one rank and on two, and if a newcomer continues it; return that.
+    """Assert that a program gives the same on one, two and three ranks, and if a newcomer continues it; return that.
 
     A resumed run equals the whole one to the bit.
     """
@@ -109,7 +109,10 @@ def check_survives(program: Program, **given: Any) -> Outcome:
         for found in run_ranks(size, lambda world, into=folder: played(world, program, into, **given)):
             check_same(found, expected[0])
         outcomes.append(expected[0])
-    check_same(outcomes[1], outcomes[0], TOLERANCE)
+    folder = Path(f"size-3-{next(NUMBERS)}")
+    on_three = run_ranks(3, lambda world: played(world, program, folder, **given))
+    for found in (outcomes[1], *on_three):
+        check_same(found, outcomes[0], TOLERANCE)
     folder = Path(f"elastic-{next(NUMBERS)}")
     for found in with_a_newcomer(lambda world: played(world, program, folder, **given)):
         check_same(found, expected[0], TOLERANCE)
