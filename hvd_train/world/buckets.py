@@ -145,9 +145,8 @@ class Reducer:
         self._cast: dict[Bucket, Tensor] = {}  # what was sent of this update, if it is not the bucket itself
 
     def leave_world(self) -> None:
-        """Place the buckets again in the next world."""
-        for layout in self._layouts:
-            layout.is_placed = layout.is_shared = False
+        """Begin the next world as a newcomer does, which knows nothing of memory and of the kinds of gradients."""
+        self._layouts.clear()
 
     def end(self) -> None:
         """Send nothing any more: another reducer may take over these parameters."""

@@ -74,6 +74,19 @@ model(torch.ones(1, 3)).sum().backward()
 assert sent == ["2.bias", "1.bias", "0.bias"]
 reduced()
 
+# In each world the ranks agree anew on the parameters without a gradient: a newcomer does not know them.
+asked, gather = [], world.gather
+world.gather = lambda value: (asked.append(value), gather(value))[1]
+for moves, agrees in ((False, True), (False, False), (True, True)):
+    if moves:
+        world._reducer.leave_world()
+    begin(1)
+    model[:2](torch.ones(1, 3)).sum().backward()
+    reduced()
+    assert (isinstance(asked[0], list) if asked else False) == agrees, asked
+    assert model[2].weight.grad is None
+    asked.clear()
+
 world.close()
 print("done")
 """
