@@ -110,6 +110,7 @@ class Updater:
         self.lost = None
         self._sums_of_passes: list[Tensor] = []
         self._kept: list[Kept] = []
+        self._of_terms: dict[int, dict[nn.Parameter, Tensor]] = {}  # gradients of each term of the loss, if several
         self._exponent = state.exponents.get(self._name, self._measuring.exponent)
 
         trained = list[nn.Parameter]()
@@ -118,6 +119,7 @@ class Updater:
             (trained if name in names else fixed).extend(
                 parameter for parameter in optim.parameters_of(optimizer) if parameter.requires_grad
             )
+        self._trained_now = trained
         self._note_trained(trained)
         for parameter in self._parameters:
             parameter.grad = None
@@ -172,9 +174,13 @@ class Updater:
         try:
             if self._micro is self.batch.micro_batches[-1]:
                 self._send_message()
-            # The ranks' gradients are added.
-            share = _constant(2.0**-self._exponent / self.batch.size, self._device, self._measuring.dtype)
-            torch.autograd.backward(self._state.scaler.scale(sum_of(measures[LOSS])), share)
+            if len(self._measuring.terms) > 1:
+                terms = [sum_of(measures[term.name]) for term in self._measuring.terms]
+                self._backward_of_terms([self._state.scaler.scale(term) for term in terms])
+            else:
+                # The ranks' gradients are added.
+                share = _constant(2.0**-self._exponent / self.batch.size, self._device, self._measuring.dtype)
+                torch.autograd.backward(self._state.scaler.scale(sum_of(measures[LOSS])), share)
         except RankLost as error:
             self.lost = error
         self.lost = self.lost or self._sums_of_layers.lost
@@ -182,6 +188,54 @@ class Updater:
             self._world.end_pass()
         self._note_gradients()
         self._mark("backward")
+
+    def _backward_of_terms(self, terms: Sequence[Tensor]) -> None:
+        """Run a backward pass for each term of the loss; in the last micro-batch one for all, by their counts.
+
+        Raises: RankLost; UsageError: if layers of other ranks would wait for a pass of this one meanwhile.
+        """
+        if self._micro is self.batch.micro_batches[-1]:
+            factors = self._factors_of_terms()
+            self._add_up_terms(factors)
+            weighted = [term * factor for term, factor in zip(terms, factors, strict=True)]
+            torch.autograd.backward(reduce(operator.add, weighted))
+            return
+        if self._sums_of_layers.is_used:
+            raise UsageError(
+                "--sync-batch-norm with a loss of several Means needs a single micro-batch on each rank: leave out "
+                "--accumulation-steps, or give one Mean"
+            )
+        for number, term in enumerate(terms):
+            if not term.requires_grad:
+                continue
+            is_last = number == len(terms) - 1
+            gradients = torch.autograd.grad(term, self._trained_now, retain_graph=not is_last, allow_unused=True)
+            mine = self._of_terms.setdefault(number, {})
+            for parameter, gradient in zip(self._trained_now, gradients, strict=True):
+                if gradient is not None:
+                    mine[parameter] = mine[parameter] + gradient if parameter in mine else gradient
+
+    def _factors_of_terms(self) -> list[Tensor]:
+        """Return what each term of the loss is multiplied by, once all ranks have sent their counts. Raises RankLost.
+
+        A term without any count in the step is left out.
+        """
+        summed = self._pending()
+        factors = list[Tensor]()
+        at = 0
+        for term in self._measuring.terms:
+            num_samples = _constant(float(self.batch.size), self._device, self._measuring.dtype)
+            count = summed[at + 1] if term.kind == "count" else num_samples
+            factors.append((1 / count).masked_fill(count <= 0, 0.0))
+            at += term.size
+        return factors
+
+    def _add_up_terms(self, factors: Sequence[Tensor]) -> None:
+        """Make one gradient of those of the terms in the micro-batches so far."""
+        for number, of_term in self._of_terms.items():
+            for parameter, gradient in of_term.items():
+                weighted = gradient * factors[number]
+                parameter.grad = weighted if parameter.grad is None else parameter.grad + weighted
 
     def _note_gradients(self) -> None:
         if self._watched_updates >= 0:
@@ -238,7 +292,7 @@ class Updater:
         # A tensor of its own: the sum over the ranks is written into it.
         message = torch.cat([*fields, *self._buffers.changes])
         self._num_fields = sum(map(len, fields))
-        self._pending = self._world.start_sum(message, "step")
+        self._pending = cache(self._world.start_sum(message, "step"))
 
     def finish(
         self, meanwhile: Callable[[], None], before: Callable[[list[nn.Parameter]], object] | None = None
@@ -270,12 +324,13 @@ class Updater:
         updated = [each for each in self._optimizers if any(p.grad is not None for p in optim.parameters_of(each))]
         for optimizer in updated:
             state.scaler.unscale_(optimizer)
-        by_count = measuring.means[0].kind == "count"  # gradients are divided by the samples so far
+        # The gradient of a single term is divided by the samples so far.
+        by_count = len(measuring.terms) == 1 and measuring.means[0].kind == "count"
         factor = batch.size * 2.0**self._exponent / summed[1] if by_count else None
         norm = self._clip(gradients, factor, self._clip_norm if before is None else None)
         scale = state.scaler.scale(_constant(1.0, self._device))
         numbers = _on_its_way(torch.cat((summed[: self._num_fields], scale[None], norm[None])))
-        broken = ~torch.isfinite(summed[0] + norm)  # on all ranks: both are sums over them
+        broken = ~torch.isfinite(summed[: measuring.num_of_loss].sum() + norm)  # on all ranks: both are sums over them
         ahead = not self._buffers.others and before is None and all(map(optim.can_skip_on_device, self._optimizers))
         if ahead or not broken:
             self._buffers.finish(summed[self._num_fields :].masked_fill(broken, 0), batch.num_micro_batches)
@@ -294,7 +349,7 @@ class Updater:
         totals = totals_of(measuring.means, sums_and_flags, batch.size)
         stop, commit, change, _, seconds, *rest = sums_and_flags[measuring.num_sums :]
         taken = rest[_TRAINED.stop - _TRAINED.start :]
-        skipped = not (math.isfinite(sums_and_flags[0]) and math.isfinite(norm_before))
+        skipped = not math.isfinite(sum(sums_and_flags[: measuring.num_of_loss]) + norm_before)
         if by_count and sums_and_flags[1] > 0:
             state.exponents[self._name] = nearest_exponent(sums_and_flags[1] / batch.size)
         self._release()

@@ -67,6 +67,11 @@ class SumsOfLayers:
     def __deepcopy__(self, memo: object) -> SumsOfLayers:
         return self
 
+    @property
+    def is_used(self) -> bool:
+        """Whether the model has such layers."""
+        return self._most_features > 0
+
     def begin_step(self, num_mine: int, num_micro_batches: int) -> None:
         """Begin a step with these numbers of micro-batches, here and in all."""
         self._full_passes, left = divmod(num_micro_batches, self._world.place.size)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any, Literal
 
 import torch
@@ -29,14 +31,27 @@ class Mean:
     total: Tensor
     count: Tensor | int | None = None
 
-    def __add__(self, other: Mean) -> Mean:
-        """Return the mean of a sum over the same count. Raises UsageError for another count."""
-        if self.count is not other.count:
-            raise UsageError(
-                "losses with counts of their own cannot be added: give one Mean(total, count), and add the other total "
-                "to its total, multiplied by the ratio of the counts that you expect"
-            )
-        return Mean(self.total + other.total, self.count)
+    def __add__(self, other: Mean | Tensor) -> SumOfMeans:
+        """Return a loss of several terms; a tensor has one number for each sample."""
+        return SumOfMeans((self,)) + other
+
+    __radd__ = __add__
+
+
+@dataclass(slots=True)
+class SumOfMeans:
+    """A loss of several terms, each divided by its own count: what `Mean` + `Mean` returns."""
+
+    terms: tuple[Mean, ...]
+
+    def __add__(self, other: SumOfMeans | Mean | Tensor) -> SumOfMeans:
+        """Return this loss with more terms."""
+        if isinstance(other, SumOfMeans):
+            return SumOfMeans(self.terms + other.terms)
+        mean = other if isinstance(other, Mean) else Mean(other.sum())
+        return SumOfMeans((*self.terms, mean))
+
+    __radd__ = __add__
 
 
 @dataclass(slots=True)
@@ -60,7 +75,7 @@ class Each:
     values: Tensor
 
 
-Measure = Tensor | Mean | Total | Each
+Measure = Tensor | Mean | SumOfMeans | Total | Each
 """A tensor has one number (or a bool) for each sample: the measure is its mean."""
 Measures = Mapping[str, Measure]
 Function = Callable[[nn.Module, Any], Measures]
@@ -201,7 +216,9 @@ class Measuring:
         self.of_a_loop = of_a_loop
         self.exponent = 0  # the power of two near the count of the loss for each sample, as far as it is known
         self.fields = self.means = tuple[Field, ...]()  # training sums the means
+        self.terms = tuple[Field, ...]()  # of the loss: one, unless it is a sum of means
         self.num_sums = 0
+        self.num_of_loss = 0  # of the summed numbers
         self.dtype = torch.float32  # of the sums of a training: float64 if the loss is
 
     @property
@@ -214,13 +231,17 @@ class Measuring:
         return self.checked(self.function(model, batch), num_samples)
 
     def checked(self, measures: Measures, num_samples: int) -> Measures:
-        """Return these measures of a micro-batch. Raises UsageError if their fields are others."""
+        """Return these measures of a micro-batch, each term of a loss apart. Raises UsageError for other fields."""
+        if isinstance(measures, Mapping) and isinstance(loss := measures.get(LOSS), SumOfMeans):
+            measures = {**measures, **{_name_of_term(number): term for number, term in enumerate(loss.terms)}}
         items = measures.items() if isinstance(measures, Mapping) else ()
         form = [num_samples, *((name, type(measure), getattr(measure, "shape", None)) for name, measure in items)]
         if form != self._checked:  # a full check takes as long as a small layer
             found = fields_of(measures, num_samples, trains=self._trains)
             if not self.fields:
                 self.fields, self.means = found, tuple(field for field in found if field.is_mean)
+                self.terms = tuple(field for field in found if _is_of_loss(field.name))
+                self.num_of_loss = sum(field.size for field in self.terms)
                 self.num_sums = sum(field.size for field in self.means)
                 if LOSS in measures and sum_of(measures[LOSS]).dtype == torch.float64:
                     self.dtype = torch.float64
@@ -236,11 +257,24 @@ def fields_of(measures: Measures, num_samples: int, *, trains: bool = True) -> t
     if not isinstance(measures, Mapping) or not measures or (trains and LOSS not in measures):
         raise UsageError(f"the task returned {_described(measures)}: return a dict of measures with a {LOSS!r}")
     fields = [_field(name, measure, num_samples) for name, measure in measures.items()]
-    return tuple(sorted(fields, key=lambda field: (field.name != LOSS, not field.is_mean)))
+    return tuple(sorted(fields, key=lambda field: (not _is_of_loss(field.name), not field.is_mean)))
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and name.isidentifier()
+
+
+def _name_of_term(number: int) -> str:
+    """Return the name of a term of the loss among measures; the first is the loss."""
+    return f"{LOSS}+{number}" if number else LOSS
+
+
+def _is_of_loss(name: object) -> bool:
+    return isinstance(name, str) and name.partition("+")[0] == LOSS
 
 
 def _field(name: str, measure: Measure, num_samples: int) -> Field:
-    if not isinstance(name, str) or not name.isidentifier() or name in FACTS or name.startswith("val_"):
+    if not _is_of_loss(name) and (not _is_name(name) or name in FACTS or name.startswith("val_")):
         raise UsageError(f"there is a measure named {name!r}: take another name, of letters, digits and _")
     match measure:
         case Tensor() if measure.shape == (num_samples,):
@@ -264,8 +298,12 @@ def _described(value: object) -> str:
 
 def sum_of(measure: Measure) -> Tensor:
     """Return the sum of a measure over its samples, with its gradient: [] for a loss."""
-    assert not isinstance(measure, (Total, Each))
-    return measure.total if isinstance(measure, Mean) else measure.sum()
+    if isinstance(measure, SumOfMeans):  # as a task returns it
+        return reduce(operator.add, [term.total for term in measure.terms])
+    if isinstance(measure, Mean):
+        return measure.total
+    assert isinstance(measure, Tensor)
+    return measure.sum()
 
 
 @torch.no_grad()
@@ -282,7 +320,7 @@ def numbers_of(measures: Measures, fields: Sequence[Field], dtype: torch.dtype) 
             numbers.append(measure.total)
             if measure.count is not None:
                 numbers.append(torch.as_tensor(measure.count, dtype=dtype, device=measure.total.device))
-        else:
+        elif isinstance(measure, Tensor):
             numbers.append(measure.sum(dtype=dtype))
     scalars = [number if number.dim() == 0 else number.view(()) for number in numbers]
     of_means = torch.stack([number if number.dtype == dtype else number.to(dtype) for number in scalars])
@@ -306,4 +344,9 @@ def totals_of(fields: Sequence[Field], numbers: Sequence[float], count: int) -> 
         by_count = place.kind == "count"
         sums[place.name], divisors[place.name] = numbers[at], numbers[at + 1] if by_count else float(count)
         at += 1 + by_count
+    terms = [name for name in sums if _is_of_loss(name)]
+    if len(terms) > 1:
+        of_loss = [(sums.pop(name), divisors.pop(name)) for name in terms]
+        loss = count * sum(total / divisor for total, divisor in of_loss if divisor)  # as in the step
+        return Totals(count, {LOSS: loss, **sums}, {LOSS: float(count), **divisors})
     return Totals(count, sums, divisors)

@@ -60,7 +60,7 @@ def played(
     model = make()
     optimizer = optimizer_of(model)
     settings = {"epochs": 2, "global_batch_size": 8, "batch_size": 4, "warmup_epochs": 0.0, "learning_rate": 0.1}
-    config = small_config(output_dir=folder, **settings, **changes)
+    config = small_config(output_dir=folder, **{**settings, **changes})
     with Session(model, optimizer, DATA, config=config, name=name, world=world) as session:
         program(session, model, optimizer, stop)
     state = session.training.state

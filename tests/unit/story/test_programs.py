@@ -14,10 +14,10 @@ from torch.nn.utils import parametrizations
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import EpochOrder
 from hvd_train.session import Session
-from hvd_train.tasks.task import Each, Total
+from hvd_train.tasks.task import Each, Mean, Total
 from hvd_train.world.world import LocalWorld
 from tests.support.elastic import TOLERANCE
-from tests.support.programs import DATA, INPUTS, Stop, check_survives, linear, played, take
+from tests.support.programs import DATA, INPUTS, Stop, check_survives, linear, momentum, played, take
 from tests.support.runs import equal, largest_difference, small_config
 from tests.support.worlds import ThreadWorld, own_generator, run_ranks
 
@@ -381,6 +381,41 @@ def test_a_parameter_that_no_sample_uses_stays_as_it_is() -> None:
     by_hand(model, adam(model), lambda model, batch: model.loss(batch).mean())
     assert largest_difference(weights, model.state_dict()) <= TOLERANCE
     assert torch.equal(weights["heads.2.weight"], make().state_dict()["heads.2.weight"])
+
+
+@pytest.mark.parametrize("batch_size", [4, 8])
+def test_terms_of_a_loss_have_counts_of_their_own(batch_size: int) -> None:
+    """Each term is divided by its own count over all ranks, and left out if it counts nothing in a step."""
+
+    def terms_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        outputs = model(batch[0])
+        losses = F.cross_entropy(outputs, batch[1], reduction="none")
+        is_rare = (batch[1] == 2) & (batch[0].sum(1) > 0)
+        is_even = batch[1] != 1
+        return (losses * is_rare).sum(), is_rare.sum(), outputs[is_even].square().sum(), is_even.sum(), losses
+
+    def program(session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop) -> None:
+        own = session.register(losses=())
+        for step in session.steps():
+            for micro in step:
+                rare, num_rare, even, num_even, losses = terms_of(model, micro.batch)
+                micro.backward(losses + Mean(rare, num_rare) + Mean(even, num_even))
+            own.losses += (step.scores["loss"],)
+            stop(step.number)
+
+    expected = []
+
+    def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        rare, num_rare, even, num_even, losses = terms_of(model, batch)
+        loss = rare / num_rare.clamp(min=1) + even / num_even + losses.mean()
+        expected.append(loss.item())
+        return loss
+
+    weights, own, _ = check_survives(program, batch_size=batch_size)
+    model = linear()
+    by_hand(model, momentum(model), loss_of)
+    assert largest_difference(weights, model.state_dict()) <= TOLERANCE
+    torch.testing.assert_close(own["losses"], tuple(expected), rtol=0, atol=TOLERANCE)
 
 
 def tied() -> nn.Module:
