@@ -324,28 +324,29 @@ class Update:
                 training.begin(label, session._own)
                 session._in_step = True
                 batch = training.next_batch(step.epoch - 1)
-                measuring = updater.begin(state, batch, training.votes(), self._optimizers, turn)
+                attempt = updater.begin(state, batch, training.votes(), self._optimizers, turn)
+                measuring = attempt.measuring
                 if not (measuring.fields or batch.micro_batches):
                     # A rank without a micro-batch must know which measures the others sum.
                     example, two = training.parts.train_loader.example(2), np.arange(2)
-                    with updater.rehearsal():
+                    with attempt.rehearsal():
                         yield MicroBatch(partial(measuring.checked, num_samples=2), 0, example, two)
                 for micro in batch.micro_batches:
-                    updater.start(micro)
+                    attempt.start(micro)
                     own = map_tensors(micro.batch, lambda tensor: tensor)  # the program may change a dict
-                    yield (mine := MicroBatch(updater.backward, micro.number, own, micro.samples))
-                    if training.updater.lost is not None:
-                        raise training.updater.lost
+                    yield (mine := MicroBatch(attempt.backward, micro.number, own, micro.samples))
+                    if attempt.lost is not None:
+                        raise attempt.lost
                     if not mine.done:
                         raise UsageError(f"step {step.number}: micro.backward was not called")
-                training.last_update = answer, agreed = updater.finish(training.prepare_next_batch, session._before)
+                training.last_update = answer, agreed = attempt.finish(training.prepare_next_batch, session._before)
                 state.seconds = agreed.seconds
                 if is_only:
                     _count_step(training, answer)
                 training.record(label, answer)
                 training.is_whole = training.is_whole and is_only
             except RankLost as error:
-                updater.put_back()
+                updater.undo()
                 training.meet(error)
         session._count, session._in_step = session._count + 1, False
         answer = state.answers[label]

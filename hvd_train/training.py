@@ -305,7 +305,7 @@ class Training:
 
     def undo_step(self) -> None:
         """Undo what the passes of a step have changed that does not end."""
-        self.updater.put_back()
+        self.updater.undo()
         self.note_writes()
 
     def next_batch(self, epoch: int) -> Batch:
@@ -447,7 +447,8 @@ class Training:
         if not isinstance(error, Exception):
             return error
         if isinstance(error, (ValueError, RuntimeError)) and self._during == "training":
-            error = of_use(error, self.updater.batch) or error
+            attempt = self.updater.attempt
+            error = (of_use(error, attempt.batch) if attempt else None) or error
         if isinstance(error, (UsageError, FaultRepeats)):
             self._commit_own()
         if isinstance(error, HvdTrainError) and self.membership.members and not error.of_all_ranks:

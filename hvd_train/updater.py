@@ -1,16 +1,20 @@
 """One optimizer step: passes over this rank's micro-batches, then reduce, unscale, clip, step."""
 
+from __future__ import annotations
+
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, reduce
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import xxhash
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from hvd_train.config import Config
 from hvd_train.errors import RankLost, UsageError
@@ -40,16 +44,24 @@ class Votes:
     seconds: float = 0.0  # of training so far; only rank 0 says so
 
 
-_BUFFERS_CHANGED = 3  # the place of this flag after the votes
-_TRAINED = slice(5, 5 + 16)  # the places of the digest of the trained parameters, after votes and seconds
+class Message(NamedTuple):
+    """What ranks sum besides gradients and changes of buffers, as rows of numbers."""
+
+    measures: Tensor  # sums of the measures
+    votes: Tensor  # [3]: stop, commit, change; above 0 if a rank votes for it
+    other_buffers: Tensor  # [1]: above 0 if micro-batch 0 has changed a buffer that is not averaged
+    seconds: Tensor  # [1]: of training so far
+    trained: Tensor  # [16]: the bits of a digest of the trained parameters
+    samples: Tensor  # [8]: the fingerprint of the samples; [0] without a ledger
+
+    @property
+    def sizes(self) -> list[int]:
+        """The numbers of each field."""
+        return [len(field) for field in self]
 
 
 class Updater:
-    """Updates the weights once a step: `begin`, then `start` and `backward` for each micro-batch, then `finish`.
-
-    It holds settings and what has been done of the update, but no progress. After a RankLost, `put_back` undoes what
-    passes have changed, and the update begins again.
-    """
+    """Updates the weights once a step: `begin` returns an attempt. It holds settings, but no progress."""
 
     def __init__(
         self,
@@ -61,19 +73,21 @@ class Updater:
         split: Split | None = None,
     ) -> None:
         """`measuring` is what the updates of each optimizer measure; `split` measures the time."""
-        self._mark, self._measurings = (split or Split()).mark, measuring
-        self._world, self._device, self._seed = world, device, config.seed
-        self._ledger, self._clip_norm = config.run.ledger, config.optimizer.clip_norm
-        self._autocast = autocast(config, device)
-        self._buffers = StepBuffers(model, device)
-        self._sums_of_layers = sums_of_layers(model, world)
-        self._forward = ExitStack()  # what a forward pass runs in
-        self.lost: RankLost | None = None  # noticed in a pass of this update
-        self._held_fixed: list[nn.Parameter] = []  # of other optimizers, in this update
+        self.world = world
+        self.device = device
+        self.seed = config.seed
+        self.ledger = config.run.ledger
+        self.clip_norm = config.optimizer.clip_norm
+        self.mark = (split or Split()).mark
+        self.autocast = autocast(config, device)
+        self.buffers = StepBuffers(model, device)
+        self.sums_of_layers = sums_of_layers(model, world)
+        self.attempt: Attempt | None = None  # at the last update
         self._model = model
+        self._measurings = measuring
         self._parameters = list[nn.Parameter]()
         self._trained: dict[str, tuple[list[int], tuple[float, ...]]] = {}  # by optimizer: ids, and a digest
-        self._watched_updates = _WATCHED_UPDATES
+        self._watched_updates = _WATCHED_UPDATES + 1
 
     def take(self, state: TrainState, batch: Batch, meanwhile: Callable[[], None] = lambda: None) -> Answer:
         """Take one step with all ranks; the weights change, the progress does not (`TrainState.count_step`).
@@ -81,11 +95,11 @@ class Updater:
         `meanwhile` is called while gradients are reduced. Raises RankLost and UsageError before the state changes.
         """
         try:
-            self.begin(state, batch, Votes())
+            attempt = self.begin(state, batch, Votes())
             for micro in batch.micro_batches:
-                self.start(micro)
-                self.backward(self._measuring.function(state.model, micro.batch))
-            return self.finish(meanwhile)[0]
+                attempt.start(micro)
+                attempt.backward(attempt.measuring.function(state.model, micro.batch))
+            return attempt.finish(meanwhile)[0]
         except (ValueError, RuntimeError) as error:
             if (advice := of_use(error, batch)) is None:
                 raise
@@ -93,69 +107,138 @@ class Updater:
 
     def begin(
         self, state: TrainState, batch: Batch, votes: Votes, names: Sequence[str] = ("",), turn: int = 0
-    ) -> Measuring:
-        """Begin the next update of `state` with this rank's part of its samples; return what it measures.
+    ) -> Attempt:
+        """Begin an attempt at the next update of `state`, with this rank's part of its samples.
 
         The optimizers of these names have done `turn` updates in this step. Parameters of the others get no gradient
         meanwhile. Raises RankLost.
         """
-        self._state, self.batch, self._votes = state, batch, votes
-        self._name = key_of(names)
-        self._optimizers = [state.optimizers[name] for name in names]
-        self._turn = turn
-        if self._name not in self._measurings:
+        name = key_of(names)
+        if name not in self._measurings:
             first = self._measurings[names[0]]
-            self._measurings[self._name] = Measuring(first.function, of_a_loop=first.of_a_loop)
-        self._measuring = self._measurings[self._name]
-        self.lost = None
-        self._sums_of_passes: list[Tensor] = []
-        self._kept: list[Kept] = []
-        self._of_terms: dict[int, dict[nn.Parameter, Tensor]] = {}  # gradients of each term of the loss, if several
-        self._exponent = state.exponents.get(self._name, self._measuring.exponent)
-
+            self._measurings[name] = Measuring(first.function, of_a_loop=first.of_a_loop)
         trained = list[nn.Parameter]()
         fixed = list[nn.Parameter]()
-        for name, optimizer in state.optimizers.items():
-            (trained if name in names else fixed).extend(
+        for each, optimizer in state.optimizers.items():
+            (trained if each in names else fixed).extend(
                 parameter for parameter in optim.parameters_of(optimizer) if parameter.requires_grad
             )
-        self._trained_now = trained
-        self._note_trained(trained)
+        trains_others = self._note_trained(name, trained, state)
         for parameter in self._parameters:
             parameter.grad = None
-        self._held_fixed = fixed
-        for parameter in self._held_fixed:
-            parameter.requires_grad_(False)
-        self._world.begin_update(trained, len(batch.micro_batches))
-        self._sums_of_layers.begin_step(len(batch.micro_batches), batch.num_micro_batches)
-        self._buffers.begin()
-        self._watched_updates -= 1
-        self._note_gradients()
-        return self._measuring
+        self.world.begin_update(trained, len(batch.micro_batches))
+        self.sums_of_layers.begin_step(len(batch.micro_batches), batch.num_micro_batches)
+        self.buffers.begin()
+        self._watched_updates = max(0, self._watched_updates - 1)
+        self.attempt = Attempt(
+            self,
+            state,
+            batch,
+            votes,
+            name,
+            [state.optimizers[each] for each in names],
+            turn,
+            self._measurings[name],
+            Trained(trained, fixed, self._parameters, self._trained[name][1], trains_others),
+        )
+        return self.attempt
 
-    def _note_trained(self, trained: Sequence[nn.Parameter]) -> None:
-        """Check the trained parameters, and compute their digest, if they are others than in the update before."""
+    def _note_trained(self, name: str, trained: Sequence[nn.Parameter], state: TrainState) -> bool:
+        """Return whether the trained parameters are others than in the last update; check them then."""
         ids = [*map(id, trained)]
-        self._trains_others = self._name not in self._trained or self._trained[self._name][0] != ids
-        if not self._trains_others:
-            return
-        optim.check_parameters(self._model, self._state.optimizers)
+        if name in self._trained and self._trained[name][0] == ids:
+            return False
+        optim.check_parameters(self._model, state.optimizers)
         self._parameters = [*self._model.parameters()]
         mine = set(ids)
-        names = [name for name, parameter in self._model.named_parameters() if id(parameter) in mine]
+        names = [each for each, parameter in self._model.named_parameters() if id(parameter) in mine]
         digest = xxhash.xxh3_64_intdigest("\n".join(names).encode())
         bits = tuple(float(digest >> place & 1) for place in range(16))
-        self._trained[self._name] = ids, bits
+        self._trained[name] = ids, bits
+        return True
+
+    @property
+    def watches_gradients(self) -> bool:
+        """Whether this is one of the first updates, which look for changes of gradients by other code."""
+        return self._watched_updates > 0
+
+    @property
+    def differing_buffers(self) -> set[str]:
+        """The buffers that have got other values in one micro-batch than in another."""
+        return self.buffers.differing
+
+    def undo(self) -> None:
+        """Undo what the passes of an attempt have changed that does not end."""
+        if self.attempt is not None:
+            self.attempt.undo()
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The parameters of an update."""
+
+    parameters: Sequence[nn.Parameter]  # trained in this update
+    fixed: Sequence[nn.Parameter]  # of other optimizers
+    all: Sequence[nn.Parameter]  # of the model
+    digest: tuple[float, ...]  # of the names of the trained ones, in bits
+    are_others: bool  # than in the last update by the same optimizers
+
+
+class Attempt:
+    """One attempt at an update: `start` and `backward` for each micro-batch, then `finish`.
+
+    If a rank is lost, `undo` restores what the passes have changed, and another attempt begins.
+    """
+
+    def __init__(
+        self,
+        updater: Updater,
+        state: TrainState,
+        batch: Batch,
+        votes: Votes,
+        name: str,
+        optimizers: Sequence[Optimizer],
+        turn: int,
+        measuring: Measuring,
+        trained: Trained,
+    ) -> None:
+        """Hold the parameters of other optimizers fixed until `finish` or `undo`."""
+        self.batch = batch
+        self.measuring = measuring
+        self.lost: RankLost | None = None  # noticed in a pass
+        self._updater = updater
+        self._state = state
+        self._votes = votes
+        self._name = name
+        self._optimizers = optimizers
+        self._turn = turn
+        self._trained = trained
+        self._forward = ExitStack()  # what a forward pass runs in
+        self._sums_of_passes = list[Tensor]()
+        self._kept = list[Kept]()
+        self._exponent = state.exponents.get(name, measuring.exponent)
+        self._of_terms = dict[int, dict[nn.Parameter, Tensor]]()  # gradients of each term of the loss, if several
+        self._held_fixed = trained.fixed
+        for parameter in self._held_fixed:
+            parameter.requires_grad_(False)
+        self._note_gradients()
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether this is the last micro-batch of this rank."""
+        return self._micro is self.batch.micro_batches[-1]
 
     def start(self, micro: MicroBatch) -> None:
         """Begin the forward pass of a micro-batch: from the same buffers and random numbers on any rank."""
+        updater = self._updater
         self._micro = micro
-        if micro is self.batch.micro_batches[-1]:
-            self._sums_of_layers.begin_last_micro_batch()
-        self._buffers.put_back()
+        if self._is_last:
+            updater.sums_of_layers.begin_last_micro_batch()
+        updater.buffers.put_back()
         again = (self._turn,) if self._turn else ()
-        seed(self._device, order.key(self._seed, MICRO_BATCH, self._state.progress.step, micro.number, *again))
-        self._forward.enter_context(self._autocast)
+        step = self._state.progress.step
+        seed(updater.device, order.key(updater.seed, MICRO_BATCH, step, micro.number, *again))
+        self._forward.enter_context(updater.autocast)
 
     def backward(self, measures: Measures) -> None:
         """End the forward pass, which gave these measures, and run the backward pass.
@@ -163,55 +246,58 @@ class Updater:
         The last one starts the reduction of each gradient. If a rank is lost, `finish` raises it. Raises UsageError for
         other measures than the task's.
         """
+        updater = self._updater
+        measuring = self.measuring
+        scaler = self._state.scaler
         self._forward.close()
         self._check_gradients()
-        measures = self._measuring.checked(measures, len(self._micro.samples))
-        self._sums_of_passes.append(numbers_of(measures, self._measuring.means, self._measuring.dtype))
-        if self._measuring.keeps:
+        measures = measuring.checked(measures, len(self._micro.samples))
+        self._sums_of_passes.append(numbers_of(measures, measuring.means, measuring.dtype))
+        if measuring.keeps:
             self._kept.append((self._micro.number, totals_in(measures), kept_of(measures)))
-        self._buffers.end_micro_batch(self._micro.number)
-        self._mark("forward")
+        updater.buffers.end_micro_batch(self._micro.number)
+        updater.mark("forward")
         try:
-            if self._micro is self.batch.micro_batches[-1]:
+            if self._is_last:
                 self._send_message()
-            if len(self._measuring.terms) > 1:
-                terms = [sum_of(measures[term.name]) for term in self._measuring.terms]
-                self._backward_of_terms([self._state.scaler.scale(term) for term in terms])
+            if len(measuring.terms) > 1:
+                self._backward_of_terms([scaler.scale(sum_of(measures[term.name])) for term in measuring.terms])
             else:
                 # The ranks' gradients are added.
-                share = _constant(2.0**-self._exponent / self.batch.size, self._device, self._measuring.dtype)
-                torch.autograd.backward(self._state.scaler.scale(sum_of(measures[LOSS])), share)
+                share = _constant(2.0**-self._exponent / self.batch.size, updater.device, measuring.dtype)
+                torch.autograd.backward(scaler.scale(sum_of(measures[LOSS])), share)
         except RankLost as error:
             self.lost = error
-        self.lost = self.lost or self._sums_of_layers.lost
-        if self._micro is not self.batch.micro_batches[-1]:
-            self._world.end_pass()
+        self.lost = self.lost or updater.sums_of_layers.lost
+        if not self._is_last:
+            updater.world.end_pass()
         self._note_gradients()
-        self._mark("backward")
+        updater.mark("backward")
 
     def _backward_of_terms(self, terms: Sequence[Tensor]) -> None:
         """Run a backward pass for each term of the loss; in the last micro-batch one for all, by their counts.
 
         Raises: RankLost; UsageError: if layers of other ranks would wait for a pass of this one meanwhile.
         """
-        if self._micro is self.batch.micro_batches[-1]:
+        if self._is_last:
             factors = self._factors_of_terms()
             self._add_up_terms(factors)
             weighted = [term * factor for term, factor in zip(terms, factors, strict=True)]
             torch.autograd.backward(reduce(operator.add, weighted))
             return
-        if self._sums_of_layers.is_used:
+        if self._updater.sums_of_layers.is_used:
             raise UsageError(
                 "--sync-batch-norm with a loss of several Means needs a single micro-batch on each rank: leave out "
                 "--accumulation-steps, or give one Mean"
             )
+        parameters = self._trained.parameters
         for number, term in enumerate(terms):
             if not term.requires_grad:
                 continue
             is_last = number == len(terms) - 1
-            gradients = torch.autograd.grad(term, self._trained_now, retain_graph=not is_last, allow_unused=True)
+            gradients = torch.autograd.grad(term, parameters, retain_graph=not is_last, allow_unused=True)
             mine = self._of_terms.setdefault(number, {})
-            for parameter, gradient in zip(self._trained_now, gradients, strict=True):
+            for parameter, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:
                     mine[parameter] = mine[parameter] + gradient if parameter in mine else gradient
 
@@ -220,12 +306,12 @@ class Updater:
 
         A term without any count in the step is left out.
         """
-        summed = self._pending()
+        message, _ = self._summed()
+        num_samples = _constant(float(self.batch.size), self._updater.device, self.measuring.dtype)
         factors = list[Tensor]()
         at = 0
-        for term in self._measuring.terms:
-            num_samples = _constant(float(self.batch.size), self._device, self._measuring.dtype)
-            count = summed[at + 1] if term.kind == "count" else num_samples
+        for term in self.measuring.terms:
+            count = message.measures[at + 1] if term.kind == "count" else num_samples
             factors.append((1 / count).masked_fill(count <= 0, 0.0))
             at += term.size
         return factors
@@ -238,13 +324,13 @@ class Updater:
                 parameter.grad = weighted if parameter.grad is None else parameter.grad + weighted
 
     def _note_gradients(self) -> None:
-        if self._watched_updates >= 0:
-            gradients = [parameter.grad for parameter in self._parameters]
+        if self._updater.watches_gradients:
+            gradients = [parameter.grad for parameter in self._trained.all]
             self._gradients = [(gradient, gradient._version) for gradient in gradients if gradient is not None]
 
     def _check_gradients(self) -> None:
         """Raise UsageError in the first updates if other code has changed a gradient since the last pass."""
-        if self._watched_updates >= 0:
+        if self._updater.watches_gradients:
             before = [(id(gradient), version) for gradient, version in self._gradients]
             self._note_gradients()
             if before != [(id(gradient), version) for gradient, version in self._gradients]:
@@ -255,44 +341,58 @@ class Updater:
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """Inside this block run a forward pass that counts for nothing, after `begin`, without other ranks."""
-        with self._sums_of_layers.rehearsal(), self._autocast:
+        """Inside this block run a forward pass that counts for nothing, without other ranks."""
+        updater = self._updater
+        with updater.sums_of_layers.rehearsal(), updater.autocast:
             yield
-        self._buffers.put_back()
+        updater.buffers.put_back()
 
-    @property
-    def differing_buffers(self) -> set[str]:
-        """The buffers that have got other values in one micro-batch than in another."""
-        return self._buffers.differing
-
-    def put_back(self) -> None:
-        """Undo the changes of buffers by an update that does not end."""
+    def undo(self) -> None:
+        """Undo what the passes have changed, unless the update has ended."""
         self._forward.close()
-        self._buffers.put_back()
+        self._updater.buffers.put_back()
         self._release()
 
     def _release(self) -> None:
         for parameter in self._held_fixed:
             parameter.requires_grad_()
-        self._held_fixed = []
+        self._held_fixed = ()
 
     def _send_message(self) -> None:
-        """Start the sum that travels with the gradients: measures, votes, fingerprint and changes of buffers."""
-        nothing = (0.0,) * self._measuring.num_sums
-        passes = self._sums_of_passes
-        sums = reduce(operator.add, passes) if passes else _constant(nothing, self._device, self._measuring.dtype)
+        """Start the sum that travels with the gradients."""
+        updater = self._updater
+        device = updater.device
+        dtype = self.measuring.dtype
         votes = self._votes
-        flags = votes.stop, votes.commit, votes.change, self._buffers.others_changed
-        flags_sent = _constant(tuple(map(float, flags)), self._device)
-        seconds = torch.tensor([votes.seconds]).to(self._device, non_blocking=True)
-        fields = [sums, flags_sent, seconds, _constant(self._trained[self._name][1], self._device)]
-        if self._ledger:
-            samples = np.concatenate([np.zeros(0, np.int64), *[micro.samples for micro in self.batch.micro_batches]])
-            fields.append(torch.tensor(in_bytes(fingerprint(samples))).to(self._device, non_blocking=True))
+        passes = self._sums_of_passes
+        nothing = (0.0,) * self.measuring.num_sums
+        samples = torch.empty(0, device=device)
+        if updater.ledger:
+            mine = np.concatenate([np.zeros(0, np.int64), *[micro.samples for micro in self.batch.micro_batches]])
+            samples = torch.tensor(in_bytes(fingerprint(mine))).to(device, non_blocking=True)
+        message = Message(
+            measures=reduce(operator.add, passes) if passes else _constant(nothing, device, dtype),
+            votes=_constant((float(votes.stop), float(votes.commit), float(votes.change)), device),
+            other_buffers=_constant((float(updater.buffers.others_changed),), device),
+            seconds=torch.tensor([votes.seconds]).to(device, non_blocking=True),
+            trained=_constant(self._trained.digest, device),
+            samples=samples,
+        )
+        self._sizes = message.sizes
         # A tensor of its own: the sum over the ranks is written into it.
-        message = torch.cat([*fields, *self._buffers.changes])
-        self._num_fields = sum(map(len, fields))
-        self._pending = cache(self._world.start_sum(message, "step"))
+        self._pending = updater.world.start_sum(torch.cat([*message, *updater.buffers.changes]), "step")
+        self._arrived: Tensor | None = None
+
+    def _summed(self) -> tuple[Message, Tensor]:
+        """Return the message summed over all ranks, and the changes of buffers. Raises RankLost."""
+        if self._arrived is None:
+            self._arrived = self._pending()
+        return self._unpacked(self._arrived)
+
+    def _unpacked(self, numbers: Tensor) -> tuple[Message, Tensor]:
+        """Return the message that these numbers begin with, and the rest of them."""
+        *fields, rest = torch.split(numbers, [*self._sizes, len(numbers) - sum(self._sizes)])
+        return Message(*fields), rest
 
     def finish(
         self, meanwhile: Callable[[], None], before: Callable[[list[nn.Parameter]], object] | None = None
@@ -302,71 +402,76 @@ class Updater:
         `meanwhile` is called while gradients are reduced, and `before` with the parameters that have a gradient, which
         is the mean over all samples then, before it is clipped.
         """
+        updater = self._updater
+        state = self._state
+        batch = self.batch
+        measuring = self.measuring
+        buffers = updater.buffers
+        optimizers = self._optimizers
         if self.lost is not None:
             raise self.lost
         self._check_gradients()
-        if not self.batch.micro_batches:
+        if not batch.micro_batches:
             self._send_message()
-        self._sums_of_layers.end_step(self._device)
+        updater.sums_of_layers.end_step(updater.device)
         meanwhile()
 
-        state = self._state
-        batch = self.batch
-        measuring = self._measuring
-        summed = self._pending()
-        self._check_trained_alike(summed)
-        gradients = self._world.reduce()
-        if self._buffers.others and summed[measuring.num_sums + _BUFFERS_CHANGED] > 0:
-            self._buffers.broadcast_others(self._world)
-        kept = of_all_micro_batches(self._world.gather(self._kept)) if measuring.keeps else ({}, {})
+        message, changes = self._summed()
+        self._check_trained_alike(message.trained)
+        gradients = updater.world.reduce()
+        if buffers.others and message.other_buffers > 0:
+            buffers.broadcast_others(updater.world)
+        kept = of_all_micro_batches(updater.world.gather(self._kept)) if measuring.keeps else ({}, {})
         # No communication follows, so the step cannot break any more.
-        self._mark("reduction")
-        updated = [each for each in self._optimizers if any(p.grad is not None for p in optim.parameters_of(each))]
+        updater.mark("reduction")
+        updated = [each for each in optimizers if any(p.grad is not None for p in optim.parameters_of(each))]
         for optimizer in updated:
             state.scaler.unscale_(optimizer)
         # The gradient of a single term is divided by the samples so far.
         by_count = len(measuring.terms) == 1 and measuring.means[0].kind == "count"
-        factor = batch.size * 2.0**self._exponent / summed[1] if by_count else None
-        norm = self._clip(gradients, factor, self._clip_norm if before is None else None)
-        scale = state.scaler.scale(_constant(1.0, self._device))
-        numbers = _on_its_way(torch.cat((summed[: self._num_fields], scale[None], norm[None])))
-        broken = ~torch.isfinite(summed[: measuring.num_of_loss].sum() + norm)  # on all ranks: both are sums over them
-        ahead = not self._buffers.others and before is None and all(map(optim.can_skip_on_device, self._optimizers))
+        factor = batch.size * 2.0**self._exponent / message.measures[1] if by_count else None
+        norm = self._clip(gradients, factor, updater.clip_norm if before is None else None)
+        scale = state.scaler.scale(_constant(1.0, updater.device))
+        numbers = _on_its_way(torch.cat((*message, scale[None], norm[None])))
+        # On all ranks: both are sums over them.
+        broken = ~torch.isfinite(message.measures[: measuring.num_of_loss].sum() + norm)
+        ahead = not buffers.others and before is None and all(map(optim.can_skip_on_device, optimizers))
         if ahead or not broken:
-            self._buffers.finish(summed[self._num_fields :].masked_fill(broken, 0), batch.num_micro_batches)
-            seed(self._device, order.key(self._seed, UPDATE, state.progress.step, self._turn))
+            buffers.finish(changes.masked_fill(broken, 0), batch.num_micro_batches)
+            seed(updater.device, order.key(updater.seed, UPDATE, state.progress.step, self._turn))
             if before is not None:
-                before([parameter for parameter in self._parameters if parameter.grad is not None])
-                self._clip(own_gradients(self._parameters), None, self._clip_norm)
-            for optimizer in self._optimizers:
+                before([parameter for parameter in self._trained.all if parameter.grad is not None])
+                self._clip(own_gradients(self._trained.all), None, updater.clip_norm)
+            for optimizer in optimizers:
                 # The optimizer does nothing if this is 1, so a GPU has work while the host waits for the numbers.
                 state.take_step(optimizer, broken.float() if ahead else None)
         else:
-            self._buffers.put_back()
+            buffers.put_back()
         if updated:
             state.scaler.update()
-        *sums_and_flags, loss_scale, norm_before = numbers()
-        totals = totals_of(measuring.means, sums_and_flags, batch.size)
-        stop, commit, change, _, seconds, *rest = sums_and_flags[measuring.num_sums :]
-        taken = rest[_TRAINED.stop - _TRAINED.start :]
-        skipped = not math.isfinite(sum(sums_and_flags[: measuring.num_of_loss]) + norm_before)
-        if by_count and sums_and_flags[1] > 0:
-            state.exponents[self._name] = nearest_exponent(sums_and_flags[1] / batch.size)
+        on_host, rest = self._unpacked(numbers())
+        loss_scale, norm_before = rest.tolist()
+        sums = on_host.measures.tolist()
+        totals = totals_of(measuring.means, sums, batch.size)
+        skipped = not math.isfinite(sum(sums[: measuring.num_of_loss]) + norm_before)
+        if by_count and sums[1] > 0:
+            state.exponents[self._name] = nearest_exponent(sums[1] / batch.size)
         self._release()
-        self._mark("optimizer")
-        votes = Votes(stop > 0, commit > 0, change > 0, seconds)
-        samples = from_bytes(taken) if taken else None
+        updater.mark("optimizer")
+        stop, commit, change = (on_host.votes > 0).tolist()
+        votes = Votes(stop, commit, change, on_host.seconds.item())
+        samples = from_bytes(on_host.samples.tolist()) if updater.ledger else None
         scores = Scores(totals.means(), totals.count, *kept)
         loss_scale = loss_scale if state.scaler.is_enabled() else 0.0
         return Answer(scores, totals, skipped, norm_before, samples, loss_scale), votes
 
-    def _check_trained_alike(self, summed: Tensor) -> None:
+    def _check_trained_alike(self, digest: Tensor) -> None:
         """Raise UsageError on all ranks if they train different parameters: each digit is then 1 on some ranks only."""
-        size = self._world.place.size
-        if size == 1 or (self._device.type != "cpu" and not self._trains_others):  # to read it a GPU would wait
+        size = self._updater.world.place.size
+        is_on_gpu = self._updater.device.type != "cpu"  # to read it a GPU would wait
+        if size == 1 or (is_on_gpu and not self._trained.are_others):
             return
-        first = self._measuring.num_sums
-        if any(0 < digit < size for digit in summed[first + _TRAINED.start : first + _TRAINED.stop].tolist()):
+        if any(0 < digit < size for digit in digest.tolist()):
             raise UsageError(
                 f"step {self._state.progress.step + 1}: ranks train different parameters; code that freezes, thaws or "
                 "adds parameters must do the same on all ranks"
@@ -380,12 +485,12 @@ class Updater:
             norm = torch.tensor(math.sqrt(gradients.squares), dtype=torch.float64)
         else:
             pieces = [piece for tensor in gradients.tensors for piece in _pieces(tensor)]
-            norms = torch._foreach_norm(pieces) if pieces else [torch.zeros((), device=self._device)]
+            norms = torch._foreach_norm(pieces) if pieces else [torch.zeros((), device=self._updater.device)]
             norm = torch.linalg.vector_norm(torch.stack(norms), dtype=torch.float64)
         if factor is not None:
             norm = norm * factor
         if limit is not None:  # as torch's clip_grad_norm_
-            clip = (limit / (norm.to(self._measuring.dtype) + 1e-6)).clamp(max=1.0)
+            clip = (limit / (norm.to(self.measuring.dtype) + 1e-6)).clamp(max=1.0)
             factor = clip if factor is None else clip * factor
         if factor is not None and gradients.tensors:
             # The factor of a step that is skipped may be NaN, which would stay in the zeros between the gradients.
@@ -449,15 +554,16 @@ def of_use(error: Exception, batch: Batch) -> UsageError | None:
     return None
 
 
-def _on_its_way(numbers: Tensor) -> Callable[[], list[float]]:
+def _on_its_way(numbers: Tensor) -> Callable[[], Tensor]:
     """Begin to copy numbers to the host. The returned function waits for them, not for work that is queued later."""
     if numbers.device.type != "cuda":
-        return numbers.tolist
-    arriving, copied = numbers.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
+        return lambda: numbers
+    arriving = numbers.to("cpu", non_blocking=True)
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
     copied.record()
 
-    def wait() -> list[float]:
+    def wait() -> Tensor:
         copied.synchronize()
-        return arriving.tolist()
+        return arriving
 
     return wait

@@ -156,13 +156,13 @@ def test_votes_and_samples_of_all_ranks_come_with_the_gradients(vote: Votes) -> 
     def body(world: ThreadWorld, *, ledger: bool) -> tuple[Votes, int | None]:
         model = own_generator(runs.batch_norm(10))
         mine = vote if world.place.rank == 1 else Votes()
-        step = Updater(Config().replace(ledger=ledger), world, model, CPU, {"": runs.TRAINING})
+        updater = Updater(Config().replace(ledger=ledger), world, model, CPU, {"": runs.TRAINING})
         part = batch(4, world.place.rank, 3)
-        step.begin(state_of(model, world=world), part, mine)
+        attempt = updater.begin(state_of(model, world=world), part, mine)
         for micro in part.micro_batches:
-            step.start(micro)
-            step.backward(runs.TRAINING.function(model, micro.batch))
-        result, agreed = step.finish(lambda: None)
+            attempt.start(micro)
+            attempt.backward(runs.TRAINING.function(model, micro.batch))
+        result, agreed = attempt.finish(lambda: None)
         return agreed, result.fingerprint
 
     expected = fingerprint(np.array([0, 1, 2, 3] * 2))
