@@ -34,7 +34,7 @@ def printed_help(command: str) -> str:
 
 def flags() -> str:
     """Return the page of all settings."""
-    text = "# Flags of a training\n\nA [recipe](../README.md#recipes) sets many of them: `hvd-train config NAME`.\n"
+    text = "# Flags of a training\n\nA [recipe](settings.md) sets many of them: `hvd-train config NAME`.\n"
     return f"{text}\n```text\n{printed_help('train')}\n```\n"
 
 

@@ -142,12 +142,12 @@ def test_the_readme_example_trains_as_printed(tmp_path: Path) -> None:
     assert "tensor([" in output_of([sys.executable, "-c", use.replace("runs/NAME", str(run))], tmp_path)
 
 
-def test_the_readme_task_trains_as_printed(tmp_path: Path) -> None:
-    readme = (PROJECT / "README.md").read_text()
-    _, code, *_ = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+def test_the_documented_task_trains_as_printed(tmp_path: Path) -> None:
+    page = (PROJECT / "docs" / "tasks.md").read_text()
+    _, code, *_ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "regression.py").write_text(code)
     assert sum(bool(line) for line in code.splitlines()) <= 15
-    command = re.search(r"`hvd-train (train --np 2 .*:task)`", readme)
+    command = re.search(r"`hvd-train (train --np 2 .*:task)`", page)
     assert command
     more = ["--epochs", "8", "--output-dir", "run"]
     output = output_of([HVD_TRAIN, *command[1].split(), *more], tmp_path)
@@ -158,7 +158,7 @@ def test_the_readme_task_trains_as_printed(tmp_path: Path) -> None:
 
 def test_the_readme_loop_trains_as_printed(tmp_path: Path) -> None:
     """Alone, on two ranks, and through the script for one machine."""
-    _, _, code, _ = re.findall(r"```python\n(.*?)```", (PROJECT / "README.md").read_text(), re.DOTALL)
+    _, code, _ = re.findall(r"```python\n(.*?)```", (PROJECT / "README.md").read_text(), re.DOTALL)
     (tmp_path / "mine.py").write_text(code)
     assert sum(bool(line) for line in code.splitlines()) <= 20
     scripts = str(PROJECT / "horovodrun_scripts/train_local.sh")
