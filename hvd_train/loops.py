@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -214,6 +215,15 @@ class Loops:
         self.training.join()
         return self.training, self.training.state
 
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """After a RankLost in this block, undo passes of a step, and meet the other ranks. Raises as `meet` does."""
+        try:
+            yield
+        except RankLost as error:
+            self.training.updater.undo()
+            self.training.meet(error)
+
     def _collective(self, act: Callable[[], Answer]) -> Answer:
         """Do something with all ranks, again after each fault, or return what others have recorded of it."""
         training, state = self._joined()
@@ -221,11 +231,9 @@ class Loops:
             raise UsageError("an evaluation within a step: call it after the loop over micro-batches")
         label = self._at.label(self._count)
         while label not in state.answers:
-            try:
+            with self._surviving():
                 training.begin(label, self._own)
                 training.record(label, act())
-            except RankLost as error:
-                training.meet(error)
         self._count += 1
         return state.answers[label]
 
@@ -242,7 +250,8 @@ class Loops:
         if update is None:
             return
         answer, agreed = update
-        try:
+        changes = False
+        with self._surviving():
             _give_up_if_diverged(training, answer)
             if agreed.stop:
                 self.result = training.finish(finished=False)
@@ -253,23 +262,19 @@ class Loops:
             if not agreed.change:
                 training.split.mark("other")
                 training.profile.step_done(state.progress.step)
-        except RankLost as error:
-            training.meet(error)
-            return
-        if agreed.change:
+            changes = agreed.change
+        if changes:
             training.meet()
 
     def _finish(self) -> Result:
         training = self.training
-        while True:
-            training.waits = self._at.label(self._count)
-            try:
-                return training.finish(finished=True, why=self._ends or "the loop has ended")
-            except RankLost as error:
-                try:
-                    training.meet(error)
-                except Overtaken as over:  # this rank alone has not heard of the end
-                    return replace(over.result, run_dir=training.output.path)
+        try:
+            while True:
+                training.waits = self._at.label(self._count)
+                with self._surviving():
+                    return training.finish(finished=True, why=self._ends or "the loop has ended")
+        except Overtaken as over:  # this rank alone does not know of the end yet
+            return replace(over.result, run_dir=training.output.path)
 
 
 class TaskLoops(Loops):
@@ -319,12 +324,11 @@ class Update:
         state, label = training.state, session._at.label(session._count)
         turn = sum(earlier == name for earlier, _ in step.answers)
         while label not in state.answers:
-            updater = training.updater
-            try:
+            with session._surviving():
                 training.begin(label, session._own)
                 session._in_step = True
                 batch = training.next_batch(step.epoch - 1)
-                attempt = updater.begin(state, batch, training.votes(), self._optimizers, turn)
+                attempt = training.updater.begin(state, batch, training.votes(), self._optimizers, turn)
                 measuring = attempt.measuring
                 if not (measuring.fields or batch.micro_batches):
                     # A rank without a micro-batch must know which measures the others sum.
@@ -345,9 +349,6 @@ class Update:
                     _count_step(training, answer)
                 training.record(label, answer)
                 training.is_whole = training.is_whole and is_only
-            except RankLost as error:
-                updater.undo()
-                training.meet(error)
         session._count, session._in_step = session._count + 1, False
         answer = state.answers[label]
         step.answers.append((name, answer))
