@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from hvd_train.network.device import peak_memory_gib
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import Indices
 from hvd_train.result import Result, Stopped
-from hvd_train.run_files.journal import EpochRecord, StepRecord, labelled
+from hvd_train.run_files.journal import TAKEN, EpochRecord, StepRecord
 from hvd_train.run_files.ledger import Entry, extended
 from hvd_train.state import HEAD, START, STEPS, TAIL, Answer, Evaluation, Point, TrainState, set_values
 from hvd_train.tasks.task import LOSS, Goal, Measure, Measures, Measuring, Scores, Task
@@ -61,6 +62,8 @@ class Loops:
         self._before: Callable[[list[nn.Parameter]], object] | None = None  # is called before each update
         self._in_step = False  # whether the program runs passes of a step
         self._after_steps = False  # whether the steps of the epoch have ended in the program
+        self._place: tuple[int, ...] = ()  # of the last evaluation
+        self._names = set[str]()  # of the evaluations there
         self._closed = False
         self._modes = Modes([training.parts.model])
 
@@ -178,9 +181,13 @@ class Loops:
     def _evaluate(
         self, task: Task, measuring: Measuring, loader: Loader, name: str, facts: Mapping[str, str] | None = None
     ) -> Scores:
-        """Return the scores of a set, the same on every rank. Raises UsageError if `facts` of it differ."""
+        """Return the scores of a set, the same on every rank.
+
+        Raises UsageError if `facts` of it differ, for a name that files cannot have, and for one that is used already.
+        """
         training = self.training
         of_epoch = name == "val" and self._after_steps
+        self._take_name(name)
 
         def act() -> Answer:
             with training.stopwatch.paused():
@@ -188,16 +195,29 @@ class Loops:
                     World.compare(training.world, facts)  # at once, in an elastic job as well
                 scores = training.evaluate(task, measuring, loader, training.state.result)
             training.split.restart()
-            if not (of_epoch and self._at.part == TAIL):  # the record of a whole epoch has the others
-                figures = {f"{name}_{figure}": value for figure, value in scores.items()}
-                text = "  ".join(f"{name} {labelled(figure, value)}" for figure, value in scores.items())
-                training.output.journal.event("evaluation", text, step=training.state.progress.step, **figures)
+            shown = not (of_epoch and self._at.part == TAIL)  # the line of a whole epoch has the others
+            training.output.journal.evaluation(name, scores, training.state.progress.step, shown=shown)
             return Answer(scores)
 
         scores = self._collective(act).scores
         if of_epoch:
             self._scores, training.state.last = scores, Evaluation(self._at.epoch + 1, scores.figures)
         return scores
+
+    def _take_name(self, name: str) -> None:
+        """Raise UsageError if scores cannot have this name, or have it already at this place of the program."""
+        if not re.fullmatch(r"[^\W_][\w.-]*", str(name)) or name in TAKEN:
+            raise UsageError(
+                f"evaluate(name={name!r}) names scores: take another name, of letters, digits, '_' and '-'"
+            )
+        place = *self._at.label(-1), self._after_steps
+        if place != self._place:
+            self._place = place
+            self._names = set()
+        if name in self._names:
+            step = self.training.state.progress.step
+            raise UsageError(f"two evaluations after step {step} have the name {name!r}: give each its own, name=...")
+        self._names.add(name)
 
     def _keep_best(self, figures: Mapping[str, float], goal: Goal) -> bool:
         """Keep the weights as the best ones if the goal's figure is better than before; return whether it is."""

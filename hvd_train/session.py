@@ -180,7 +180,8 @@ class Session(Loops):
 
         The model (its moving average, if one is kept) is in evaluation mode meanwhile. Scores are written down as
         NAME_FIGURE. `collate` makes a batch of a list of items, by default the session's. Raises UsageError for data
-        without length or items, for measures that are no measures, and if the ranks' data differ.
+        without length or items, for measures that are no measures, if the ranks' data differ, and for a second
+        evaluation of one name at one place of the program.
         """
         of_set = self._evaluated(data, collate or self._collate)
         task = Task(measure, best="")

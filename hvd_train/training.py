@@ -416,6 +416,8 @@ class Training:
         )
         if finished and not world.broadcast(output.write(run_folder.SUMMARY, summary(result, self.config)), 0):
             result = replace(result, saved=False)
+        if test is not None:
+            output.journal.evaluation("test", test.figures, progress.step, shown=False)
         output.journal.event("end", ending(result, self.parts.task))
         return result
 

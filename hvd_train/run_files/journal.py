@@ -68,6 +68,8 @@ def label(name: str) -> str:
     return _SHARES.get(name, name.replace("_", " "))
 
 
+TAKEN = {"train", "seconds", "gpu", "world"}
+"""The first parts of names at trackers, which scores cannot have."""
 _LINE_SECONDS = 10.0  # progress within an epoch is shown this often
 
 
@@ -99,8 +101,11 @@ class Journal:
         self._trackers: Trackers | None = None
         self._ledger: LedgerFile | None = None
         self._last_step = self._last_epoch = self.steps_lost = 0
+        self._resumed_step = resumed_step
+        self._evaluated = set[str]()  # figures that an earlier process has written after the resumed step
         if folder is not None:
-            self._last_step, self._last_epoch, reached = _forget_after(folder, resumed_step, epochs_done)
+            kept = _forget_after(folder, resumed_step, epochs_done)
+            self._last_step, self._last_epoch, reached, self._evaluated = kept
             self.steps_lost = max(0, reached - resumed_step)  # at least: not every step has a line
             self._lines = folder.append(METRICS, self._say)
             self._trackers = Trackers(log_to, folder, resumed_step, settings or {}, self._say)
@@ -143,19 +148,30 @@ class Journal:
         self._plot({f"train/{name}": value for name, value in shown.items()} | seconds | gpu, record.step)
 
     def epoch(self, record: EpochRecord) -> None:
-        """Show an epoch, and write its metrics."""
-        self._last_epoch = record.epoch
+        """Show an epoch, and write its metrics unless an earlier process has."""
         if self._ledger is not None:
             self._ledger.sync(record.epoch)
-        self._write("epoch", _flat(vars(record)))
-        scores = {f"val/{name}": value for name, value in (record.scores or {}).items()}
-        self._plot({**scores, "seconds/epoch": record.seconds}, record.step)
+        if record.epoch > self._last_epoch:
+            self._last_epoch = record.epoch
+            self._write("epoch", _flat(vars(record)))
+            self._plot({"seconds/epoch": record.seconds}, record.step)
         line = f"epoch {record.epoch:>{len(str(self._epochs))}}/{self._epochs}  {self._figures(record.measures)}"
         if record.scores is not None:
             line += f"  {self._figures(record.scores, 'val ')}"
         left = self._time_left(record, record.epoch, 0)
         speed, took = f"{record.samples_per_second:7,.0f} {self._sample}s/s", duration(round(record.seconds, 2))
         self._say(f"{line}  {speed}  {took}, {left} left")
+
+    def evaluation(self, name: str, figures: Mapping[str, float], step: int, *, shown: bool = True) -> None:
+        """Write the scores of a set after `step` steps, and show them, unless an earlier process has."""
+        values = {f"{name}_{figure}": value for figure, value in figures.items()}
+        if step == self._resumed_step and values.keys() <= self._evaluated:
+            return
+        text = "  ".join(f"{name} {labelled(figure, value)}" for figure, value in figures.items())
+        if shown:
+            self._say(text)
+        self._write("event", {"name": "evaluation", "message": text, "step": step, **values})
+        self._plot({f"{name}/{figure}": value for figure, value in figures.items()}, step)
 
     def world(self, change: Change, step: int, seconds: float) -> None:
         """Report a change of world, which cost `seconds` until its first step."""
@@ -224,14 +240,16 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, **values["measures"], **scores}
 
 
-def _forget_after(folder: RunFolder, step: int, epochs_done: int) -> tuple[int, int, int]:
-    """Remove torn lines, lines after `step`, and the line of an epoch that will end again, from metrics.jsonl.
+def _forget_after(folder: RunFolder, step: int, epochs_done: int) -> tuple[int, int, int, set[str]]:
+    """Remove torn lines and lines after `step` from metrics.jsonl.
 
-    Return the last step and epoch that are left, and the last step before. Raises OSError.
+    Return the last step and epoch that are left, the last step before, and the names of scores after `step` steps.
+    Raises OSError.
     """
     path = folder.path / METRICS
+    evaluated = set[str]()
     if not path.exists():
-        return step, epochs_done, step  # the run resumes in another folder
+        return step, epochs_done, step, evaluated  # the run resumes in another folder
     last_step = last_epoch = reached = 0
     lines, kept = read_bytes(path).splitlines(keepends=True), list[bytes]()
     for line in lines:
@@ -241,8 +259,10 @@ def _forget_after(folder: RunFolder, step: int, epochs_done: int) -> tuple[int, 
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             continue
         reached = max(reached, number)
-        if number <= step and (kind != "epoch" or epoch <= epochs_done):
+        if number <= step:
             kept.append(line.rstrip(b"\n") + b"\n")
+            if number == step and record.get("name") == "evaluation":
+                evaluated |= record.keys()
             if kind == "step":
                 last_step = number
             if kind in ("step", "epoch"):  # an epoch's record comes before the next epoch's steps
@@ -250,4 +270,4 @@ def _forget_after(folder: RunFolder, step: int, epochs_done: int) -> tuple[int, 
     if kept != lines:
         with folder.writing(METRICS) as whole:
             whole.writelines(kept)
-    return last_step, last_epoch, reached
+    return last_step, last_epoch, reached, evaluated

@@ -123,3 +123,8 @@ def take(step: Step, model: nn.Module) -> None:
     for micro in step:
         inputs, targets = micro.batch
         micro.backward(F.cross_entropy(model(inputs), targets, reduction="none"))
+
+
+def measure(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    inputs, targets = batch
+    return {"loss": F.cross_entropy(model(inputs), targets, reduction="none")}

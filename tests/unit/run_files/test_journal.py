@@ -74,6 +74,7 @@ def test_tensorboard_shows_the_numbers_under_their_names() -> None:
     with journal() as opened:
         measures = {"loss": 0.5, "top1": 0.25, "top5": 0.75}
         opened.step(StepRecord(1, 4, 40, measures, 0.125, None, 1024.0, 3, 100.0, {"forward": 0.5}, {"power_w": 400.0}))
+        opened.evaluation("val", {"loss": 0.25, "top1": 0.75, "top5": 1.0}, 4)
         opened.epoch(epoch_record(1, 4))
     values = {"train/loss": 0.5, "train/top1": 0.25, "train/top5": 0.75, "train/learning_rate": 0.125}
     values |= {"train/loss_scale": 1024.0, "train/skipped_steps": 3.0, "train/samples_per_second": 100.0}
