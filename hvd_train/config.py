@@ -309,8 +309,8 @@ class RunConfig:
 class Config:
     """A complete run. Raises UsageError if a value, or two values together, cannot be."""
 
-    recipe: str = free("custom")
-    """The recipe to start from; it names the run folder."""
+    recipe: str = "custom"
+    """The recipe to start from; it names the run folder. A script's own run has the script's name."""
     seed: int = number(0, "at least 0 and below 2**63")
     """Decides the initial weights, the order of the samples and every random change to them."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -353,8 +353,13 @@ class Config:
         return {name: getattr(getattr(self, group) if group else self, name) for name, group in _OWNERS.items()}
 
     def differences(self, other: Config) -> list[str]:
-        """Return `name: mine, not theirs` for each setting that differs and decides the result."""
+        """Return `name: mine, not theirs` for each setting that differs and decides the result.
+
+        The recipe of an earlier version's run may not name its script, and then fits any.
+        """
         theirs = other.decisive()
+        if other.recipe == Config.recipe:
+            theirs["recipe"] = self.recipe
         return [
             f"{name}: {_plain(mine)}, not {_plain(theirs[name])}"
             for name, mine in self.decisive().items()

@@ -65,6 +65,8 @@ def train(
     seed_all(config.seed)  # modules of the user may draw random numbers as they are imported
     check(config.replace(**dict.fromkeys(given, OWN)), name)  # their names would be imported, perhaps this very script
     config = config.replace(**{name: reference(value) for name, value in given.items()})
+    if given:
+        config = of_script(config)
     with opened(config, name, world, lambda here: warm_parts(config, here, own)) as training:
         session = TaskLoops(training)
         with suppress(Stopped), session:
@@ -247,7 +249,7 @@ def connect(config: Config | None = None) -> World:
     return (ElasticWorld if launcher.elastic(os.environ) else HorovodWorld)(facts=same_everywhere(config))
 
 
-OF_EACH_HOST = {"data_dir", "workers"}  # may differ between ranks
+OF_EACH_HOST = {"data_dir", "recipe", "workers"}  # may differ between ranks
 
 
 def same_everywhere(config: Config | None) -> dict[str, str]:
@@ -344,3 +346,27 @@ def reference(value: object) -> str:
     if module == "__main__":
         module = Path(getattr(sys.modules["__main__"], "__file__", None) or "").stem
     return f"{module}:{name}" if module and name and f"{module}{name}".replace(".", "").isidentifier() else OWN
+
+
+def of_script(config: Config) -> Config:
+    """Return the config with the script's name as recipe, if it has none: one script never continues another's run."""
+    return config.replace(recipe=_script()) if config.recipe == Config.recipe else config
+
+
+def _script() -> str:
+    """Return the path of the script as typed, with dots, or its module; "unnamed" in a notebook or `python -c`.
+
+    A path below the working directory counts from there: other hosts may have it elsewhere.
+    """
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if file is None:
+        return "unnamed"
+    spec = main.__spec__
+    if spec is not None and sys.argv[0] == file:  # else a profiler or debugger, started by -m, runs the script
+        return spec.name
+    path = Path(os.path.normpath(sys.argv[0])).with_suffix("")
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    name = ".".join(part for part in path.parts if part not in ("/", ".."))
+    return re.sub(r"[^\w.-]", "_", name)[-100:]

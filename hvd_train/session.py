@@ -33,7 +33,7 @@ from hvd_train.network.buffers import Modes
 from hvd_train.parts import loader_processes, of_a_loop
 from hvd_train.progress.metrics import FACTS
 from hvd_train.progress.order import in_order
-from hvd_train.run import OWN, check, opened
+from hvd_train.run import OWN, check, of_script, opened
 from hvd_train.state import HEAD, START, values_of
 from hvd_train.tasks.task import Function, Goal, Measuring, Scores, Task
 from hvd_train.world.world import World
@@ -104,7 +104,7 @@ class Session(Loops):
         for given, check_kind in ((model, models.check_own), (optimizer, optim.check_own)):
             for thing in given.values() if isinstance(given, Mapping) else [given]:
                 check_kind(thing)
-        config = config.replace(model=OWN, data=OWN, task=OWN)
+        config = of_script(config.replace(model=OWN, data=OWN, task=OWN))
         check(config, name)
         self._collate = collate
         self._constants = 0

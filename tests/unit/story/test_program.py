@@ -187,3 +187,38 @@ def test_a_model_is_trained_again_with_another_optimizer() -> None:
                     micro.backward(**measure(model, micro.batch))
     first, last = (torch.load(f"run/{name}/model-final.pt", weights_only=True) for name in ("pretrain", "finetune"))
     assert 1e-4 < largest_difference(first, last) < 0.5
+
+
+def started_as(monkeypatch: pytest.MonkeyPatch, path: str, world: World | None = None, **changes: Any) -> Result:
+    """Train as the script at `path` does, in a program of its own."""
+    monkeypatch.setattr(sys, "argv", [path])
+    world = world or LocalWorld()
+    return train(small_config(epochs=1, **changes), model=runs.convnet, data=runs.few_digits, world=world)
+
+
+def test_a_script_continues_its_own_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With equal settings, too. Runs of earlier versions name no script: the first one that asks continues them."""
+    paths = "base.py", "other.py", "sub/base.py"
+    begun = [started_as(monkeypatch, path, StoppingWorld(3), output_dir=None).run_dir for path in paths]
+    assert len({*begun}) == 3
+    for folder, path in zip(begun, ("./base.py", str(Path.cwd() / "other.py"), "sub/base.py"), strict=True):
+        assert folder is not None
+        assert started_as(monkeypatch, path, StoppingWorld(1), output_dir=None).run_dir == folder
+        for other in {*paths} - {str(Path(path).absolute().relative_to(Path.cwd()))}:
+            with pytest.raises(UsageError, match=r"other settings \(recipe: (sub\.)?\w+, not (sub\.)?\w+\)"):
+                started_as(monkeypatch, other, output_dir=folder)
+    assert begun[0] is not None
+    old = begun[0].rename("runs/custom-20251231-235959")
+    text = (old / "config.yaml").read_text()
+    (old / "config.yaml").write_text(text.replace("recipe: base", "recipe: custom"))
+    assert started_as(monkeypatch, "base.py", output_dir=None).run_dir == Path("runs", old.name)
+    assert started_as(monkeypatch, "base.py", output_dir=None).run_dir != Path("runs", old.name)
+
+
+def test_another_host_may_have_a_script_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for host in ("one", "two"):
+        folder = tmp_path / host
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        stopped = started_as(monkeypatch, str(folder / "mine.py"), StoppingWorld(3), output_dir=tmp_path / "run")
+    assert stopped.steps > 3

@@ -31,7 +31,7 @@ def test_only_settings_that_do_not_change_the_result_may_differ_on_resume() -> N
     base = Config()
     free = base.replace(
         data_dir=Path("x"), workers=9, device="cuda", output_dir=Path("y"), resume="never", commit_steps=7,
-        commit_seconds=1.0, keep_checkpoints=9, log_steps=9, eval_epochs=9, recipe="other", patience=4,
+        commit_seconds=1.0, keep_checkpoints=9, log_steps=9, eval_epochs=9, patience=4,
     )  # fmt: skip
     assert base.differences(free) == []
     other = base.replace(epochs=4, seed=2, decay_epochs=(1.0,))
