@@ -212,18 +212,16 @@ def _claim(
     deadline, waits = time.monotonic() + patience, False
     while True:
         wait = time.monotonic() < deadline
+        evict = ours and not wait
         try:
-            return run_folder.claim(config, datetime.now(), start, resume, name=name, wait=wait)
+            return run_folder.claim(config, datetime.now(), start, resume, name=name, wait=wait, evict=evict)
         except Busy as busy:
-            if wait:
-                if not waits:
-                    say(f"another process is training in {busy.path}: waiting {patience:.0f} s at most for its end")
-                    waits = True
-                time.sleep(0.05)
-            elif ours:
-                run_folder.take_over(busy.path)
-            else:
+            if not wait:
                 raise
+            if not waits:
+                say(f"another process is training in {busy.path}: waiting {patience:.0f} s at most for its end")
+                waits = True
+            time.sleep(0.05)
 
 
 def _adapted(

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import platform
+import secrets
 import shlex
 import socket
 import sys
@@ -28,6 +29,7 @@ FROM_FILE = "from_file"  # the event that a run resumes from the checkpoint of a
 DATA = "data.json"
 TAKEN = ("checkpoints", "profile", "tensorboard")  # other folders in a run folder
 _LOCK = ".lock"
+_TRIES = 20  # to lock a folder whose lock file changes meanwhile
 _WRITTEN_IN_PLACE = (_LOCK, METRICS, "ledger.jsonl")
 
 
@@ -55,9 +57,7 @@ class RunFolder:
 
     def held(self) -> bool:
         """Return whether the claim still holds: a job that evicted this process takes over the folder."""
-        with suppress(OSError):
-            return self._lock is None or os.stat(self.path / _LOCK).st_ino == os.fstat(self._lock.fileno()).st_ino
-        return False
+        return self._lock is None or _is_lock_of(self.path, self._lock)
 
     def writing(self, name: str) -> AbstractContextManager[BinaryIO]:
         """Open a file as `durable.writing` does. Raises OSError, also if the claim is lost."""
@@ -78,14 +78,6 @@ class RunFolder:
             self._lock.close()
 
 
-def take_over(path: Path) -> None:
-    """Replace the lock file of a process that this job has evicted. Raises UsageError if that fails."""
-    try:
-        durable.write_text(path / _LOCK, "")
-    except OSError as error:
-        raise UsageError(f"cannot take over the output folder {path}: {error.strerror}") from None
-
-
 def in_use(path: Path) -> bool:
     """Return whether a process of this machine has locked the folder."""
     try:
@@ -104,16 +96,17 @@ def claim(
     *,
     name: str = "",
     wait: bool = False,
+    evict: bool = False,
 ) -> RunFolder:
     """Choose and lock the folder of this run, and write its config.yaml; a run with a name has one of that name in it.
 
     `now` names a new folder. `start` is called before a folder is made or moved aside, and `resume` before a run
     continues in its folder; if they raise, nothing has changed. Without `--output-dir` and `wait` a busy folder is
-    skipped. Raises Busy and UsageError.
+    skipped. With `evict` a folder of `--output-dir` is taken from the process that has it. Raises Busy and UsageError.
     """
     try:
         if config.run.output_dir:
-            return _claim_named(config.run.output_dir / name, config, start, resume)
+            return _claim_named(config.run.output_dir / name, config, start, resume, evict=evict)
         return _claim_own(config, now, start, resume, name=name, wait=wait)
     except OSError as error:
         raise UsageError(
@@ -122,20 +115,24 @@ def claim(
         ) from None
 
 
-def _claim_named(path: Path, config: Config, start: Callable[[], None], resume: Callable[[Path], None]) -> RunFolder:
+def _claim_named(
+    path: Path, config: Config, start: Callable[[], None], resume: Callable[[Path], None], *, evict: bool
+) -> RunFolder:
     if not (path / CONFIG).exists():
         early = {_LOCK, f"{CONFIG}{durable.PARTIAL_SUFFIX}"}  # left by a process that was killed at its start
         if path.exists() and {entry.name for entry in path.iterdir()} - early:
             raise UsageError(f"--output-dir {path} is not empty and not a run of hvd_train; name another folder")
         start()
+        path.mkdir(parents=True, exist_ok=True)
         return _create(path, config)
     if config.run.resume == "auto":
-        return _reopen(path, config, resume)
+        return _reopen(path, config, resume, evict=evict)
     start()
     lock = _lock(path)  # raises Busy: a folder that is trained in is not moved away
     aside = _free_name(path.with_name(f"{path.name}.old"))
     path.rename(aside)
     lock.close()
+    path.mkdir(exist_ok=True)
     return _create(path, config, f"the earlier run in {path} is now in {aside}")
 
 
@@ -169,17 +166,26 @@ def _claim_own(
         except UsageError:
             continue  # of another config
     start()
-    return _create(_free_name(RUNS / f"{config.recipe}-{now:%Y%m%d-%H%M%S}") / name, config, *notes)
+    while True:
+        path = _free_name(RUNS / f"{config.recipe}-{now:%Y%m%d-%H%M%S}")
+        with suppress(FileExistsError):  # another process has just made it
+            path.mkdir(parents=True)
+            break
+    (path / name).mkdir(exist_ok=True)
+    return _create(path / name, config, *notes)
 
 
 def _create(path: Path, config: Config, *notes: str) -> RunFolder:
-    path.mkdir(parents=True, exist_ok=True)
+    """Begin a run in a folder that had none. Raises Busy if another process has begun one there meanwhile."""
     lock = _lock(path)
+    if (path / CONFIG).exists():
+        lock.close()
+        raise Busy(path)
     durable.write_text(path / CONFIG, config_file.dump(config))
     return RunFolder(path, notes=notes, _lock=lock)
 
 
-def _reopen(path: Path, config: Config, resume: Callable[[Path], None]) -> RunFolder:
+def _reopen(path: Path, config: Config, resume: Callable[[Path], None], *, evict: bool = False) -> RunFolder:
     _check_no_links(path)
     old = config_file.load(path / CONFIG)
     before, epochs, notes = old.schedule.epochs, config.schedule.epochs, list[str]()
@@ -193,7 +199,7 @@ def _reopen(path: Path, config: Config, resume: Callable[[Path], None]) -> RunFo
             f"{path} is a run with other settings ({'; '.join(differences)}): type --resume never to start again "
             "(the old run is kept aside), or name another --output-dir"
         )
-    lock = _lock(path)
+    lock = _lock(path, evict=evict)
     try:
         resume(path)
     except BaseException:
@@ -207,17 +213,39 @@ def _reopen(path: Path, config: Config, resume: Callable[[Path], None]) -> RunFo
     return RunFolder(path, earlier=True, notes=tuple(notes), _lock=lock)
 
 
-def _lock(path: Path) -> IO[str]:
-    """Lock the folder. Raises Busy if another process has locked it."""
-    lock = open(path / _LOCK, "a", opener=plain_file.in_place)  # noqa: SIM115  # until the process ends
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise Busy(path) from None
-    except OSError:
-        os.utime(path / _LOCK)  # the file system has no locks: continue without one, if it can be written
+def _lock(path: Path, *, evict: bool = False) -> IO[str]:
+    """Lock the folder. Raises Busy if another process has locked it, unless it is to `evict` that process."""
+    for _ in range(_TRIES):
+        lock = open(path / _LOCK, "a", opener=plain_file.in_place)  # noqa: SIM115  # until the process ends
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            if not evict:
+                raise Busy(path) from None
+            return _replace_lock(path)
+        except OSError:
+            os.utime(path / _LOCK)  # the file system has no locks: continue without one, if it can be written
+            return lock
+        if _is_lock_of(path, lock):
+            return lock
+        lock.close()  # another process has moved the folder aside or replaced its lock meanwhile
+    raise Busy(path)
+
+
+def _replace_lock(path: Path) -> IO[str]:
+    """Put a lock file that is locked already in place of the one that an evicted process holds."""
+    new = path / f"{_LOCK}-{secrets.token_hex(8)}"
+    lock = open(new, "x")  # noqa: SIM115  # until the process ends
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.replace(new, path / _LOCK)
     return lock
+
+
+def _is_lock_of(path: Path, lock: IO[str]) -> bool:
+    with suppress(OSError):
+        return os.path.samestat(os.stat(path / _LOCK), os.fstat(lock.fileno()))
+    return False
 
 
 def _check_no_links(path: Path) -> None:
@@ -231,7 +259,7 @@ def _check_no_links(path: Path) -> None:
 
 def _free_name(path: Path) -> Path:
     candidate, number = path, 2
-    while candidate.exists():
+    while os.path.lexists(candidate):
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
     return candidate
 

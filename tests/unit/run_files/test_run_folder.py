@@ -1,8 +1,11 @@
 """The run folder of a command, and the processes that may train in it."""
 
+import fcntl
 import os
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,15 +102,69 @@ def test_a_folder_is_taken_back_from_a_process_that_does_not_react() -> None:
     """The stopped process can see that it has lost its claim."""
     stopped = claim(named(), NOON)
     assert stopped.held()
-    run_folder.take_over(stopped.path)
+    taken = claim(named(), NOON, evict=True)
     assert not stopped.held()
-    taken = claim(named(), NOON)
     assert taken.held()
     assert taken.earlier
     stopped.release()
     with pytest.raises(Busy):
         claim(named(), NOON)
     taken.release()
+
+
+def first(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, other: Callable[[], object]) -> None:
+    """Let another process act just before the first call of a function, which may be another one's later."""
+    call = getattr(module, name)
+
+    def called(*given: Any, **options: Any) -> Any:
+        monkeypatch.setattr(module, name, call)
+        other()
+        return call(*given, **options)
+
+    monkeypatch.setattr(module, name, called)
+
+
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_a_lock_of_a_folder_that_was_moved_aside_does_not_count(resume: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another command makes a new folder between the opening of the lock file and the lock."""
+    released(claim(named(), NOON))
+    others = list[RunFolder]()
+    first(monkeypatch, fcntl, "flock", lambda: others.append(claim(named(resume="never"), NOON)))
+    with pytest.raises(Busy):
+        claim(named(resume=resume), LATER)
+    assert others[0].held()
+    assert sorted(path.name for path in Path().iterdir()) == ["mine", "mine.old"]
+    others[0].release()
+
+
+def test_a_lock_that_was_replaced_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An elastic job takes its folder back, and the process that it has evicted ends, while another job locks it."""
+    evicted = claim(named(), NOON)
+    others = list[RunFolder]()
+
+    def take_over() -> None:
+        others.append(claim(named(), NOON, evict=True))
+        evicted.release()
+
+    first(monkeypatch, fcntl, "flock", take_over)
+    with pytest.raises(Busy):
+        claim(named(), LATER)
+    assert others[0].held()
+    others[0].release()
+
+
+def test_two_commands_of_one_second_have_two_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, others = Config().replace(recipe="digits"), list[RunFolder]()
+    first(monkeypatch, Path, "mkdir", lambda: others.append(claim(mine, NOON)))
+    assert claim(mine, NOON).path != others[0].path
+    others[0].release()
+
+
+def test_a_run_that_began_meanwhile_is_not_overwritten() -> None:
+    """Another command has begun and ended a run while this one read its data."""
+    with pytest.raises(Busy):
+        claim(named(seed=1), NOON, lambda: released(claim(named(), NOON)) and None)
+    assert config_file.load(Path("mine/config.yaml")).seed == 0
 
 
 def test_a_busy_folder_of_another_job_is_skipped_and_noted() -> None:

@@ -243,11 +243,12 @@ def test_a_full_disk_costs_no_checkpoint_that_is_there() -> None:
 def test_a_process_that_was_stopped_does_not_replace_a_newer_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """When it continues, another process has taken the folder over and written the same step."""
     fsync = os.fsync
-    disk = Store(run_folder.claim(small_config(output_dir=RUN), datetime.now()), CONFIG, [].append)
+    config = small_config(output_dir=RUN)
+    disk = Store(run_folder.claim(config, datetime.now()), CONFIG, [].append)
 
     def stopped_meanwhile(descriptor: int) -> None:
         monkeypatch.setattr(os, "fsync", fsync)
-        run_folder.take_over(RUN)
+        run_folder.claim(config, datetime.now(), evict=True)
         path_of(RUN, 1).write_text("the other's")
 
     monkeypatch.setattr(os, "fsync", stopped_meanwhile)
