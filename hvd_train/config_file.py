@@ -1,5 +1,8 @@
 """Write a config as plain values or as the text of a config.yaml, and read it back."""
 
+import json
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +15,40 @@ from hvd_train.errors import UsageError
 MOST_BYTES = 2**18
 """Largest config.yaml, which YAML takes seconds to read; a run writes a hundredth of it."""
 
+_OF_JSON = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+(e[-+][0-9]+)?)?|true|false|null")  # written texts are quoted
 
-class _Plain(yaml.SafeLoader):
-    """Read YAML without aliases, by which a few bytes stand for gigabytes."""
+
+class _Plain(yaml.BaseLoader):
+    """Read YAML; `off`, `010`, `20:25`, dates and tags are no values of their own, but texts as they are typed.
+
+    Aliases, by which a few bytes stand for gigabytes, and repeated names are refused.
+    """
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("aliases are refused: write out what they stand for")
         return super().compose_node(parent, index)
 
+    def construct_scalar(self, node: yaml.ScalarNode) -> Any:
+        text = super().construct_scalar(node)
+        if node.style is not None:  # quoted
+            return text
+        if text in ("", "~"):
+            return None
+        return json.loads(text) if _OF_JSON.fullmatch(text) else text
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        values = super().construct_mapping(node, deep)
+        if len(values) < len(node.value):
+            [(name, _)] = Counter(key.value for key, _ in node.value).most_common(1)
+            raise yaml.YAMLError(f"{name} is given twice")
+        return values
+
 
 def parse(text: str) -> Any:
     """Return the values in a YAML text. Raises ValueError if it is no YAML or has aliases."""
     try:
-        return yaml.load(text, _Plain)  # noqa: S506  # made of SafeLoader
+        return yaml.load(text, _Plain)  # noqa: S506  # it makes plain values only
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         raise ValueError(f"line {mark.line + 1}: {problem}" if mark else str(error).splitlines()[0]) from None

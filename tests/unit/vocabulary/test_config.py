@@ -71,9 +71,23 @@ def test_a_written_config_is_read_back_unchanged() -> None:
         assert config_file.load(path) == made
 
 
+def test_values_in_a_file_are_read_as_they_are_typed() -> None:
+    """YAML 1.1 has octal numbers, times of day, dates, and `off` as False."""
+    lines = ["seed: 010", "log_steps: 1_0", "profile: 20:25", "channels_last: off", "recipe: 2026-11-29", "freeze: no"]
+    lines += ["learning_rate: 1e-3", "nesterov: true", "patience: null", "target: ~", "weights:"]
+    Path("config.yaml").write_text("\n".join([*lines, "decay_epochs: [3, 5]"]))
+    typed = {"seed": 10, "log_steps": 10, "profile": "20:25", "channels_last": "off", "recipe": "2026-11-29"}
+    typed |= {"freeze": "no", "learning_rate": 0.001, "nesterov": True, "decay_epochs": (3, 5)}
+    assert config_file.load(Path("config.yaml")) == Config().replace(**typed)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("epochs: 1\nseed: 2\nepochs: 3", "mine.yaml is not a YAML file: epochs is given twice"),
+        ("<<: {epochs: 3}", "mine.yaml: unknown setting '<<'"),
+        ("seed: !!int 0x10", "mine.yaml: --seed is '0x10'; it must be a whole number"),
+        ("nesterov: off", "mine.yaml: --nesterov is 'off'; it must be true or false"),
         ("epochs: true", "mine.yaml: --epochs is True; it must be a whole number"),
         ("clip_norm: [1]", "mine.yaml: --clip-norm is [1]; it must be a number or none"),
         ("decay_epochs: 3", "mine.yaml: --decay-epochs is 3; it must be a list"),
