@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import textwrap
 import time
 import zlib
@@ -26,6 +27,8 @@ from hvd_train.run_files.journal import labelled
 
 if TYPE_CHECKING:
     from hvd_train.world.world import World
+
+_WHOLE = "--log-to", "--optimizer-args"  # a value of these flags may have commas
 
 
 def sweep(arguments: list[str]) -> int:
@@ -55,9 +58,13 @@ def sweep(arguments: list[str]) -> int:
 def combinations(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Return name and arguments of every combination of values with commas."""
     parts: list[list[tuple[str, str]]] = []
+    flag = ""
     for before, argument in zip(["", *arguments], arguments, strict=False):
+        if argument.startswith("-"):
+            flag = argument.partition("=")[0].replace("_", "-")
         begin, equals, text = argument.rpartition("=")
-        values, name = text.split(","), (begin or before).lstrip("-")
+        name = (begin or before).lstrip("-")
+        values = [text] if flag in _WHOLE else re.split(r",(?![^\[]*\])", text)  # not the comma of layer[1,2].*
         parts.append([(f"{name}={one}" if values[1:] else "", f"{begin}{equals}{one}") for one in values])
     return [
         (" ".join(name for name, _ in chosen if name) or "only", [word for _, word in chosen])
