@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hvd_train.errors import UsageError, in_user_code, unknown_name
+from hvd_train.errors import UsageError, described, in_user_code, unknown_name
 
 NAMES_CODE = ("model", "data", "task", "optimizer", "schedule")
 """The settings that may name the user's own code."""
@@ -52,6 +52,8 @@ def load(kind: str, reference: str) -> Callable[..., Any]:
         raise UsageError(f"--{kind} {reference}: cannot import {module_name}: {reason}{at}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
+        if function is not None:
+            raise UsageError(f"--{kind} {reference} is {described(function)}: write a function that returns it")
         known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise unknown_name(f"function in {module_name} for --{kind}", function_name, known)
     return function  # type: ignore[no-any-return]  # callable() narrows to Callable[..., object]

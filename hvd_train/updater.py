@@ -216,7 +216,6 @@ class Attempt:
         self._forward = ExitStack()  # what a forward pass runs in
         self._sums_of_passes = list[Tensor]()
         self._kept = list[Kept]()
-        self._exponent = state.exponents.get(name, measuring.exponent)
         self._of_terms = dict[int, dict[nn.Parameter, Tensor]]()  # gradients of each term of the loss, if several
         self._held_fixed = trained.fixed
         for parameter in self._held_fixed:
@@ -264,8 +263,7 @@ class Attempt:
                 self._backward_of_terms([scaler.scale(sum_of(measures[term.name])) for term in measuring.terms])
             else:
                 # The ranks' gradients are added.
-                share = _constant(2.0**-self._exponent / self.batch.size, updater.device, measuring.dtype)
-                torch.autograd.backward(scaler.scale(sum_of(measures[LOSS])), share)
+                torch.autograd.backward(scaler.scale(sum_of(measures[LOSS])), self._share(0))
         except RankLost as error:
             self.lost = error
         self.lost = self.lost or updater.sums_of_layers.lost
@@ -273,6 +271,15 @@ class Attempt:
             updater.world.end_pass()
         self._note_gradients()
         updater.mark("backward")
+
+    def _exponent(self, term: int) -> int:
+        """Return the power of two near the count of a term of the loss for each sample, as far as it is known."""
+        return self._state.exponents.get(key_of_term(self._name, term), self.measuring.exponent if term == 0 else 0)
+
+    def _share(self, term: int) -> Tensor:
+        """Return what a backward pass multiplies a sum by, so that half precision can hold the gradient."""
+        share = 2.0 ** -self._exponent(term) / self.batch.size
+        return _constant(share, self._updater.device, self.measuring.dtype)
 
     def _backward_of_terms(self, terms: Sequence[Tensor]) -> None:
         """Run a backward pass for each term of the loss; in the last micro-batch one for all, by their counts.
@@ -295,7 +302,8 @@ class Attempt:
             if not term.requires_grad:
                 continue
             is_last = number == len(terms) - 1
-            gradients = torch.autograd.grad(term, parameters, retain_graph=not is_last, allow_unused=True)
+            share = self._share(number).view_as(term)
+            gradients = torch.autograd.grad(term, parameters, share, retain_graph=not is_last, allow_unused=True)
             mine = self._of_terms.setdefault(number, {})
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:
@@ -308,19 +316,14 @@ class Attempt:
         """
         message, _ = self._summed()
         num_samples = _constant(float(self.batch.size), self._updater.device, self.measuring.dtype)
-        factors = list[Tensor]()
-        at = 0
-        for term in self.measuring.terms:
-            count = message.measures[at + 1] if term.kind == "count" else num_samples
-            factors.append((1 / count).masked_fill(count <= 0, 0.0))
-            at += term.size
-        return factors
+        counts = [num_samples if at is None else message.measures[at] for at in self.measuring.counts_at]
+        return [(1 / count).masked_fill(count <= 0, 0.0) for count in counts]
 
     def _add_up_terms(self, factors: Sequence[Tensor]) -> None:
         """Make one gradient of those of the terms in the micro-batches so far."""
         for number, of_term in self._of_terms.items():
             for parameter, gradient in of_term.items():
-                weighted = gradient * factors[number]
+                weighted = gradient * (factors[number] / self._share(number))
                 parameter.grad = weighted if parameter.grad is None else parameter.grad + weighted
 
     def _note_gradients(self) -> None:
@@ -429,7 +432,7 @@ class Attempt:
             state.scaler.unscale_(optimizer)
         # The gradient of a single term is divided by the samples so far.
         by_count = len(measuring.terms) == 1 and measuring.means[0].kind == "count"
-        factor = batch.size * 2.0**self._exponent / message.measures[1] if by_count else None
+        factor = batch.size * 2.0 ** self._exponent(0) / message.measures[1] if by_count else None
         norm = self._clip(gradients, factor, updater.clip_norm if before is None else None)
         scale = state.scaler.scale(_constant(1.0, updater.device))
         numbers = _on_its_way(torch.cat((*message, scale[None], norm[None])))
@@ -454,8 +457,9 @@ class Attempt:
         sums = on_host.measures.tolist()
         totals = totals_of(measuring.means, sums, batch.size)
         skipped = not math.isfinite(sum(sums[: measuring.num_of_loss]) + norm_before)
-        if by_count and sums[1] > 0:
-            state.exponents[self._name] = nearest_exponent(sums[1] / batch.size)
+        for term, at in enumerate(measuring.counts_at):
+            if at is not None and sums[at] > 0:
+                state.exponents[key_of_term(self._name, term)] = nearest_exponent(sums[at] / batch.size)
         self._release()
         updater.mark("optimizer")
         stop, commit, change = (on_host.votes > 0).tolist()
@@ -501,6 +505,11 @@ class Attempt:
 def key_of(names: Sequence[str]) -> str:
     """Return the name of an update by the optimizers of these names."""
     return "_".join(names)
+
+
+def key_of_term(update: str, number: int) -> str:
+    """Return the name of a term of the loss of an update, in `TrainState.exponents`."""
+    return f"{update}+{number}" if number else update
 
 
 def nearest_exponent(value: float) -> int:

@@ -130,7 +130,10 @@ def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder
             raise UsageError(f"--model {name} is a model already: write a function that returns it")
         known = inspect.signature(builder).parameters.values()
         if needed := [each.name for each in known if each.default is each.empty and not num_classes]:
-            raise UsageError(f"--model {name} takes {needed[0]}, but the training set has no attribute `classes`")
+            raise UsageError(
+                f"--model {name} needs {needed[0]}, but a model takes only the number of classes, and the training set "
+                "has no attribute `classes`: write a function without arguments"
+            )
         model = plugin.call(f"--model {name}", builder, "num_classes", num_classes) if num_classes else builder()
         if not isinstance(model, nn.Module):
             raise UsageError(f"--model {name}: it returned {type(model).__name__}, not a torch.nn.Module")

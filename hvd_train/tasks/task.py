@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -219,6 +220,9 @@ class Measuring:
         self.terms = tuple[Field, ...]()  # of the loss: one, unless it is a sum of means
         self.num_sums = 0
         self.num_of_loss = 0  # of the summed numbers
+        self.counts_at = list[
+            int | None
+        ]()  # the place of each term's count among them; None: it is that of the samples
         self.dtype = torch.float32  # of the sums of a training: float64 if the loss is
 
     @property
@@ -241,6 +245,10 @@ class Measuring:
             if not self.fields:
                 self.fields, self.means = found, tuple(field for field in found if field.is_mean)
                 self.terms = tuple(field for field in found if _is_of_loss(field.name))
+                ends = itertools.accumulate(field.size for field in self.terms)
+                self.counts_at = [
+                    end - 1 if field.kind == "count" else None for field, end in zip(self.terms, ends, strict=True)
+                ]
                 self.num_of_loss = sum(field.size for field in self.terms)
                 self.num_sums = sum(field.size for field in self.means)
                 if LOSS in measures and sum_of(measures[LOSS]).dtype == torch.float64:

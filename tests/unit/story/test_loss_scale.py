@@ -14,7 +14,7 @@ from hvd_train import Config
 from hvd_train.errors import Diverged
 from hvd_train.session import Session
 from hvd_train.tasks.builtin import open_task
-from hvd_train.tasks.task import Mean
+from hvd_train.tasks.task import Mean, SumOfMeans
 from hvd_train.world.world import LocalWorld, World
 from tests.support.launching import json_lines
 from tests.support.runs import equal, small_config, trained
@@ -62,7 +62,7 @@ def test_no_step_of_a_loss_over_many_elements_is_skipped(name: str, half: dict[s
     assert [step["skipped_steps"] for step in steps] == [0, 0, 0]
 
 
-def played(loss_of: Callable[[nn.Module, tuple[Tensor, Tensor]], Mean], **settings: Any) -> list[bool]:
+def played(loss_of: Callable[[nn.Module, tuple[Tensor, Tensor]], Mean | SumOfMeans], **settings: Any) -> list[bool]:
     """Return of each step of a loop whether it was skipped."""
     model = own_generator(nn.Conv2d(2, 2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-12)
@@ -87,6 +87,17 @@ def test_a_loss_scale_that_is_too_large_ends_no_run() -> None:
     first = skipped.index(False)
     assert 10 < first < len(skipped)
     assert not any(skipped[first:])
+
+
+def test_a_loss_of_several_terms_fits_into_half_precision() -> None:
+    """Once the counts of the first step are known, also in the micro-batches before the last one."""
+
+    def terms(model: nn.Module, batch: tuple[Tensor, Tensor]) -> SumOfMeans:
+        losses = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        return Mean(losses.sum(), losses.numel()) + Mean(losses[batch[1] == 1].sum(), (batch[1] == 1).sum())
+
+    skipped = played(terms, epochs=2, precision="fp16", global_batch_size=2)
+    assert not any(skipped[1:])
 
 
 def test_a_gradient_that_is_never_finite_ends_the_run() -> None:
