@@ -233,20 +233,19 @@ def check(config: Config, name: str = "") -> None:
 def connect(config: Config | None = None) -> World:
     """Return the world of the launched ranks, or of one. Raises UsageError if they cannot form a world."""
     launcher.refuse_others(os.environ, ["python", *sys.argv])
-    if (launched := launcher.launched(os.environ)) is None:
+    launched, is_elastic = launcher.launched(os.environ), launcher.elastic(os.environ)
+    if launched is None or (launched.size == 1 and not is_elastic):
         return LocalWorld()
     console.outlive()
     try:
         from hvd_train.world.elastic_world import ElasticWorld
         from hvd_train.world.horovod_world import HorovodWorld
     except ImportError as error:
-        if launched.size == 1:
-            return LocalWorld()
         raise UsageError(
             f"{launched.launcher} started {launched.size} ranks, but Horovod cannot be imported ({error}): "
             "type `python packaging/build_horovod.py` in a checkout of hvd_train, or `make env` there"
         ) from error
-    return (ElasticWorld if launcher.elastic(os.environ) else HorovodWorld)(facts=same_everywhere(config))
+    return (ElasticWorld if is_elastic else HorovodWorld)(facts=same_everywhere(config))
 
 
 OF_EACH_HOST = {"data_dir", "recipe", "workers"}  # may differ between ranks

@@ -36,10 +36,13 @@ class Launch:
 
 
 def launched(environ: Mapping[str, str]) -> Launch | None:
-    """Return the rank that a launcher gave to this process, or None without a launcher."""
+    """Return the rank that a launcher gave to this process, or None without a launcher.
+
+    A single task of srun, perhaps a shell, has no launcher: its MPI could not start.
+    """
     for launcher, rank, size in _VARIABLES:
         number, count = whole_number(environ.get(rank, "")), whole_number(environ.get(size, ""))
-        if number is not None and count is not None:
+        if number is not None and count is not None and (launcher, count) != ("srun", 1):
             return Launch(launcher, number, count)
     return None
 

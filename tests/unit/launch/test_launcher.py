@@ -19,7 +19,9 @@ def test_launchers_are_recognized_by_their_variables() -> None:
     assert launched(of_horovod) == launched({**of_mpi, **of_horovod}) == Launch("horovodrun", 1, 2)
     assert launched(of_mpi) == Launch("Open MPI", 1, 2)
     assert launched({"PMI_RANK": "0", "PMI_SIZE": "8"}) == Launch("MPICH", 0, 8)
-    assert launched({}) is None
+    single = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}  # as within `srun --pty bash`
+    assert launched({}) is launched(single) is None
+    assert launched({**single, **of_horovod}) == Launch("horovodrun", 1, 2)
 
 
 IN_TORCHRUN = {"WORLD_SIZE": "4", "RANK": "1", "LOCAL_RANK": "1"}

@@ -17,7 +17,7 @@ from hvd_train.config import DataConfig
 from hvd_train.data.dataset import Arrays, DataSet, MapDataset
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import EpochOrder, key
-from hvd_train.run import evaluate, train
+from hvd_train.run import connect, evaluate, train
 from hvd_train.tasks.builtin import regression
 from hvd_train.world.world import LocalWorld, Place, World
 from tests.support import runs
@@ -186,3 +186,10 @@ def test_data_that_are_drawn_anew_are_refused() -> None:
     with pytest.raises(UsageError, match=r"items of the training set differ from the run's .*--resume never"):
         run(LocalWorld(), 1)
     run(LocalWorld(), 0)
+
+
+def test_one_rank_of_a_launcher_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs neither MPI nor Horovod."""
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "1")
+    assert type(connect()) is LocalWorld
