@@ -269,6 +269,7 @@ class Training:
     def record(self, label: Label, answer: Answer) -> None:
         """Note what an update or evaluation has given."""
         self.state.answers[label] = answer
+        self.updater.attempt = None
         if found := self.updater.differing_buffers - self._differing_buffers:
             self._differing_buffers |= found
             names = first_few(sorted(found), 3)
@@ -305,8 +306,10 @@ class Training:
 
     def undo_step(self) -> None:
         """Undo what the passes of a step have changed that does not end."""
+        attempt = self.updater.attempt
         self.updater.undo()
         self.note_writes()
+        self.is_whole = self.is_whole and not (attempt and attempt.has_changed_state)
 
     def next_batch(self, epoch: int) -> Batch:
         """Return this rank's part of the step after the last one that is counted, which is of this epoch.
@@ -451,19 +454,21 @@ class Training:
         if isinstance(error, (ValueError, RuntimeError)) and self._during == "training":
             attempt = self.updater.attempt
             error = (of_use(error, attempt.batch) if attempt else None) or error
-        if isinstance(error, (UsageError, FaultRepeats)):
-            self._commit_own()
+        steps = self._state.progress.step if self._state else 0
+        is_of_user = self._during == "training" and not isinstance(error, HvdTrainError)
+        if steps and (is_of_user or isinstance(error, (UsageError, FaultRepeats))) and self._commit_own():
+            say(f"step {steps} is committed; the same command resumes from there")
         if isinstance(error, HvdTrainError) and self.membership.members and not error.of_all_ranks:
             error.raised_by = self.world.place.rank
-        exit_report.send(os.environ, error, self._during, self._state.progress.step if self._state else 0)
+        exit_report.send(os.environ, error, self._during, steps)
         return error
 
     def _commit_own(self) -> bool:
         """Commit what this rank has, if it is whole; return whether it is on disk."""
-        if self._state is None or not self.membership.survives:
+        if self._state is None or not self.membership.survives or self.output.path is None:
             return False
         if not self.is_whole:
-            say("the loop has changed weights since the last step, so a commit now could not be resumed exactly")
+            say("weights have changed since the last step, so a commit now could not be resumed exactly")
             return False
         try:
             return self.output.commit_last(self._state).result()

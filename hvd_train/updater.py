@@ -82,7 +82,7 @@ class Updater:
         self.autocast = autocast(config, device)
         self.buffers = StepBuffers(model, device)
         self.sums_of_layers = sums_of_layers(model, world)
-        self.attempt: Attempt | None = None  # at the last update
+        self.attempt: Attempt | None = None  # at an update that is not recorded yet
         self._model = model
         self._measurings = measuring
         self._parameters = list[nn.Parameter]()
@@ -206,6 +206,7 @@ class Attempt:
         self.batch = batch
         self.measuring = measuring
         self.lost: RankLost | None = None  # noticed in a pass
+        self.has_changed_state = False
         self._updater = updater
         self._state = state
         self._votes = votes
@@ -440,6 +441,7 @@ class Attempt:
         broken = ~torch.isfinite(message.measures[: measuring.num_of_loss].sum() + norm)
         ahead = not buffers.others and before is None and all(map(optim.can_skip_on_device, optimizers))
         if ahead or not broken:
+            self.has_changed_state = True
             buffers.finish(changes.masked_fill(broken, 0), batch.num_micro_batches)
             seed(updater.device, order.key(updater.seed, UPDATE, state.progress.step, self._turn))
             if before is not None:

@@ -18,6 +18,7 @@ class Child:
 
     def __init__(self, passed: Mapping[int, int]) -> None:
         self.received = 0
+        self._got_other = False  # a signal that is no hangup
         self._passed = passed
         self._process: subprocess.Popen[bytes] | None = None
         for number in passed:
@@ -35,7 +36,10 @@ class Child:
         return code if code >= 0 else 128 - code
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        again, self.received = self.received, self.received or number
-        # A lost terminal sends several, and after a second signal the launcher no longer waits for commits.
-        if self._process is not None and (not again or number != signal.SIGHUP):
+        # A lost terminal sends several hangups, and after a second signal the launcher no longer waits for commits.
+        is_other = number != signal.SIGHUP
+        is_due = not self.received or (is_other and self._got_other)
+        self.received = self.received or number
+        self._got_other = self._got_other or is_other
+        if self._process is not None and is_due:
             self._process.send_signal(self._passed[number])

@@ -14,7 +14,7 @@ class StopSignal:
     """A context manager that records the first stop signal in `received`; a second one ends the process as usual.
 
     Stop signals are SIGINT, SIGTERM, SIGUSR1, and SIGHUP, unless it is ignored already (nohup). SIGHUP never ends the
-    process: shells and the kernel send it several times. Signals are recorded in the main thread only.
+    process, and is no first signal to others: a lost terminal sends several. Signals are recorded in the main thread.
     """
 
     def __init__(self, *, hangup: bool = True) -> None:
@@ -39,6 +39,7 @@ class StopSignal:
             error.asked_to_end = self.received is not None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received = number
+        self.received = self.received or number
         for other, handler in self._previous.items():
-            signal.signal(other, signal.SIG_IGN if other == signal.SIGHUP else handler)
+            if signal.SIGHUP not in (number, other):
+                signal.signal(other, handler)

@@ -43,7 +43,7 @@ def test_the_index_links_to_each_page() -> None:
 
 
 def test_each_flag_in_the_tables_exists(capsys: pytest.CaptureFixture[str]) -> None:
-    """The flags of docs/settings.md, and of the names here that docs/coming_from.md gives, are flags of train or launch."""
+    """The flags of docs/settings.md, and those that docs/coming_from.md names, are flags of train or launch."""
     page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     settings = page[page.index("| flag | meaning |") :].partition("\n\n")[0]
     moved = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")

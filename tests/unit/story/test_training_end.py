@@ -11,7 +11,8 @@ from typing import Any, BinaryIO, TypeVar
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from typing_extensions import override
 
 from hvd_train import checkpoint, run
@@ -23,8 +24,9 @@ from hvd_train.progress.order import EpochOrder
 from hvd_train.progress.stop import StopSignal
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.run_folder import RunFolder
+from hvd_train.session import Session
 from hvd_train.world.world import Gradients, LocalWorld
-from tests.support import runs
+from tests.support import programs, runs
 from tests.support.elastic import ONE, STEPS, THREE, TWO, ElasticThreadWorld, check, play, run_elastic, undisturbed
 from tests.support.runs import equal, small_config, trained
 from tests.support.worlds import Fault, Killed, ThreadWorld, run_ranks
@@ -187,6 +189,31 @@ def test_the_steps_before_an_error_of_the_data_are_committed(reports: list[Repor
     assert newest()["progress"]["step"] == whole
     assert error.value.raised_by == 0
     assert reports == [(UsageError, "training", whole)]
+
+
+@pytest.mark.parametrize(("where", "committed"), [("in a step", [2]), ("after it", [3]), ("in its update", [])])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_error_in_the_users_loop_is_raised_after_a_commit(ranks: int, where: str, committed: list[int]) -> None:
+    """Unless the third step may have changed some weights."""
+
+    def body(world: ThreadWorld) -> None:
+        def fail(place: str, step: int) -> None:
+            if (world.place.rank, place, step) == (0, where, 3):
+                raise ZeroDivisionError
+
+        def program(session: Session, model: nn.Module, *_: object) -> None:
+            session.before_update(lambda _: fail("in its update", session.training.state.progress.step + 1))
+            for step in session.steps():
+                for micro in step:
+                    micro.backward(F.cross_entropy(model(micro.batch[0]), micro.batch[1], reduction="none"))
+                    fail("in a step", step.number)
+                fail("after it", step.number)
+
+        programs.played(world, program, Path("run"))
+
+    with pytest.raises(ZeroDivisionError):
+        run_ranks(ranks, body)
+    assert [path.name for path in checkpoint.committed(Path("run"))] == [f"step-{step:010}.ckpt" for step in committed]
 
 
 def test_a_killed_loader_process_ends_the_training_with_a_commit() -> None:
