@@ -1,13 +1,15 @@
 """Write checkpoints atomically in the background: two lines of text and a payload of torch.save."""
 
+import errno
 import hashlib
 import json
 import mmap
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -50,6 +52,7 @@ class Store:
             for leftover in self.folder.glob(f"checkpoints/*{durable.PARTIAL_SUFFIX}"):  # of a killed process
                 leftover.unlink(missing_ok=True)
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._keep = config.run.keep_checkpoints
         self._last: Future[bool] | None = None
         self._unwritten: dict[str, dict[str, Tensor]] = {}
 
@@ -86,36 +89,60 @@ class Store:
             return False
         try:
             path.parent.mkdir(exist_ok=True)
-            with self._run_folder.writing(f"checkpoints/{path.name}") as file:
-                write_into(file, snapshot)
+            self._write(f"checkpoints/{path.name}", lambda file: write_into(file, snapshot))
         except OSError as error:
             self._report(f"cannot write {path}: {error.strerror}; earlier checkpoints stay")
             return False
         # Newer files were damaged when this run was resumed; they must not push out good ones.
         older = [old for old in committed(self.folder) if old.name <= path.name]
-        for old in older[self._config.run.keep_checkpoints :]:
-            with suppress(OSError):
-                old.unlink(missing_ok=True)
+        _remove(older[self._keep :])
         self._committed()
         return True
+
+    def _write(self, name: str, write: Callable[[BinaryIO], object]) -> None:
+        """Write a file; if the disk is full, again without older checkpoints than the newest. Raises OSError."""
+        try:
+            with self._run_folder.writing(name) as file:
+                write(file)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or self._keep == 1:
+                raise
+            self._keep = 1
+            self._report("the disk is full: from now on only the newest checkpoint stays")
+            there = committed(self.folder)
+            while there and not _is_whole(there[0]):
+                del there[0]
+            _remove(there[1:])
+            with self._run_folder.writing(name) as file:
+                write(file)
 
     def _write_weights(self, new: Mapping[str, dict[str, Tensor]]) -> bool:
         """Write new weights and the pending ones; return whether all are on disk."""
         self._unwritten.update(new)
         for name, weights in list(self._unwritten.items()):
             try:
-                with self._run_folder.writing(name) as file:
-                    _save(weights, file)
+                self._write(name, partial(_save, weights))
                 if self._config.run.weights_format == "safetensors":
-                    from safetensors.torch import save
-
-                    with self._run_folder.writing(f"{name.removesuffix('.pt')}.safetensors") as file:
-                        file.write(save({key: tensor.contiguous() for key, tensor in weights.items()}))
+                    self._write(f"{name.removesuffix('.pt')}.safetensors", partial(_save_safetensors, weights))
             except OSError as error:
                 self._report(f"cannot write {self.folder / name}: {error.strerror}")
             else:
                 del self._unwritten[name]
         return not self._unwritten
+
+
+def _remove(paths: Sequence[Path]) -> None:
+    for path in paths:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        read(path)
+    except UsageError:
+        return False
+    return True
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -174,6 +201,12 @@ def _save(value: Mapping[str, Any], file: Any) -> None:
         if isinstance(error.__context__, OSError):  # which torch hides behind an error of its own
             raise error.__context__ from None
         raise
+
+
+def _save_safetensors(weights: Mapping[str, Tensor], file: BinaryIO) -> None:
+    from safetensors.torch import save
+
+    file.write(save({key: tensor.contiguous() for key, tensor in weights.items()}))
 
 
 class _Digested:

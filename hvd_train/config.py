@@ -248,7 +248,7 @@ class RunConfig:
     weights_format: Literal["pt", "safetensors"] = free("pt")
     """safetensors: also write the best and the final weights in that format, in addition to .pt."""
     keep_checkpoints: int = free(3, "at least 1")
-    """Number of the newest checkpoints to keep."""
+    """Number of the newest checkpoints to keep; one, if the disk is full."""
     log_steps: int = free(10, "at least 1")
     """Steps from one line of metrics to the next."""
     max_time: str | None = free(None)

@@ -1,5 +1,6 @@
 """Checkpoint files and the store that commits them."""
 
+import errno
 import hashlib
 import io
 import json
@@ -238,6 +239,35 @@ def test_a_full_disk_costs_no_checkpoint_that_is_there() -> None:
     assert first.startswith("cannot write run/checkpoints/step-0000000002.ckpt: No space left on device; earlier ch")
     assert final == "cannot write run/model-final.pt: No space left on device"
     assert "step-0000000003.ckpt: No space left" in second
+
+
+def test_a_full_disk_costs_all_checkpoints_but_the_newest_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a commit and for weights."""
+    write, save, room = checkpoint.write_into, torch.save, [3]
+
+    def check() -> None:
+        if len(committed(RUN)) >= room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint, "write_into", lambda *given: check() or write(*given))
+    commit(1, 2, 3)
+    path_of(RUN, 3).write_bytes(b"torn")
+    room[0] = 2
+    told, failed = commit(4)
+    assert told == "the disk is full: from now on only the newest checkpoint stays"
+    assert "step-0000000004.ckpt: No space left" in failed
+    assert (steps_on_disk(), newest_step()) == ([3, 2], 2)
+    room[0] = 3
+    assert commit(5, 6, 7) == [told]
+    assert steps_on_disk() == [7]
+    commit(8)
+    monkeypatch.setattr(torch, "save", lambda *given: check() or save(*given))
+    disk = store()
+    room[0] = 2
+    disk.save_weights("model-best.pt", state_at(9))
+    disk.close()
+    assert bias_in("model-best.pt") == [9.0, 9.0]
+    assert steps_on_disk() == [8]
 
 
 def test_a_process_that_was_stopped_does_not_replace_a_newer_file(monkeypatch: pytest.MonkeyPatch) -> None:
