@@ -22,9 +22,9 @@ def in_place(path: str | Path, flags: int) -> int:
     raise OSError(errno.ELOOP, "it is a hard link or a device, not a file of its own", str(path))
 
 
-def opened(path: str | Path) -> BinaryIO:
-    """Open a file for reading; follow a symlink to a file. Raises OSError if it is a pipe or a device."""
-    return open(path, "rb", opener=_to_read)
+def opened(path: str | Path, *, follows: bool = True) -> BinaryIO:
+    """Open a file for reading. Raises OSError if it is a pipe or a device, or a symlink that is not followed."""
+    return open(path, "rb", opener=_to_read if follows else _to_read_itself)
 
 
 def read_bytes(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:
@@ -39,6 +39,10 @@ def read_bytes(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:
 def read_text(path: str | Path, most_bytes: int = MOST_BYTES) -> str:
     """Return the text of a file in UTF-8, as `read_bytes` does. Raises ValueError if it is no text."""
     return read_bytes(path, most_bytes).decode()
+
+
+def _to_read_itself(path: str, flags: int) -> int:
+    return _to_read(path, flags | os.O_NOFOLLOW)
 
 
 def _to_read(path: str, flags: int) -> int:

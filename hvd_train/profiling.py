@@ -1,13 +1,16 @@
 """Profile chosen steps (`--profile STEPS`): each rank writes a trace, and rank 0 shows a summary."""
 
 import os
+import shutil
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity
 
 from hvd_train.console import say
 from hvd_train.progress.clock import Split, Stopwatch
+from hvd_train.run_files import durable
 from hvd_train.run_files.journal import Journal
 
 _LARGEST, _NAME_WIDTH = 10, 44  # rows of the summary, and characters of a name in it
@@ -60,7 +63,9 @@ class Profile:
         self._profiler = None
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            profiler.export_chrome_trace(str(self._file))
+            with durable.writing(self._file) as file, NamedTemporaryFile(suffix=self._file.suffix) as trace:
+                profiler.export_chrome_trace(trace.name)
+                shutil.copyfileobj(trace, file)
         except OSError as error:
             say(f"no profile of {self._name}: cannot write {self._file}: {error.strerror}")
             return

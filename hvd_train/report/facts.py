@@ -1,7 +1,7 @@
 """What a run has reached, in words, for the page and the terminal."""
 
 from hvd_train.progress.clock import duration
-from hvd_train.run_files.history import History, number
+from hvd_train.run_files.history import LARGEST, History, number
 from hvd_train.run_files.journal import figure, label
 
 
@@ -16,7 +16,7 @@ def facts(run: History) -> dict[str, str]:
     speed = number(run.summary, "samples_per_second") or (known[-1] if known else None)
     epochs, done, time = run.num_epochs, run.furthest("epochs_done"), duration(run.seconds)
     if speed and epochs and run.samples_per_epoch and run.state == "running":
-        left = max(0.0, epochs - done) * run.samples_per_epoch / speed
+        left = min(max(0.0, epochs - done) * run.samples_per_epoch / speed, LARGEST)
         time += f", about {duration(round(left))} left without evaluations"
     times = [seconds for epoch in run.epochs if (seconds := number(epoch, "seconds"))]
     found = f"{figure(name, best[0])} (epoch {best[1].get('epoch', '?')})" if best else "not evaluated"

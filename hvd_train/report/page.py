@@ -42,6 +42,11 @@ def written(value: object) -> str:
     return "not set" if value is None else str(value)
 
 
+def clean(text: str) -> str:
+    """Return a text that UTF-8 can hold, without control characters."""
+    return printable(text, keep="\n\t").encode(errors="replace").decode()
+
+
 Line = tuple[str, Sequence[float | None], Sequence[float | None]]  # name, x, y; None, NaN and infinity leave a gap
 
 _STYLE = Path(__file__).parent / "templates" / "charts.mplstyle"
@@ -93,7 +98,7 @@ class Chart:
         figure = Figure(figsize=(_WIDTH, _ABOVE + _PLOT + below))
         figure.subplots_adjust(top=1 - _ABOVE / figure.get_figheight(), bottom=below / figure.get_figheight())
         axes = figure.add_subplot(xlabel=self.x)
-        axes.set_title(printable(self.title), parse_math=False)
+        axes.set_title(clean(self.title))
         if sum(self._draw(axes, line) for line in self.lines):
             self._scale(axes)
             self._mark_events(axes)
@@ -101,8 +106,7 @@ class Chart:
             axes.set(xticks=[], yticks=[])
             axes.text(0.5, 0.5, "no values", transform=axes.transAxes, ha="center", va="center")
         if longest:
-            for text in figure.legend(loc="lower left", ncols=columns).get_texts():
-                text.set_parse_math(False)
+            figure.legend(loc="lower left", ncols=columns)
         return figure
 
     def _draw(self, axes: Axes, line: Line) -> int:
@@ -113,7 +117,7 @@ class Chart:
         # A point between two gaps is visible only by its marker. A few of the other points have one.
         marked = known & ~np.append(False, known[:-1]) & ~np.append(known[1:], False)
         marked[:: max(1, len(x) // 8)] = True
-        label = f" {printable(name)}" if name else ""  # the blank: matplotlib hides names that begin with "_"
+        label = f" {clean(name)}" if name else ""  # the blank: matplotlib hides names that begin with "_"
         if name and not known.any():
             label += ": no values"
         axes.plot(x, y, label=label, markevery=list(np.flatnonzero(marked & known)))
@@ -136,7 +140,9 @@ class Chart:
             if at - labelled > 0.05 * (high - low):  # else the labels would overlap
                 labelled = at
                 above = axes.get_xaxis_transform()
-                axes.text(at, 0.98, label, transform=above, rotation=90, ha="right", va="top", size=8, color=_GREY)
+                axes.text(
+                    at, 0.98, clean(label), transform=above, rotation=90, ha="right", va="top", size=8, color=_GREY
+                )
 
 
 def _saved(figure: Figure, kind: str) -> bytes:

@@ -37,13 +37,14 @@ def compose(paths: Sequence[Path], now: datetime) -> str:
         ("What happened", _events(runs, names)),
         ("Environment", _comparison(names, [_environment(run) for run in runs])),
     ]
-    return page.TEMPLATES.get_template("page.html").render(
+    text = page.TEMPLATES.get_template("page.html").render(
         title=f"Training report: {runs[0].name if len(runs) == 1 else f'{len(runs)} runs'}",
         subtitle=f"made {now:%Y-%m-%d %H:%M} by hvd-train {__version__}",
         sections=sections,
         script=Markup(page.SCRIPT),  # noqa: S704  # ours
         digest=page.DIGEST,
     )
+    return page.clean(text)
 
 
 def _names(runs: Sequence[History], settings: Sequence[Record]) -> list[str]:

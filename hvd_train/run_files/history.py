@@ -17,7 +17,8 @@ from hvd_train.run_files import run_folder
 
 Record = Mapping[str, Any]  # a line of metrics.jsonl, or another JSON file
 Curve = tuple[list[float | None], list[float | None]]  # x and y values, equally many; None leaves a gap
-_LARGEST = 1e18  # larger numbers are damage
+LARGEST = 1e18  # larger numbers are damage
+_SHORTEST = 1e-6  # seconds: a shorter step is damage
 _FIRST = ("note", "lost", run_folder.FROM_FILE, "start")  # events that a process writes before it trains
 _MOST_POINTS = 120  # of a curve: a chart is a few hundred pixels wide
 
@@ -130,14 +131,14 @@ def read(path: Path) -> History:
 def number(record: Record, name: str) -> float | None:
     """Return a finite number in a field of a record, or None."""
     value = record.get(name)
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGEST:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST:
         return float(value)
     return None
 
 
 def whole(value: object) -> int | None:
     """Return `value` if it is a whole number above 0, else None."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _LARGEST else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < LARGEST else None
 
 
 def speeds(steps: Sequence[Record], most: int = _MOST_POINTS) -> Curve:
@@ -146,7 +147,7 @@ def speeds(steps: Sequence[Record], most: int = _MOST_POINTS) -> Curve:
     for before, after in pairwise(steps):
         samples = (number(after, "samples") or 0.0) - (number(before, "samples") or 0.0)
         seconds = after["elapsed"] - before["elapsed"]
-        if before.get("epoch") == after.get("epoch") and samples > 0 and seconds > 0:
+        if before.get("epoch") == after.get("epoch") and samples > 0 and seconds > _SHORTEST:
             intervals.append((before["elapsed"] + seconds / 2, samples, seconds))
     size = -(-len(intervals) // most) or 1
     groups = [tuple(zip(*intervals[at : at + size], strict=True)) for at in range(0, len(intervals), size)]

@@ -1,11 +1,13 @@
 """Copy a run folder to s3://, gs:// or another file system of fsspec, and back (`--copy-to`)."""
 
+import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from hvd_train import plain_file
 from hvd_train.errors import UsageError
 from hvd_train.run_files.run_folder import CONFIG, RunFolder
 
@@ -34,6 +36,7 @@ def fetch(url: str, folder: Path, report: Callable[[str], None]) -> None:
             return
         report(f"fetching the run in {url}")
         shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
+        new.mkdir(parents=True)  # fails for a planted link
         for path in system.find(root):
             local = new / path.removeprefix(root).lstrip("/")
             if ".." in local.parts:
@@ -67,11 +70,12 @@ class Copies:
 
     def _put(self, path: Path, name: str) -> None:
         try:
-            status = path.stat()
-            now = status.st_size, status.st_mtime_ns
-            if self._copied.get(name) != now:
-                self._system.put_file(str(path), f"{self._root}/{name}")
-                self._copied[name] = now
+            with plain_file.opened(path, follows=False) as file:
+                status = os.fstat(file.fileno())
+                now = status.st_size, status.st_mtime_ns
+                if self._copied.get(name) != now:
+                    self._system.put_file(f"/proc/self/fd/{file.fileno()}", f"{self._root}/{name}")
+                    self._copied[name] = now
         except FileNotFoundError:
             if path.exists():  # else it was an old checkpoint
                 raise
@@ -83,7 +87,8 @@ class Copies:
             # Checkpoints come last: a run that is fetched forgets records after its checkpoint, but cannot lack them.
             for path in sorted(self._folder.rglob("*"), key=lambda path: (path.parent.name == _CHECKPOINTS, path)):
                 name = str(path.relative_to(self._folder))
-                if path.is_file() and not path.name.startswith(".") and path.suffix != ".partial":
+                is_own = path.is_file() and not path.is_symlink()  # wandb, too, makes symlinks
+                if is_own and not path.name.startswith(".") and path.suffix != ".partial":
                     self._put(path, name)
             self._system.invalidate_cache()
             there = self._system.find(f"{self._root}/{_CHECKPOINTS}")

@@ -47,6 +47,17 @@ def test_chosen_steps_are_traced_over_the_end_of_an_epoch(capsys: pytest.Capture
     assert output.count("aten::") >= 5  # of the ten largest costs, in whatever order
 
 
+def test_a_trace_is_not_written_through_a_link() -> None:
+    weights()
+    Path("precious").touch()
+    Path("run/profile").mkdir()
+    trace = Path("run/profile/steps-21-to-21-rank-0.json.gz")
+    trace.symlink_to(Path("precious").resolve())
+    trained(LocalWorld(), small_config(epochs=3, profile="21"))
+    assert spans_of(trace.name)
+    assert Path("precious").read_bytes() == b""
+
+
 def test_a_training_that_ends_before_its_profile(capsys: pytest.CaptureFixture[str]) -> None:
     weights(profile="19:30")
     assert "no profile of steps 19 to 30: the training has ended" in capsys.readouterr().out

@@ -15,6 +15,7 @@ from hvd_train.report.page import Chart
 from tests.support.run_folders import composed, elastic_run, epoch, event, section, start, step, whole_run, write
 
 NO_VALIDATION = epoch(1, val_loss=None, val_top1=None, val_top5=None)
+CRAFTED = event("world", 2, "a lone surrogate: \ud800", previous_size="$x_{", world_size="$")
 SKIPPED = event("skipped", 2, "step 2 is skipped: its loss is not finite", step=2)
 BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
     "no validation": (lambda path: write(path, [start(), step(1), step(2), NO_VALIDATION]), "validation: no values"),
@@ -23,6 +24,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
     "NaN": (lambda path: write(path, [start(), step(1), step(2, loss=None), SKIPPED, step(3)]), "not finite"),
     "torn": (lambda path: write(path, [start(), step(1)], torn='{"kind'), "broke off (killed or failed)"),
     "elastic": (lambda path: write(path, elastic_run()), "3→2"),
+    "crafted": (lambda path: write(path, [start(), step(1), CRAFTED, step(3)]), "$x_{→$"),
 }
 HOSTILE = """x" onload="alert(1)' onclick='alert(2) <script>alert(3)</script> &amp; {{ 7 * 7 }}"""
 
@@ -40,6 +42,7 @@ def test_any_broken_run_has_a_page(name: str) -> None:
     headings = ("Summary", "Learning curves", "Throughput", "Where the time goes", "Configuration", "Environment")
     sections = [section(text, heading) for heading in headings]
     assert all(each.strip() for each in sections)
+    assert text.encode()
     assert expected in "".join(sections)
 
 

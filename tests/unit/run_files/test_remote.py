@@ -47,6 +47,24 @@ def test_a_url_as_run_folder_is_copied_from_a_folder_of_that_name() -> None:
     assert ".lock" not in names("")
 
 
+def test_what_a_link_shows_is_not_copied() -> None:
+    Path("key").write_text("secret")
+    Path("one/tensorboard").mkdir(parents=True)
+    Path("one/tensorboard/planted").symlink_to(Path("key").resolve())
+    Path("one/tensorboard/own").touch()
+    remote.Copies(URL, RunFolder(Path("one")), print).close()
+    assert names("tensorboard") == {"own"}
+
+
+def test_a_run_is_not_fetched_through_a_link(storage: Any) -> None:
+    storage.pipe("/bucket/run/config.yaml", b"")
+    Path("precious").mkdir()
+    Path("two.fetched").symlink_to("precious")
+    with pytest.raises(UsageError, match="cannot fetch the run"):
+        remote.fetch(URL, Path("two"), print)
+    assert not list(Path("precious").iterdir())
+
+
 class Broken:
     """A file system without an answer."""
 
