@@ -3,11 +3,18 @@
 import importlib
 import importlib.util
 import os
+import queue
+import signal
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
+
+from typing_extensions import override
 
 from hvd_train import plain_file
 from hvd_train.errors import UsageError
@@ -16,6 +23,8 @@ from hvd_train.run_files.run_folder import RunFolder
 # A tracker is two functions: one gets the values of a step by their names, the other closes it.
 Tracker = tuple[Callable[[Mapping[str, float], int], object], Callable[[], object]]
 _TABLE = "metrics.csv"
+_MOST_WAITING = 10_000  # records for a server
+_LAST_SECONDS = 20.0  # for a server to take the last records; launchers give a process 30 s to end
 
 
 def check(names: Sequence[str]) -> None:
@@ -37,34 +46,94 @@ class Trackers:
         report: Callable[[str], None],
     ) -> None:
         """Open the trackers of a run, which continue what an earlier process has begun."""
-        self._report, self._trackers = report, dict[str, Tracker]()
-        for name in names:
-            with self._watched(name):
-                if name in _LIBRARIES:
-                    self._trackers[name] = _LIBRARIES[name](folder, settings)
-                else:
-                    self._trackers[name] = _FILES[name](folder, resumed_step, report)
+        self._trackers = [
+            _InThread(name, partial(_LIBRARIES[name], folder, settings), report)
+            if name in _LIBRARIES
+            else _Watched(name, partial(_FILES[name], folder, resumed_step, report), report)
+            for name in names
+        ]
 
     def add(self, values: Mapping[str, float], step: int) -> None:
         """Give named values of a step to all trackers."""
-        for name, (add, _) in list(self._trackers.items()):
-            with self._watched(name):
-                add(values, step)
+        for tracker in self._trackers:
+            tracker.add(values, step)
 
     def close(self) -> None:
         """Close all trackers."""
-        for name, (_, close) in list(self._trackers.items()):
-            with self._watched(name):
-                close()
+        for tracker in self._trackers:
+            tracker.close()
 
-    @contextmanager
-    def _watched(self, name: str) -> Iterator[None]:
+
+class _Watched:
+    """A tracker that is left out, with one line, once it fails."""
+
+    _errors: type[BaseException] = Exception
+
+    def __init__(self, name: str, begin: Callable[[], Tracker], report: Callable[[str], None]) -> None:
+        self._name = name
+        self._report = report
+        self._failed = False
+        self._do(lambda: self._begin(begin))
+
+    def _begin(self, begin: Callable[[], Tracker]) -> None:
+        self._add, self._close = begin()
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        """Give it named values of a step."""
+        self._do(lambda: self._add(values, step))
+
+    def close(self) -> None:
+        """Close it."""
+        self._do(lambda: self._close())
+
+    def _do(self, act: Callable[[], object]) -> None:
+        if self._failed:
+            return
         try:
-            yield
-        except Exception as error:  # noqa: BLE001  # a library may raise anything, as when its server is down
-            self._trackers.pop(name, None)
-            line = f"{type(error).__name__}: {error}".splitlines()[0]
-            self._report(f"--log-to {name}: {line}; nothing more goes there")
+            act()
+        except self._errors as error:
+            self._fail(f"{type(error).__name__}: {error}".splitlines()[0])
+
+    def _fail(self, why: str) -> None:
+        if not self._failed:
+            self._failed = True
+            self._report(f"--log-to {self._name}: {why}; nothing more goes there")
+
+
+class _InThread(_Watched):
+    """A tracker with a server, which training never waits for."""
+
+    _errors = BaseException  # a library may exit
+
+    def __init__(self, name: str, begin: Callable[[], Tracker], report: Callable[[str], None]) -> None:
+        self._waiting = queue.SimpleQueue[Callable[[], object] | None]()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)  # the program may end before
+        self._thread.start()
+        super().__init__(name, begin, report)
+
+    @override
+    def close(self) -> None:
+        """Wait a while until it has all records, and report if it has not."""
+        super().close()
+        self._waiting.put(None)
+        if not self._failed:
+            self._thread.join(_LAST_SECONDS)
+        if self._thread.is_alive():
+            left = self._waiting.qsize() - 1  # one is being sent, and two entries are no records
+            self._fail(f"no answer within {_LAST_SECONDS:.0f} s, and up to {left} records are not sent")
+        if self._failed:
+            threading.Thread(target=_end_service, daemon=True).start()
+
+    @override
+    def _do(self, act: Callable[[], object]) -> None:
+        if self._waiting.qsize() < _MOST_WAITING:
+            self._waiting.put(act)
+        else:
+            self._fail(f"no answer, and {_MOST_WAITING:,} records wait")
+
+    def _work(self) -> None:
+        while act := self._waiting.get():
+            super()._do(act)
 
 
 def _tensorboard(folder: RunFolder, resumed_step: int, report: Callable[[str], None]) -> Tracker:
@@ -114,6 +183,17 @@ def _wandb(folder: RunFolder, settings: Mapping[str, Any]) -> Tracker:
     run.define_metric("*", step_metric="step")  # its own step must not go back, as a run that resumes does
     folder.write("wandb-run", run.id)
     return lambda values, step: run.log({**values, "step": step}), run.finish
+
+
+def _end_service() -> None:
+    """Kill the process of wandb, if any, at the end of the program, which would wait for it and so for the server."""
+    threading.main_thread().join()
+    time.sleep(1)  # wandb closes its connection to it first
+    for of_thread in Path("/proc/self/task").glob("*/children"):
+        for child in of_thread.read_text().split():
+            with suppress(OSError):  # it has ended
+                if Path(f"/proc/{child}/comm").read_text() == "wandb-core\n":
+                    os.kill(int(child), signal.SIGKILL)
 
 
 def _mlflow(folder: RunFolder, settings: Mapping[str, Any]) -> Tracker:

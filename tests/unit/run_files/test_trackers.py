@@ -2,6 +2,7 @@
 
 import csv
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,8 +32,11 @@ class Wandb:
 
     def __init__(self, most: int = 1000) -> None:
         self.runs, self.most, self.settings = dict[str, list[dict[str, Any]]](), most, dict[str, Any]()
+        self.answers = threading.Event()
+        self.answers.set()
 
     def init(self, *, id: str | None, config: dict[str, Any], **_: Any) -> Any:  # noqa: A002  # its name
+        self.answers.wait()
         name = id or f"run {len(self.runs)}"
         self.settings, lines = config, self.runs.setdefault(name, [])
 
@@ -74,6 +78,29 @@ def test_a_tracker_that_fails_does_not_end_the_training(
     result, _ = trained(LocalWorld(), small_config(log_to="wandb,csv", log_steps=log_steps, epochs=1))
     assert result.finished
     assert capsys.readouterr().out.count("--log-to wandb: ConnectionError: no route; nothing more goes there") == 1
+
+
+@pytest.mark.parametrize(("most", "line"), [(10_000, "records are not sent"), (2, "and 2 records wait")])
+def test_training_does_not_wait_for_a_server_that_is_down(
+    most: int, line: str, wandb: Wandb, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb.answers.clear()
+    monkeypatch.setattr(trackers, "_LAST_SECONDS", 0.1)
+    monkeypatch.setattr(trackers, "_MOST_WAITING", most)
+    result, _ = trained(LocalWorld(), small_config(log_to="wandb", log_steps=10, epochs=1))
+    assert result.finished
+    (said,) = (each for each in capsys.readouterr().out.splitlines() if each.startswith("--log-to wandb: no answer"))
+    assert line in said
+    wandb.answers.set()
+
+
+def test_a_library_that_exits_does_not_end_the_training(
+    wandb: Wandb, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wandb, "init", lambda **_: sys.exit("not logged in"))
+    result, _ = trained(LocalWorld(), small_config(log_to="wandb", epochs=1))
+    assert result.finished
+    assert capsys.readouterr().out.count("--log-to wandb: SystemExit: not logged in; nothing more goes there") == 1
 
 
 def test_a_library_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

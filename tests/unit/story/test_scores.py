@@ -91,7 +91,7 @@ def test_scores_of_each_evaluation_are_written_once(ranks: int, error: type[Base
     ("name", "says"),
     [
         ("val", r"two evaluations after step 0 have the name 'val': give each its own, name=..."),
-        ("train", r"evaluate\(name='train'\) names scores: take another one"),
+        ("train", r"evaluate\(name='train'\) names scores: take another name"),
         ("a/b", r"evaluate\(name='a/b'\) names scores"),
     ],
 )
