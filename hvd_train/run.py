@@ -248,6 +248,7 @@ def connect(config: Config | None = None) -> World:
     return (ElasticWorld if is_elastic else HorovodWorld)(facts=same_everywhere(config))
 
 
+_MAIN = sys.modules["__main__"]  # a rank that starts loader processes replaces it for a moment
 OF_EACH_HOST = {"data_dir", "recipe", "workers"}  # may differ between ranks
 
 
@@ -357,11 +358,10 @@ def _script() -> str:
 
     A path below the working directory counts from there: other hosts may have it elsewhere.
     """
-    main = sys.modules["__main__"]
-    file = getattr(main, "__file__", None)
+    file = getattr(_MAIN, "__file__", None)
     if file is None:
         return "unnamed"
-    spec = main.__spec__
+    spec = _MAIN.__spec__
     if spec is not None and sys.argv[0] == file:  # else a profiler or debugger, started by -m, runs the script
         return spec.name
     path = Path(os.path.normpath(sys.argv[0])).with_suffix("")
