@@ -261,9 +261,9 @@ class Loops:
         """Come to a point: the state is whole for any rank. Do what the ranks have agreed on."""
         training, state = self._joined()
         state.come_to(epoch, part, self._own)
-        self._at, self._count, training.waits = state.point, 0, state.point.label(-1)
+        self._at, self._count = state.point, 0
         self._after_steps = self._after_steps and part == TAIL
-        training.resize()
+        training.come_to(state.point.label(-1))
         training.note_writes()
         training.is_whole = True
         update, training.last_update = training.last_update, None
@@ -290,7 +290,7 @@ class Loops:
         training = self.training
         try:
             while True:
-                training.waits = self._at.label(self._count)
+                training.catch_up(self._at.label(self._count))
                 with self._surviving():
                     return training.finish(finished=True, why=self._ends or "the loop has ended")
         except Overtaken as over:  # this rank alone does not know of the end yet

@@ -15,7 +15,7 @@ from hvd_train.data.trees import map_tensors
 from hvd_train.elastic.members import Change, Member, RankReport, change_between
 from hvd_train.errors import FaultRepeats, RankLost, ReplicasDiffer, counted, first_few
 from hvd_train.network.buffers import tensors_in
-from hvd_train.state import Label, TrainState, digest_of_snapshot
+from hvd_train.state import Label, Snapshot, TrainState, digest_of_snapshot
 from hvd_train.world.wire import has_no_gaps
 from hvd_train.world.world import Program, World
 
@@ -35,26 +35,26 @@ class Membership:
         self._reason, self.left_at = "", 0.0  # why and when this rank left the last world
         self._broken_step, self._faults_in_row = -1, 0
 
-    def report(self, state: TrainState, waits: Label, program: Program) -> RankReport:
+    def report(self, state: TrainState, waits: Label, state_at: Label, program: Program) -> RankReport:
         """Return the report of this rank for the other ranks."""
         return RankReport(
             self._member,
             survives=self.survives,
             step=state.progress.step,
             waits=waits,
+            state_at=max(waits, state_at),
             digest=state.digest() if self.survives else "",
-            previous_members=self.members,
             reason=self._reason,
             run_dir=self.run_dir,
             session=len(program.begun),
             ended=program.ended[-1] if program.ended else None,
         )
 
-    def join(self, reports: Sequence[RankReport], step: int) -> None:
-        """Join these ranks after `step` steps."""
+    def join(self, before: tuple[Member, ...], reports: Sequence[RankReport], step: int) -> None:
+        """Join these ranks after `step` steps; `before` are the members of the most advanced rank's last world."""
         self.survives = True
         self.members = tuple(report.member for report in reports)
-        self.change = change_between(reports, step)
+        self.change = change_between(before, reports, step)
         if self.change is not None and self.change.left:
             self._faults_in_row = 0  # a rank that left explains the fault
 
@@ -74,8 +74,10 @@ class Membership:
             raise FaultRepeats(line) from error
 
 
-def synchronize(state: TrainState, world: World, root: int, *, behind: bool = False) -> None:
-    """Send the state of rank `root` to every other rank, which loads it; a rank that is `behind` keeps its place.
+def synchronize(state: TrainState, world: World, root: int, *, behind: bool = False) -> Snapshot | None:
+    """Send the state of rank `root` to every other rank, which loads and returns it.
+
+    A rank that is `behind` keeps its place.
 
     A rank receives the state into host memory and loads it after all ranks have compared digests. So after an error
     each rank still has its own state. Raises: RankLost: if another rank is lost; ReplicasDiffer: if a rank received
@@ -99,8 +101,10 @@ def synchronize(state: TrainState, world: World, root: int, *, behind: bool = Fa
     digests = world.gather(digest_of_snapshot(snapshot))
     if damaged := [rank for rank, digest in enumerate(digests) if digest != digests[root]]:
         raise ReplicasDiffer(f"the state of rank {root} arrived damaged on ranks {first_few(damaged)}")
-    if not is_root:
-        state.load(snapshot, behind=behind)
+    if is_root:
+        return None
+    state.load(snapshot, behind=behind)
+    return snapshot
 
 
 def _without_gaps(tensor: Tensor) -> Tensor:

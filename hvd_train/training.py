@@ -34,7 +34,17 @@ from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, describe, ending, summary
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.run_folder import RunFolder
-from hvd_train.state import Answer, Label, Point, TrainState, confirm_equal, different_tensors, to_host, values_of
+from hvd_train.state import (
+    Answer,
+    Label,
+    Point,
+    Snapshot,
+    TrainState,
+    confirm_equal,
+    different_tensors,
+    to_host,
+    values_of,
+)
 from hvd_train.tasks.task import Measuring, Scores, Task, targets_of
 from hvd_train.updater import Updater, Votes, of_use
 from hvd_train.validate import evaluate
@@ -88,7 +98,8 @@ class Training:
         self.has_joined = False  # from then on its program continues from its own place
         self._batches: Ahead | None = None
         self._batch: tuple[int, Batch] | None = None  # the current one, and the steps before it
-        self._root: int | None = None  # the most advanced rank, if ranks may have to catch up with it
+        self._received: Snapshot | None = None  # the state that another rank has sent, until the program is there
+        self._state_at = self.waits  # the place of that state
         self.compares = False  # whether ranks compare all that they hold before the next collective
 
     @property
@@ -128,8 +139,10 @@ class Training:
         # Built once: hooks on the parameters stay, and two that reduce would sum each gradient twice.
         state = self._state = self._state or fresh_state(config, world, self.parts, self._optimizers)
 
-        # Each rank reports its progress.
-        reports = world.gather(membership.report(state, self.waits, world.program))
+        # Each rank reports its progress. A state that it has received is as it was then.
+        if self._received is not None:
+            state.load(self._received, behind=True)
+        reports = world.gather(membership.report(state, self.waits, self._state_at, world.program))
         _check_same_session(reports, len(world.program.begun))
         if survivors_differ(reports):
             resumes = "the same command resumes from the last commit"
@@ -145,19 +158,21 @@ class Training:
         # All ranks load the state of one rank, unless all have it already.
         root = 0 if from_disk else most_advanced(reports)
         in_between = not from_disk and any(report.survives and report.waits[-1] >= 0 for report in reports)
-        differ = from_disk or len({(report.digest, report.waits) for report in reports}) > 1
-        if differ:
-            synchronize(state, world, root, behind=self.has_joined)
+        if from_disk or len({(report.digest, report.state_at) for report in reports}) > 1:
+            received = synchronize(state, world, root, behind=self.has_joined)
+            if received is not None and not from_disk:
+                self._received = received
+                self._state_at = reports[root].state_at  # type: ignore[assignment]  # a label travels as a tuple
             membership.survives = not from_disk  # a state from disk is loaded again until rank 0 has opened the folder
             confirm_equal(state, world)
-        self._root = root if differ and in_between else None
-        self.compares = False
+        self.compares = in_between and len({(report.digest, report.waits) for report in reports}) > 1
 
         # The program has set the learning rate for the size of a step that is interrupted.
         self._resizes = config.batch.on_resize == "per-worker"
         if not in_between:
             self.resize()
-        membership.join(reports, state.progress.step)
+        before = () if from_disk else world.broadcast(membership.members, root)
+        membership.join(before, reports, state.progress.step)
         self.output.open(claim, state)
         self._begin_world()
         self.note_writes()
@@ -165,6 +180,25 @@ class Training:
             self._clock.reset()
             self._before = state.seconds
         self._during = "training"
+
+    def come_to(self, label: Label) -> None:
+        """Come to a point of the program."""
+        if self._received is None:  # else the others have begun the next step before they could do so
+            self.resize()
+        self.catch_up(label)
+
+    def catch_up(self, label: Label) -> None:
+        """Come to a place; take the received weights once more if the rank that has sent them was here.
+
+        A rank that was behind has run its own code on them. Code that changes weights has changed them twice.
+        """
+        self.waits = label
+        if self._received is None or label < self._state_at:
+            return
+        received, self._received = self._received, None
+        if label == self._state_at:
+            self.state.load(received, behind=True)
+            self.note_writes()
 
     def resize(self) -> None:
         """Fit the global batch to the number of ranks, if the config says so. Called when no step is half done."""
@@ -236,15 +270,14 @@ class Training:
                 journal.event("note", note)
 
     def begin(self, label: Label, own: SimpleNamespace) -> None:
-        """Begin an update or evaluation of all ranks: they compare themselves if one had to catch up or if `compares`.
+        """Begin an update or evaluation of all ranks: if one had to catch up, they compare what they hold.
 
-        A rank that was behind has run its own code on the weights of another. Code that changes weights has changed
-        them twice, so they are sent again. Raises: UsageError: if the ranks' programs are at different places;
-        ReplicasDiffer: if what they hold differs; RankLost.
+        Raises: UsageError: if the ranks' programs are at different places; ReplicasDiffer: if what they hold differs;
+        RankLost.
         """
-        self.waits = label
         self.look_for_writes()
-        if self._root is None and not self.compares:
+        self.catch_up(label)
+        if not self.compares:
             return
         of_code = {f"register({name}=...)": each for name, each in values_of(own).items()}
         of_code["settings of the optimizer"] = self.state.settings()
@@ -259,12 +292,9 @@ class Training:
                 "all ranks; a module that runs in the steps, such as a momentum encoder, is one of the session's models"
             )
         if len(set(digests)) > 1:
-            if self._root is None:
-                names = first_few(different_tensors(self.state, self.world), 3)
-                raise ReplicasDiffer(f"ranks hold different weights ({names}): the loop must do the same on all ranks")
-            synchronize(self.state, self.world, self._root, behind=True)
-            confirm_equal(self.state, self.world)
-        self._root, self.compares = None, False
+            names = first_few(different_tensors(self.state, self.world), 3)
+            raise ReplicasDiffer(f"ranks hold different weights ({names}): the loop must do the same on all ranks")
+        self.compares = False
 
     def record(self, label: Label, answer: Answer) -> None:
         """Note what an update or evaluation has given."""

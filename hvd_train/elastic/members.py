@@ -23,16 +23,16 @@ class Member:
 @may_travel
 @dataclass(frozen=True)
 class RankReport:
-    """The report of one rank to all others."""
+    """The report of one rank to all others. Its size does not depend on the number of ranks."""
 
     member: Member
     survives: bool = False  # whether the rank has a state of this run in memory
     step: int = 0  # steps done since the run began
     digest: str = ""  # of the state; empty if the rank has none
-    previous_members: tuple[Member, ...] = ()  # of the rank's last world; a newcomer has none
     reason: str = ""  # why the rank left its last world, for the user
     run_dir: Path | None = None  # if the rank knows it
     waits: tuple[int, ...] = ()  # where its program is: the label of a collective (`state.Label`), for comparison
+    state_at: tuple[int, ...] = ()  # where its state is: there, or further on if another rank has sent it
     session: int = 1  # the number of its training in its program
     ended: Any = None  # the result of the training before
 
@@ -50,12 +50,14 @@ class Change:
     @property
     def left(self) -> tuple[Member, ...]:
         """The members of the old world that are not in the new one."""
-        return tuple(member for member in self.before if member not in self.after)
+        after = {*self.after}
+        return tuple(member for member in self.before if member not in after)
 
     @property
     def came(self) -> tuple[Member, ...]:
         """The members of the new world that were not in the old one."""
-        return tuple(member for member in self.after if member not in self.before)
+        before = {*self.before}
+        return tuple(member for member in self.after if member not in before)
 
     def describe(self, seconds: float) -> str:
         """Return the change in one line; `seconds` have passed since the fault."""
@@ -69,24 +71,30 @@ class Change:
 
 
 def most_advanced(reports: Sequence[RankReport]) -> int:
-    """Return the survivor with the most steps, the lowest rank if several have them."""
-    return max(range(len(reports)), key=lambda rank: (reports[rank].survives, reports[rank].waits, -rank))
+    """Return the survivor with the most advanced state and program, the lowest rank of several."""
+
+    def place(rank: int) -> tuple[Any, ...]:
+        report = reports[rank]
+        return report.survives, report.state_at, report.waits, -rank
+
+    return max(range(len(reports)), key=place)
 
 
 def survivors_differ(reports: Sequence[RankReport]) -> bool:
-    """Return whether survivors at the same place have different weights.
+    """Return whether survivors have come to the same place with different weights.
 
-    Horovod may report a broken reduction as complete (patch C6 in docs/building.md).
+    Horovod may report a broken reduction as complete (patch C6 in docs/building.md). A state that another rank has sent
+    was compared then.
     """
-    states = {(report.waits, report.digest) for report in reports if report.survives}
+    own = [report for report in reports if report.survives and report.state_at == report.waits]
+    states = {(report.waits, report.digest) for report in own}
     return len(states) > len({waits for waits, _ in states})
 
 
-def change_between(reports: Sequence[RankReport], step: int) -> Change | None:
-    """Return the change since the last world after `step` steps, or None if no rank has trained."""
-    trained = [report for report in reports if report.previous_members]
-    if not trained:
+def change_between(before: tuple[Member, ...], reports: Sequence[RankReport], step: int) -> Change | None:
+    """Return the change after `step` steps; `before` is the last world of the most advanced rank, empty without one."""
+    if not before:
         return None
-    leader = max(trained, key=lambda report: report.waits)
+    leader = reports[most_advanced(reports)]
     after = tuple(report.member for report in reports)
-    return Change(leader.previous_members, after, leader.reason, step, steps_lost=leader.step - step)
+    return Change(before, after, leader.reason, step, steps_lost=leader.step - step)

@@ -81,7 +81,25 @@ class KillMeeting:
     exchange: int = 1
 
 
-Event = Kill | Hosts | Tell | Unheard | UnheardSum | KillMeeting
+@dataclass(frozen=True)
+class KillGather:
+    """When the ranks of this world (from 1) gather something for the `turn`-th time (from 1), this rank dies."""
+
+    world: int
+    rank: int
+    turn: int
+
+
+@dataclass(frozen=True)
+class UnheardGather:
+    """What the ranks of this world gather for the `turn`-th time is there on all but this rank: it gets a fault."""
+
+    world: int
+    rank: int
+    turn: int
+
+
+Event = Kill | Hosts | Tell | Unheard | UnheardSum | KillMeeting | KillGather | UnheardGather
 
 
 @dataclass
@@ -166,17 +184,16 @@ class Job:
                     self.events.remove(event)
                     raise Killed(f"rank {rank} in step {step}")
 
-    def heard(self, event: Unheard | UnheardSum) -> None:
+    def heard(self, event: Unheard | UnheardSum | UnheardGather) -> None:
         """Note that a worker has the reduced values. Raises: RankLost: if it must miss them."""
         with self.changed:
             if event in self.events:
                 self.events.remove(event)
                 raise RankLost(str(event))
 
-    def exchanged(self, rank: int, count: int) -> None:
+    def exchanged(self, event: KillMeeting | KillGather) -> None:
         """Note that a worker takes part in an exchange. Raises: Killed: if it must die."""
         with self.changed:
-            event = KillMeeting(len(self.sizes), rank, count)
             if event in self.events:
                 self.events.remove(event)
                 raise Killed(str(event))
@@ -257,9 +274,16 @@ class ElasticThreadWorld(ThreadWorld):
         return total
 
     def _exchange(self, name: str, value: Any) -> list[Any]:
+        job, place = self._job, (len(self._job.sizes), self.place.rank)
         self._exchanges += 1
-        self._job.exchanged(self.place.rank, self._exchanges)
-        return super()._exchange(name, value)
+        job.exchanged(KillMeeting(*place, self._exchanges))
+        if name != "gather":
+            return super()._exchange(name, value)
+        turn = self._turns[name] + 1
+        job.exchanged(KillGather(*place, turn))
+        values = super()._exchange(name, value)
+        job.heard(UnheardGather(*place, turn))
+        return values
 
     def _join(self) -> None:
         job = self._job

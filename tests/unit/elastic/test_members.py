@@ -9,12 +9,17 @@ A, B, C = (Member(host, 1) for host in "abc")
 
 def survivor(member: Member, step: int, epoch: int = 0, digest: str = "x") -> RankReport:
     why = "a rank was lost"
-    report = RankReport(member, True, step, digest, previous_members=(A, B), reason=why)
-    return replace(report, waits=(epoch, step))
+    report = RankReport(member, True, step, digest, reason=why)
+    return replace(report, waits=(epoch, step), state_at=(epoch, step))
+
+
+def behind(member: Member, step: int, state_at: int, digest: str = "x") -> RankReport:
+    """Return the report of a survivor that has loaded a state which is further on than its program."""
+    return replace(survivor(member, step, digest=digest), step=state_at, state_at=(0, state_at))
 
 
 def change(reports: list[RankReport], step: int = 7) -> Change:
-    found = change_between(reports, step=step)
+    found = change_between((A, B), reports, step=step)
     assert found is not None
     return found
 
@@ -24,7 +29,15 @@ def test_the_most_advanced_rank_sends_its_state() -> None:
     assert most_advanced([survivor(A, 7), survivor(B, 7)]) == 0
     assert most_advanced([survivor(A, 7), survivor(B, 7, epoch=1)]) == 1
     assert most_advanced([RankReport(C), survivor(B, 0)]) == 1
-    assert most_advanced([RankReport(C, step=8, previous_members=(A, C)), survivor(B, 7)]) == 1
+    assert most_advanced([RankReport(C, step=8), survivor(B, 7)]) == 1
+
+
+def test_a_state_that_was_received_counts_before_the_program_is_there() -> None:
+    """The rank that sent it may be gone when others have not loaded it yet."""
+    assert most_advanced([survivor(A, 6), behind(B, 6, state_at=7), RankReport(C)]) == 1
+    assert most_advanced([behind(A, 6, state_at=7), survivor(B, 7)]) == 1
+    assert not survivors_differ([survivor(A, 7), behind(B, 6, state_at=7), survivor(C, 6, digest="y")])
+    assert not survivors_differ([behind(B, 6, state_at=7), survivor(C, 6, digest="y")])
 
 
 def test_survivors_of_one_step_with_different_weights_are_detected() -> None:
@@ -35,7 +48,7 @@ def test_survivors_of_one_step_with_different_weights_are_detected() -> None:
 
 
 def test_a_change_names_who_left_and_who_came() -> None:
-    assert change_between([RankReport(A), RankReport(B)], step=0) is None
+    assert change_between((), [RankReport(A), RankReport(B)], step=0) is None
     for after, who in (
         ([survivor(A, 7), RankReport(C)], "2 -> 2 at step 7: b (process 1) left and c (process 1) came"),
         ([survivor(A, 7), survivor(B, 7)], "2 -> 2 at step 7: the same ranks again"),
@@ -46,6 +59,6 @@ def test_a_change_names_who_left_and_who_came() -> None:
 
 
 def test_a_change_is_what_the_most_advanced_rank_has_seen() -> None:
-    behind = replace(survivor(B, 5), previous_members=(B, C), reason="its network was away")
-    found = change([behind, survivor(A, 7)])
-    assert (found.before, found.reason, found.steps_lost) == ((A, B), "a rank was lost", 0)
+    earlier = replace(survivor(B, 5), reason="its network was away")
+    found = change([earlier, survivor(A, 7)])
+    assert (found.reason, found.steps_lost) == ("a rank was lost", 0)

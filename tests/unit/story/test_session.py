@@ -37,8 +37,10 @@ from tests.support.elastic import (
     Event,
     Hosts,
     Kill,
+    KillGather,
     KillMeeting,
     Unheard,
+    UnheardGather,
     UnheardSum,
     run_elastic,
 )
@@ -210,6 +212,7 @@ EVENTS = st.one_of(
     st.builds(Unheard, st.integers(1, 20), rank=st.integers(0, 2)),
     st.builds(UnheardSum, st.just("evaluation"), st.integers(0, 2), st.integers(1, 12)),
     st.builds(KillMeeting, st.integers(1, 4), st.integers(0, 2), st.integers(1, 30)),
+    st.builds(UnheardGather, st.integers(1, 4), st.integers(0, 2), st.integers(1, 8)),
     st.builds(
         Hosts, st.integers(1, 20), st.lists(st.sampled_from([ONE, TWO, THREE]), min_size=1, unique=True).map(tuple)
     ),
@@ -229,6 +232,24 @@ def test_no_fault_changes_what_a_program_computes(name: str, plays: int, expecte
         check(found, expected[name], folder)
 
     any_history()
+
+
+# In the second world the ranks gather reports, claims, digests of the sent state, digests, and then begin the next sum.
+@pytest.mark.parametrize(
+    "events",
+    [
+        [Unheard(7, 1), Unheard(7, 2), UnheardGather(2, 2, 3)],
+        [Unheard(7, 1), Unheard(7, 2), UnheardGather(2, 1, 3), KillGather(3, 0, 1)],
+        [Unheard(7, 1), UnheardGather(2, 1, 4), KillGather(3, 0, 1)],
+        [Unheard(7, 1), Unheard(7, 2), KillGather(2, 0, 5)],
+        [Unheard(7, 1), UnheardGather(2, 1, 5)],
+    ],
+    ids=str,
+)
+def test_a_second_fault_while_ranks_catch_up(events: list[Event], expected: dict[str, Outcome]) -> None:
+    """Some have loaded the state of the most advanced rank, others have not, and that rank may be gone."""
+    found, folder = disturbed(nasty, events, ONE, TWO, THREE, commit_steps=1)
+    check(found, expected["one network"], folder)
 
 
 class Interrupted(UsageError):
