@@ -46,6 +46,8 @@ class RankLost(HvdTrainError):
     """A collective operation broke because another rank ended or could not be reached."""
 
     exit_code = 3
+    step = 0
+    """The steps that this rank had finished."""
 
 
 class ReplicasDiffer(HvdTrainError):

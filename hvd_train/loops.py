@@ -83,8 +83,7 @@ class Loops:
         if ended is not None and self._in_step:
             training.undo_step()
         if ended is None or isinstance(ended, Stopped):
-            training.world.leave(failed=False)
-            training.world.program.ended.append(self.result)
+            training.ended_with(self.result)
             return
         final = training.end_with(ended)
         if final is not error:

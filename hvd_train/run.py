@@ -25,7 +25,7 @@ from hvd_train.data.identity import Identity
 from hvd_train.data.random_numbers import seed_all
 from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError
-from hvd_train.launch import launcher
+from hvd_train.launch import exit_report, launcher
 from hvd_train.loops import TaskLoops
 from hvd_train.network import freeze, models, weights
 from hvd_train.network.models import Builder
@@ -118,6 +118,8 @@ def begin(world: World, config: Config, name: str) -> None:
         raise UsageError(f"--output-dir {folder}: in an elastic job all trainings of a program have one; name them")
     if elastic and name and config.run.resume != "auto":
         raise UsageError(f"--resume {config.run.resume}: with names, an elastic job starts again in a new --output-dir")
+    if begun:
+        exit_report.training_begins(os.environ)
     begun.append(mine)
 
 

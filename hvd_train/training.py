@@ -125,7 +125,8 @@ class Training:
         self.profile.drop(why)
         self.membership.leave(why)
         if lost is not None:
-            self.membership.count_fault(lost, self.state.progress.step)
+            lost.step = self.state.progress.step
+            self.membership.count_fault(lost, lost.step)
         self.world.meet(self._synchronize, lost)
 
     def _synchronize(self) -> None:
@@ -469,6 +470,12 @@ class Training:
             return self.evaluate(parts.task, parts.evaluation, parts.test_loader, model)
         finally:
             weights.load(last, model)
+
+    def ended_with(self, result: Result) -> None:
+        """Tell the driver of an elastic job that the training has ended, finished or stopped."""
+        self.world.leave(failed=False)
+        self.world.program.ended.append(result)
+        exit_report.training_ended(os.environ, result.exit_code, result.steps, is_last=not self.name)
 
     def end_with(self, error: BaseException) -> BaseException:
         """Commit what is done, tell the driver of an elastic job, and return the error that ends this process."""

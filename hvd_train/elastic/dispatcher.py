@@ -4,8 +4,8 @@ A worker talks to the driver over HTTP, through Horovod's rendezvous server; N i
 
 | request                           | when                                 | answer                                    |
 |-----------------------------------|--------------------------------------|-------------------------------------------|
-| GET heartbeat/N                   | every second, from its start         | `train`, `change`, `stop` or `end`        |
-| GET leaving/N                     | instead, after a signal to it        | the same                                  |
+| GET heartbeat/N-KNOWN             | from its start                       | `train`, `change`, `stop` or `end`        |
+| GET leaving/N-KNOWN               | instead, after a signal to it        | the same                                  |
 | PUT facts/N                       | once, when it has built the model    |                                           |
 | GET problem/N                     | right after that                     | why it cannot join the job, or nothing    |
 | GET rank_and_size/HOST:N          | then, for its first rank             | its ranks once a world forms; -1 to leave |
@@ -13,20 +13,24 @@ A worker talks to the driver over HTTP, through Horovod's rendezvous server; N i
 | PUT connect_error/N               | if it could not connect              |                                           |
 | PUT run_dir/N                     | when it has claimed the run folder   |                                           |
 | GET rank_and_size/HOST:N          | for its next rank, by Horovod's core | the same                                  |
-| PUT exit_report/N                 | when it ends                         |                                           |
+| PUT fault/N                       | when a fault breaks its world        |                                           |
+| PUT exit_report/N                 | when it, or its training, ends       |                                           |
 
-The answer `change` asks a member to leave its world after the next step, `stop` asks it to commit and end, and `end`
-says that the worker is evicted. A worker ends with its process, on another host with its ssh; if it outlives its ssh,
-it is evicted.
+The answer to a heartbeat comes when it is not the KNOWN one. Until then the driver sends a byte, and another one for
+each byte from the worker, which comes each second. The answer `change` asks a member to leave its world after the next
+step, `stop` asks it to commit and end, and `end` says that the worker is evicted. A worker ends with its process, on
+another host with its ssh; if it outlives its ssh, it is evicted.
 """
 
 import re
+import socket
 import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from horovod.runner.common.util.hosts import SlotInfo
 
@@ -38,8 +42,10 @@ from hvd_train.launch.exit_report import ExitReport
 from hvd_train.launch.launcher import JOB, REPLACES, RUN_DIR, SLOT, WORKER
 
 _TICK_S = 0.1
+_REST, _LONGEST_REST_S = 9.0, 0.5  # the pause after each look at the job, in multiples of what that took
 _LOOK_S = 1.0  # between two looks for hosts
 _QUIET_S, _LAST_COMMIT_S = 3.0, 30.0
+_BYTES_AT_ONCE = 64
 _OF_SSH = 255  # ssh has failed, or a signal has killed its command
 _BEFORE_ITS_FIRST_RANK = {"HOROVOD_ELASTIC": "1", "HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}
 _BEFORE_ITS_FIRST_RANK |= dict.fromkeys(("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"), "gloo")
@@ -67,9 +73,15 @@ def assign_ranks(workers: Sequence[Worker]) -> list[SlotInfo]:
 @dataclass
 class _WorkerProcess:
     end: threading.Event = field(default_factory=threading.Event)  # ends the process when set
+    answered: threading.Event = field(default_factory=threading.Event)
     assignment: SlotInfo | None = None
     waiting: bool = False  # for a rank
     problem: str = ""  # why it cannot join this job, if it cannot
+
+    def answer(self, assignment: SlotInfo | None = None) -> None:
+        """Answer its request for ranks, if it waits; None means that it must leave."""
+        self.assignment, self.waiting = assignment, False
+        self.answered.set()
 
 
 class Dispatcher:
@@ -91,7 +103,9 @@ class Dispatcher:
         self._run_worker, self._interrupted = run_worker, interrupted
         self._name = uuid.uuid4().hex
         self.run_dir = ""  # the run folder, once a worker has claimed it
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._news = threading.Event()  # for the thread of the job
+        self._requested: Literal["train", "change", "stop"] = "train"
         self._processes: dict[int, _WorkerProcess] = {}
         self._last_in_slot: dict[tuple[str, int], int] = {}  # the newest worker's number, by host and slot
         self._finish: Finish | None = None
@@ -110,13 +124,14 @@ class Dispatcher:
                 else:
                     self._obey_commands()
         finally:  # also after an error of the driver
-            with self._changed:
+            with self._lock:
                 self._finish = self._finish or Finish(1, "the driver failed (see above)")
                 for process in self._processes.values():
                     process.end.set()
-                self._changed.notify_all()
-                while self._processes:
-                    self._changed.wait()
+                    process.answer()
+            while self._processes:
+                self._news.wait()
+                self._news.clear()
         return self._finish
 
     def watch_hosts(self) -> None:
@@ -131,41 +146,52 @@ class Dispatcher:
                 problem = str(error)
             else:
                 problem = ""
-                with self._changed:
+                with self._lock:
                     self._roster.hosts_found(hosts)
-                    self._changed.notify_all()
+                self._news.set()
             time.sleep(_LOOK_S)
 
     def facts_received(self, number: int, facts: Mapping[str, str]) -> None:
         """Compare a worker's facts with the facts of the first worker."""
-        with self._changed:
+        with self._lock:
             self._facts = self._facts or facts
             if (process := self._processes.get(number)) is not None:
                 process.problem = roll_call.disagreement([self._facts, facts]) or ""
 
     def problem_of(self, number: int) -> str:
         """Return why a worker cannot join, by its facts; empty if it can."""
-        with self._changed:
+        with self._lock:
             process = self._processes.get(number)
             return process.problem if process else ""
 
     def wait_for_ranks(self, number: int) -> SlotInfo | None:
         """Wait for a worker's ranks in a new world; return None if it must leave."""
-        with self._changed:
+        with self._lock:
             process = self._processes.get(number)
-            if process is None or process.end.is_set():
+            if process is None or process.end.is_set() or self._interrupted.is_set():
                 return None
             process.assignment, process.waiting = None, True
+            process.answered.clear()
             self._roster.rank_requested(number, time.monotonic())
-            self._changed.notify_all()
-            while process.assignment is None and process.waiting and not self._interrupted.is_set():
-                self._changed.wait()
-            process.waiting = False
-            return process.assignment
+        self._news.set()
+        process.answered.wait()
+        return process.assignment
+
+    def heartbeats(self, number: int, known: str, connection: socket.socket) -> str:
+        """Take a worker's heartbeats, a byte each, until the answer is not `known` or the connection is closed."""
+        while (answer := self._answer(number)) == known:
+            connection.sendall(b".")
+            if not connection.recv(_BYTES_AT_ONCE):
+                break
+        return answer
+
+    def _answer(self, number: int) -> str:
+        """Return the answer to a heartbeat, another one in each world."""
+        return f"{self.heartbeat_received(number)}.{self._roster.worlds_formed}"
 
     def heartbeat_received(self, number: int) -> str:
         """Note that a worker is alive, and return the answer: train, change, stop or end."""
-        with self._changed:
+        with self._lock:
             now = self._last_heartbeat = time.monotonic()
             process = self._processes.get(number)
             if self._interrupted.is_set() and self._finish is None:  # later the time for a last commit is over
@@ -173,28 +199,35 @@ class Dispatcher:
             if process is None or process.end.is_set():
                 return "end"
             self._roster.heartbeat_received(number, now)
-            return self._roster.requested()
+            return self._requested
 
-    def signal_received(self, number: int) -> str:
-        """Note that a worker got a signal, and answer as for a heartbeat."""
-        with self._changed:
+    def signal_received(self, number: int) -> None:
+        """Note that a worker got a signal."""
+        with self._lock:
             self._roster.signal_received(number, time.monotonic())
-        return self.heartbeat_received(number)
+        self._news.set()
 
     def connect_error_received(self, number: int, why: str) -> None:
         """Note why a worker could not connect to its world, or synchronize with it."""
-        with self._changed:
+        with self._lock:
             self._roster.connect_error_received(number, why)
 
-    def exit_report_received(self, number: int, report: ExitReport) -> None:
-        """Note the exit report of a worker, and print its error if it is new."""
-        with self._changed:
+    def fault_received(self, step: int) -> None:
+        """Note that a worker leaves its world after a fault, having finished this many steps."""
+        with self._lock:
+            self._roster.fault_received(step)
+
+    def exit_report_received(self, number: int, report: ExitReport | None) -> None:
+        """Note the exit report of a worker, or withdraw it, and print its error if it is new."""
+        with self._lock:
             worker = self._roster.worker(number)
             if worker is None:
                 return
             self._roster.exit_report_received(number, report, time.monotonic())
-            self._processes[number].waiting = False  # else its core's request for a rank would keep it alive
-            self._changed.notify_all()
+            self._processes[number].answer()  # else its core's request for a rank would keep it alive
+            self._news.set()
+            if report is None:
+                return
             kind = _NUMBERS.sub("", report.error)
             if report.error and kind not in self._errors:
                 separator = "\n" if "\n" in report.error else " "
@@ -202,22 +235,27 @@ class Dispatcher:
             self._errors.add(kind)
 
     def _obey_commands(self) -> None:
-        with self._changed:
+        self._news.clear()
+        begun = time.thread_time()
+        with self._lock:
             for command in self._roster.commands(time.monotonic()):
                 self._carry_out(command)
-            if self._finish is None:
-                self._changed.wait(_TICK_S)
+            self._requested = self._roster.requested()
+        time.sleep(min(_REST * (time.thread_time() - begun), _LONGEST_REST_S))
+        if self._finish is None:
+            self._news.wait(_TICK_S)
 
     def _wait_for_last_commits(self) -> None:
         """Wait until the workers end; on other hosts, until their heartbeats cease."""
-        with self._changed:
-            deadline = time.monotonic() + _LAST_COMMIT_S
-            self._changed.notify_all()  # requests for a rank return without one
-            while time.monotonic() < deadline:
-                if not self._processes and time.monotonic() - self._last_heartbeat > _QUIET_S:
-                    break
-                self._changed.wait(_TICK_S)
-            self._finish = Finish(1, "stopped")
+        with self._lock:
+            for process in self._processes.values():
+                process.answer()
+        deadline = time.monotonic() + _LAST_COMMIT_S
+        while time.monotonic() < deadline:
+            if not self._processes and time.monotonic() - self._last_heartbeat > _QUIET_S:
+                break
+            time.sleep(_TICK_S)
+        self._finish = Finish(1, "stopped")
 
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, Start):
@@ -232,17 +270,16 @@ class Dispatcher:
                 launcher.kill_worker(str(command.worker.number), self._name)
             if command.unresponsive or not process.waiting:
                 process.end.set()
-            process.waiting = False  # a worker that gets no rank leaves by itself
+            process.answer()  # a worker that gets no rank leaves by itself
         elif isinstance(command, FormWorld):
             assignments = assign_ranks(command.workers)
             self._publish_world(assignments)
             for worker, ranks in zip(command.workers, assignments, strict=True):
-                self._processes[worker.number].assignment = ranks
+                self._processes[worker.number].answer(ranks)
         elif isinstance(command, Notice):
             say(command.message)
         else:
             self._finish = command
-        self._changed.notify_all()
 
     def _run_to_exit(self, worker: Worker, process: _WorkerProcess, variables: Mapping[str, str]) -> None:
         try:
@@ -250,15 +287,15 @@ class Dispatcher:
         except OSError as error:
             say(f"worker {worker} cannot be started: {error}")
             exit_code = 1
-        with self._changed:
+        with self._lock:
             code = worker.meant_exit_code(exit_code)
             is_reported = worker.exit_report is not None and worker.exit_report.error
             if code not in (0, *COMMITTED) and not (is_reported or process.end.is_set() or self._finish):
                 how = " (a signal has killed it, or its ssh has failed)" if code == _OF_SSH else ""
                 say(f"worker {worker} ended with exit code {code}{how}")
-            self._processes.pop(worker.number).waiting = False
+            self._processes.pop(worker.number).answer()
             self._roster.worker_exited(worker.number, exit_code, time.monotonic())
-            self._changed.notify_all()
+        self._news.set()
 
     def _environment_of(self, worker: Worker) -> dict[str, str]:
         slot = (worker.host, worker.slot)

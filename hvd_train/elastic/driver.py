@@ -8,6 +8,7 @@ rendezvous server, its ssh and its way to run a process stay.
 import argparse
 import json
 import os
+import resource
 import shlex
 import signal
 import sys
@@ -23,6 +24,7 @@ from horovod.runner.util import network, worker_environment
 from horovod.runner.util.remote import get_remote_command
 
 from hvd_train.console import outlive, say
+from hvd_train.elastic import roster
 from hvd_train.elastic.dispatcher import Dispatcher
 from hvd_train.elastic.roster import Roster, Worker
 from hvd_train.errors import UsageError, from_one, whole_number
@@ -71,8 +73,6 @@ class DriverServer(RendezvousServer):  # type: ignore[misc]  # Horovod has no ty
 def handler(dispatcher: Dispatcher, server: DriverServer) -> type[RendezvousHandler]:
     """Return Horovod's handler of requests, with the requests of our workers."""
     answers: Mapping[str, Callable[[int], str]] = {
-        "heartbeat": dispatcher.heartbeat_received,
-        "leaving": dispatcher.signal_received,
         "problem": dispatcher.problem_of,
         "elsewhere": lambda _: server.elsewhere,
     }
@@ -81,6 +81,12 @@ def handler(dispatcher: Dispatcher, server: DriverServer) -> type[RendezvousHand
         def _get_value(self, scope: str, key: str) -> bytes | None:
             if scope in answers:
                 return answers[scope](int(key)).encode()
+            if scope in ("heartbeat", "leaving"):
+                number, _, known = key.partition("-")
+                if scope == "leaving":
+                    dispatcher.signal_received(int(number))
+                self.connection.settimeout(roster.SILENT_S)
+                return dispatcher.heartbeats(int(number), known, self.connection).encode()
             if scope == "rank_and_size":
                 ranks = dispatcher.wait_for_ranks(int(key.partition(":")[2]))
                 return ranks.to_response_string().encode() if ranks else _NO_RANK
@@ -91,7 +97,10 @@ def handler(dispatcher: Dispatcher, server: DriverServer) -> type[RendezvousHand
             if scope == "facts":
                 dispatcher.facts_received(int(key), json.loads(value))
             elif scope == "exit_report":
-                dispatcher.exit_report_received(int(key), ExitReport(**json.loads(value)))
+                report = json.loads(value)
+                dispatcher.exit_report_received(int(key), report and ExitReport(**report))
+            elif scope == "fault":
+                dispatcher.fault_received(int(value))
             elif scope == "connect_error":
                 dispatcher.connect_error_received(int(key), value.decode())
             elif scope == "run_dir":
@@ -139,9 +148,9 @@ def run_job(options: Namespace) -> None:
         return run_command(worker.host, options.command, {**variables, **of_driver}, [interrupted, end])
 
     start_workers = min(max(options.np, options.min_np), options.max_np)
-    roster = Roster(start_workers, options.min_np, options.max_np, patience_s=float(patience_s))
+    workers = Roster(start_workers, options.min_np, options.max_np, patience_s=float(patience_s))
     dispatcher = Dispatcher(
-        roster, lambda: found_hosts(options.host_discovery_script), server.init, run_worker, interrupted
+        workers, lambda: found_hosts(options.host_discovery_script), server.init, run_worker, interrupted
     )
     port = server.start(handler(dispatcher, server))
     finish = dispatcher.run()
@@ -150,6 +159,12 @@ def run_job(options: Namespace) -> None:
         raise outcome.interrupted(interrupted.signum)
     if finish.exit_code:
         raise outcome.JobFailedError(finish.reason, finish.exit_code)
+
+
+def open_many_files() -> None:
+    """Let this process open as many files as it may: each worker has some pipes and a connection for heartbeats."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def main() -> None:
@@ -162,6 +177,7 @@ def main() -> None:
     parser.add_argument("--host-discovery-script", required=True, help="a command that prints lines of a host file")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
+    open_many_files()
     os.environ.pop(client.ADDRESS, None)  # it may be an outer job's
     os.environ[client.KEY] = signature.make_key()
     for name, value in DEFAULTS.items():

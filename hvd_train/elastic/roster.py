@@ -14,6 +14,8 @@ commands: start a worker, end one, form a world of these workers, finish the job
   changes for them. If survivors alone cannot connect three times in a row, the job ends: who waits for a rank commits.
 - An error that repeats at one step, or in one worker after another before the first step, ends the job: its cause is
   not in the cluster. A death by a signal and a lost host do not count.
+- A worker whose training has ended says so. It keeps its slot until its process ends, however long that takes. No other
+  worker waits for it, none starts any more, and no signal that ends its process undoes that it is done.
 - The job finishes when no member is left and rank 0 was done or a member committed, when a worker exits with a code
   that holds for the whole job, or when there were too few workers for too long. If all members die otherwise, new
   workers form a world and resume from the last commit.
@@ -98,6 +100,11 @@ class Worker:
         """Whether an error ended it in a rendezvous."""
         return self.exit_report is not None and self.exit_report.during == "rendezvous"
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether its training has ended, though its process may still run code of the user."""
+        return self.exit_report is not None and self.exit_report.during == "ended"
+
     def meant_exit_code(self, exit_code: int) -> int:
         """Return the exit report's code if a signal or an error ended it, else `exit_code`."""
         report = self.exit_report
@@ -177,7 +184,8 @@ class Roster:
     hosts: dict[str, int] = field(default_factory=dict)  # the slots of each host that may be used
     world: tuple[Worker, ...] = ()  # the members of the last world in the order of ranks, also after their exit
     worlds_formed: int = 0
-    _workers: list[Worker] = field(default_factory=list)
+    _workers: dict[int, Worker] = field(default_factory=dict)  # that have not exited, by number
+    _exited: dict[int, Worker] = field(default_factory=dict)
     _slots: dict[tuple[str, int], _SlotRecord] = field(default_factory=lambda: defaultdict(_SlotRecord))
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(FIRST_NUMBER))
     _exit_codes: dict[Worker, int] = field(default_factory=dict)
@@ -187,6 +195,7 @@ class Roster:
     _errors: int = 0  # how many workers in a row an error has ended at about one place
     _error_place: int = BUILDING
     _error_code: int = FAULT_REPEATS  # the exit code of the job if the errors end it
+    _fault_step: int = 0  # the steps before the last fault
     _asked_at: float = math.inf  # when the driver last asked for commands
     _rejoining_since: float = math.inf
     _short_since: float | None = None
@@ -213,16 +222,23 @@ class Roster:
             worker.stage = Stage.REJOINING
             self._rejoining_since = min(self._rejoining_since, now)
 
+    def fault_received(self, step: int) -> None:
+        """Note that a member leaves its world after a fault, having finished this many steps."""
+        self._fault_step = step
+
     def connect_error_received(self, number: int, why: str) -> None:
         """Note why a worker could not connect to its world, or synchronize with it."""
         if self.worker(number) is not None:
             self._connect_errors[number] = why
 
-    def exit_report_received(self, number: int, report: ExitReport, now: float) -> None:
-        """Note the exit report of a worker; after an error the others do not wait for its process."""
+    def exit_report_received(self, number: int, report: ExitReport | None, now: float) -> None:
+        """Note the exit report of a worker, or withdraw it (None: its program trains again).
+
+        After an error the others do not wait for its process.
+        """
         if (worker := self.worker(number)) is not None:
             worker.exit_report, worker.reported_at = report, now
-            if report.error and worker.stage is not Stage.ENDING:
+            if report is not None and report.error and worker.stage is not Stage.ENDING:
                 worker.stage = Stage.LEAVING
 
     def heartbeat_received(self, number: int, now: float) -> None:
@@ -232,20 +248,21 @@ class Roster:
 
     def signal_received(self, number: int, now: float) -> None:
         """Note that a worker got a signal, which may have ended its ssh before."""
-        for worker in (*self._workers, *self._exit_codes):
-            if worker.number == number and not worker.got_signal:
-                worker.got_signal = True
-                self._keep_empty(worker, now + EMPTY_AFTER_SIGNAL_S)
+        worker = self.worker(number) or self._exited.get(number)
+        if worker is not None and not worker.got_signal:
+            worker.got_signal = True
+            self._keep_empty(worker, now + EMPTY_AFTER_SIGNAL_S)
 
     def worker_exited(self, number: int, exit_code: int, now: float) -> None:
         """Note that a worker's process has ended."""
-        worker = self.worker(number)
+        worker = self._workers.pop(number, None)
         if worker is None:
             return
-        self._workers.remove(worker)
+        self._exited[number] = worker
         exit_code = worker.meant_exit_code(exit_code)
         is_ending = worker.stage is Stage.ENDING
-        self._exit_codes[worker] = _EVICTED if is_ending and not worker.got_signal else exit_code
+        is_done = worker.has_ended and exit_code == 0
+        self._exit_codes[worker] = _EVICTED if is_ending and not (worker.got_signal or is_done) else exit_code
         slot = self._slots[worker.host, worker.slot]
         slot.failures = 1 if now - worker.started_at >= STEADY_S else slot.failures + 1
         empty_s = min(BACK_OFF_S * 2.0 ** min(slot.failures - 1, 100), LONGEST_BACK_OFF_S)  # 2.0 ** 1024 overflows
@@ -259,19 +276,14 @@ class Roster:
         elif exit_code == WRONG_SETTINGS and worker.failed_to_connect and worker in worker.world[:1]:
             self._finish = Finish(exit_code, f"{worker}, as rank 0, cannot continue")  # and no other could
         elif exit_code in (1, WRONG_SETTINGS):
-            place = _place_of_error(worker, others_train=bool(self._members()))
+            place = _place_of_error(worker, others_train=any(self._is_member(each) for each in self.world))
             if place is not None:
-                if abs(place - self._error_place) > NEAR_STEPS:
-                    self._errors, self._error_place = 0, place
-                self._errors += 1
-                self._error_code = WRONG_SETTINGS if exit_code == WRONG_SETTINGS else FAULT_REPEATS
-        if self._finish is None and worker in self.world and not self._members():
-            self._finish = self._end_of_world()
+                self._count_error(place, WRONG_SETTINGS if exit_code == WRONG_SETTINGS else FAULT_REPEATS)
 
     def commands(self, now: float) -> list[Command]:
         """Return what to do now; the roster takes it as done."""
         commands = list[Command]()
-        self._finish = self._finish or self._error_that_repeats()
+        self._finish = self._finish or self._end_of_world() or self._error_that_repeats()
         if self._finish is None:
             commands += self._after_pause(now)
             commands += self._end_unresponsive(now)
@@ -281,7 +293,7 @@ class Roster:
             commands += self._start_missing(now)
             commands += self._form_world(now)
         if self._finish is not None:
-            others = [worker for worker in self._workers if worker.stage is not Stage.ENDING]
+            others = [worker for worker in self._workers.values() if worker.stage is not Stage.ENDING]
             commands += [*(self._end(worker, "") for worker in others), self._finish]
         return commands
 
@@ -300,13 +312,23 @@ class Roster:
 
     def worker(self, number: int) -> Worker | None:
         """Return the worker with this number, or None if it has exited."""
-        return next((worker for worker in self._workers if worker.number == number), None)
+        return self._workers.get(number)
 
     def _in(self, *stages: Stage) -> list[Worker]:
-        return [worker for worker in self._workers if worker.stage in stages]
+        return [worker for worker in self._workers.values() if worker.stage in stages]
+
+    def _is_member(self, worker: Worker) -> bool:
+        return worker.number in self._workers and worker.stage not in _ON_THE_WAY_OUT
 
     def _members(self) -> list[Worker]:
-        return [worker for worker in self.world if worker in self._workers and worker.stage not in _ON_THE_WAY_OUT]
+        return [worker for worker in self.world if self._is_member(worker)]
+
+    def _count_error(self, place: int, exit_code: int) -> None:
+        """Count an error; the job ends with `exit_code` if it is the last one of several at about the same place."""
+        if abs(place - self._error_place) > NEAR_STEPS:
+            self._errors, self._error_place = 0, place
+        self._errors += 1
+        self._error_code = exit_code
 
     def _keep_empty(self, worker: Worker, until: float) -> None:
         record = self._slots[worker.host, worker.slot]
@@ -325,7 +347,7 @@ class Roster:
         if paused_s <= PAUSED_S:
             return []
         self._hopeful_at, self._rejoining_since = now, max(now, self._rejoining_since)
-        for worker in self._workers:
+        for worker in self._workers.values():
             worker.last_heartbeat = now
         return [Notice(f"the driver was paused for {paused_s:.0f} s: all time limits start again")]
 
@@ -334,36 +356,43 @@ class Roster:
         leaving = [worker for worker in self._in(Stage.LEAVING) if now - worker.reported_at > LEAVE_S]
         overdue = [(worker, f"it has not ended within {LEAVE_S:.0f} s") for worker in leaving]
         for worker in self._in(Stage.TRAINING, Stage.READY, Stage.REJOINING):
-            missed_s = now - self._rejoining_since if worker.stage is Stage.TRAINING else -math.inf
+            is_due = worker.stage is Stage.TRAINING and not worker.has_ended
+            missed_s = now - self._rejoining_since if is_due else -math.inf
             silent_s = now - worker.last_heartbeat
             if silent_s > (SILENT_WHILE_REJOINING_S if missed_s >= 0 else SILENT_S):
                 overdue.append((worker, f"no heartbeat for {silent_s:.0f} s"))
             elif missed_s > REPORT_S:
                 overdue.append((worker, f"it has not come to the new world within {REPORT_S:.0f} s"))
+                self._count_error(self._fault_step, FAULT_REPEATS)  # its host is there, so the step hangs
         return [self._end(worker, reason, unresponsive=True) for worker, reason in overdue]
 
     def _start_missing(self, now: float) -> list[Start]:
-        commands = []
-        taken = {(worker.host, worker.slot) for worker in self._workers}
-        room = self.max_workers - len([worker for worker in self._workers if worker.stage not in _ON_THE_WAY_OUT])
+        commands = list[Start]()
+        workers = self._workers.values()
+        if any(worker.has_ended for worker in workers):
+            return commands
+        taken = {(worker.host, worker.slot) for worker in workers}
+        room = self.max_workers - sum(worker.stage not in _ON_THE_WAY_OUT for worker in workers)
         for host, num_slots in self.hosts.items():
             for slot in range(num_slots):
                 if room > 0 and (host, slot) not in taken and self._slots[host, slot].not_before <= now:
                     worker = Worker(next(self._numbers), host, slot, started_at=now, last_heartbeat=now)
-                    self._workers.append(worker)
+                    self._workers[worker.number] = worker
                     commands.append(Start(worker))
                     room -= 1
         return commands
 
     def _form_world(self, now: float) -> list[Command]:
         """Form a new world when every survivor waits for it and workers are enough."""
-        members = self._members()
+        members = [worker for worker in self._members() if not worker.has_ended]
         if any(worker.stage is Stage.TRAINING for worker in members):
+            return []
+        if not members and any(worker.has_ended for worker in self._workers.values()):
             return []
         commands = self._after_rendezvous(members)
         if self._finish is not None:
             return commands
-        members = self._members()
+        members = [worker for worker in members if self._is_member(worker)]
         survivors = [worker for worker in members if self._is_listed(worker)] or members
         ready = [worker for worker in self._in(Stage.READY) if self._is_listed(worker)]
         chosen = survivors + ready  # not more than `max_workers`: no more were started
@@ -413,7 +442,7 @@ class Roster:
                 self._slots[host, slot].not_before = math.inf
         line = f"ranks could not connect to the newcomers on {', '.join(sorted(hosts))} ({reason}); "
         line += "no worker is started there until the list changes for these hosts"
-        newcomers = [worker for worker in self._workers if worker.host in hosts and not worker.connected]
+        newcomers = [worker for worker in self._workers.values() if worker.host in hosts and not worker.connected]
         evicted = [worker for worker in newcomers if worker.stage not in _ON_THE_WAY_OUT]
         return [Notice(line), *(self._end(worker, "the other ranks could not connect to it") for worker in evicted)]
 
@@ -449,7 +478,9 @@ class Roster:
         return Finish(self._error_code, f"{self._errors} workers in a row ended with an error {place} (see above)")
 
     def _end_of_world(self) -> Finish | None:
-        """Return how the job finishes without members, or None if new workers continue."""
+        """Return how the job finishes, or None while there are members or if new workers continue."""
+        if not self.world or self._in(Stage.TRAINING, Stage.REJOINING):
+            return None
         # Members that got a signal count only if all members got one.
         asked = [worker for worker in self.world if not worker.got_signal] or self.world
         exit_codes = [self._exit_codes.get(worker, _EVICTED) for worker in asked]  # an evicted one may still run

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Collection, Mapping, MutableMapping
 from contextlib import suppress
 from http import HTTPStatus
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException
 from urllib.error import HTTPError, URLError
 
 from hvd_train.errors import UsageError
@@ -49,6 +49,41 @@ def _request(environ: Mapping[str, str], method: str, path: str, data: bytes, ti
     except HTTPException as error:
         raise ConnectionError(f"the answer from {store} is garbled ({error!r})") from error
     return answer.decode()
+
+
+class HeldRequest:
+    """A request whose answer the store holds back, while bytes go to and fro from time to time."""
+
+    def __init__(self, environ: Mapping[str, str], path: str, timeout_s: float) -> None:
+        """Send the request. Raises OSError, as `beat` does."""
+        from horovod.runner.http import signature
+
+        headers = signature.headers(environ[KEY], "GET", f"/{path}", b"")
+        self._key, self._nonce = environ[KEY], headers[signature.NONCE]
+        self._connection = HTTPConnection(environ[ADDRESS], int(environ[PORT]), timeout_s)
+        self._connection.request("GET", f"/{path}", headers=headers)
+        self._is_held = False
+
+    def beat(self) -> str | None:
+        """Send a byte if the answer is held back; return the answer, or None if only a byte has come."""
+        from horovod.runner.http import signature
+
+        connection = self._connection.sock
+        if self._is_held:
+            connection.sendall(b".")
+        if connection.recv(1, socket.MSG_PEEK) == b".":
+            connection.recv(1)
+            self._is_held = True
+            return None
+        try:
+            answer = self._connection.getresponse()
+            body = answer.read(signature.MOST_BYTES)
+        except HTTPException as error:
+            raise ConnectionError(f"the answer is garbled ({error!r})") from error
+        expected = signature.of_answer(self._key, self._nonce, answer.status, body)
+        if not signature.is_equal(answer.headers.get(signature.SIGNATURE, ""), expected):
+            raise ConnectionError("the answer is not signed by this job")
+        return body.decode()
 
 
 def is_loopback(address: str) -> bool:

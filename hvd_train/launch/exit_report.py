@@ -3,6 +3,7 @@
 It counts if the process's own exit code is useless: a signal killed it, its ssh failed, or a library crashed at exit.
 """
 
+import atexit
 import json
 import os
 import signal
@@ -22,7 +23,8 @@ from hvd_train.launch.launcher import WORKER
 
 _ANSWER_S = 2.0
 _LAUNCHER_SECONDS = 10.0  # ranks of one host can be seconds apart while they import
-During = Literal["building", "rendezvous", "training"]  # "training": after the ranks synchronized the state
+# "training": after the ranks synchronized the state; "ended": after the final files, perhaps in code of the user.
+During = Literal["building", "rendezvous", "training", "ended"]
 
 
 @dataclass(frozen=True)
@@ -35,15 +37,16 @@ class ExitReport:
     step: int = 0  # finished steps
 
 
-def _put(environ: Mapping[str, str], report: ExitReport) -> bool:
+def _put(environ: Mapping[str, str], report: ExitReport | None) -> bool:
     with suppress(OSError):
         if WORKER in environ:
-            client.put(environ, f"exit_report/{environ[WORKER]}", json.dumps(asdict(report)), _ANSWER_S)
+            text = json.dumps(report and asdict(report))
+            client.put(environ, f"exit_report/{environ[WORKER]}", text, _ANSWER_S)
             return True
     return False
 
 
-_sent: list[BaseException] = []  # the error that ends this process, once the driver has it
+_sent: list[object] = []  # the error that ends this process, or the end of its training, once the driver has it
 
 
 def described(error: Exception) -> str:
@@ -68,9 +71,28 @@ def send(environ: Mapping[str, str], error: Exception, during: During = "buildin
     return True
 
 
+def training_ended(environ: Mapping[str, str], exit_code: int, step: int, *, is_last: bool) -> None:
+    """Report that the training has ended, so that whatever ends this process later changes nothing.
+
+    A program with several trainings reports it as the interpreter ends.
+    """
+    report = ExitReport(exit_code, during="ended", step=step)
+    if not is_last:
+        atexit.register(_put, environ, report)
+    elif _put(environ, report):
+        _sent[:] = [report]
+
+
+def training_begins(environ: Mapping[str, str]) -> None:
+    """Withdraw the report of an earlier training of this program."""
+    atexit.unregister(_put)
+    _sent.clear()
+    _put(environ, None)
+
+
 @contextmanager
 def reporting_exit_code(environ: Mapping[str, str]) -> Iterator[None]:
-    """Send the exit code to our driver if an error ends the block and the driver does not have that error yet."""
+    """Send the exit code to our driver if an error ends the block and the driver has no report yet."""
     try:
         yield
     except BaseException as error:

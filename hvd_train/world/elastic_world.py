@@ -2,9 +2,11 @@
 
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import TypeVar
 from typing_extensions import override
 
 from hvd_train.errors import RankLost, UsageError
-from hvd_train.launch import client, launcher
+from hvd_train.launch import client, heartbeat, launcher
 from hvd_train.launch.launcher import JOB, REPLACES, RUN_DIR, SLOT, WORKER
 from hvd_train.world import horovod_world
 from hvd_train.world.world import Place, Request
@@ -22,86 +24,69 @@ T = TypeVar("T")
 
 _EVERY_S = 1.0
 _ANSWER_S = 2.0
-_PAUSED_S = 5.0  # a heartbeat takes 3 s if the driver is silent; a longer time is a pause of this process
-_GONE_S = 10.0  # a driver that does not answer for this long counts as gone, or out of reach
-_GONE_WHILE_LEAVING_S = 3.0  # after a signal: this process may soon be killed, or its driver has been
-_COMMIT_S = 30.0  # from then until this process must have begun its last commit
-_WRITE_S = 600.0  # and the time for writing it
 _PREDECESSOR_S = 5.0  # for the earlier worker of this slot to end by itself; it may write a commit
 _RANK_AND_SIZE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 
 
 class Heartbeat:
-    """Sends a heartbeat to our driver every second, from a thread of its own.
+    """Sends heartbeats to our driver from a process of its own; `requested` is what the driver requests.
 
-    `requested` is the driver's last answer: "train", "change" or "stop". It stays "change" once this worker is evicted,
-    and is "stop" if the driver has not answered for `_GONE_S` seconds. In both cases the worker commits what it can and
-    ends; if that takes too long, this thread ends the process.
+    That process ends this one if its last commit takes too long (`launch.heartbeat`).
     """
 
     def __init__(self) -> None:
         self.requested: Request = "train"
-        self._got_signal = self._evicted = False
-        self._wake = threading.Event()
-        self._all_was_well = time.monotonic()
-        self._patience_s = _GONE_S + _COMMIT_S
+        self.driver_gone = False  # whether the driver does not answer any more
+        self._events: list[str] = []
+        self._process: subprocess.Popen[str] | None = None
 
-    def start(self, environ: Mapping[str, str]) -> None:
-        """Start the thread; `environ` has the address of the driver."""
-        threading.Thread(target=self._beat, args=(dict(environ),), daemon=True, name="heartbeat").start()
-
-    @property
-    def driver_gone(self) -> bool:
-        """Whether the driver has not answered for `_GONE_S` seconds, in which this process ran."""
-        return self.requested == "stop" and time.monotonic() - self._all_was_well > _GONE_S and not self._evicted
+    def start(self) -> None:
+        """Start the process, and a thread that reads its lines; the environment has the address of the driver."""
+        threading.Thread(target=self._read, daemon=True, name="heartbeat").start()
 
     def signal_received(self) -> None:
         """Report a signal at once; the driver answers whether this worker leaves or all stop."""
-        if not self._got_signal:
-            self._got_signal = True
-            self._wake.set()
+        if "signal" not in self._events:
+            self._note("signal")
 
     def world_formed(self) -> None:
         """Note that the ranks have connected, which was the requested change."""
         if self.requested == "change":
-            self.requested = "train"  # a further change is requested again with the next beat
+            self.requested = "train"  # a further change is requested again
 
     def training_joined(self) -> None:
         """Give this worker, which trains again, the usual time."""
-        self._patience_s = _GONE_S + _COMMIT_S
+        self._note("train")
 
     def training_left(self) -> None:
         """Give this worker, which trains no more, minutes to write its last files."""
-        self._patience_s = _WRITE_S
+        self._note("write")
 
-    def _beat(self, environ: Mapping[str, str]) -> None:
-        self._all_was_well = last = time.monotonic()
+    def _note(self, event: str) -> None:
+        self._events.append(event)
+        self._send([event])
+
+    def _send(self, events: Sequence[str]) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(OSError):  # its successor gets all events
+                self._process.stdin.write("".join(f"{event}\n" for event in events))
+                self._process.stdin.flush()
+
+    def _read(self) -> None:
+        command = [sys.executable, heartbeat.__file__, str(os.getpid()), str(_EVERY_S)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        pipe = subprocess.PIPE
         while True:
-            scope, answer = "leaving" if self._got_signal else "heartbeat", None
-            with suppress(OSError):
-                answer = client.get(environ, f"{scope}/{environ[WORKER]}", _ANSWER_S)
-            before, last = last, time.monotonic()
-            if last - before > _PAUSED_S:  # the driver may have been paused as well
-                self._all_was_well = last
-            if answer is not None and not self._evicted:
-                self._all_was_well = last
-            self._evicted = self._evicted or answer == "end"
-            silence_s = last - self._all_was_well
-            if self.requested == "stop":
-                pass
-            elif self._evicted:  # the others may continue, so this worker must not vote for a stop
-                self.requested = "change"
-            elif answer == "stop" or silence_s > (_GONE_WHILE_LEAVING_S if self._got_signal else _GONE_S):
-                self.requested = "stop"
-            elif answer is not None:
-                self.requested = "change" if answer == "change" else "train"
-            if silence_s > self._patience_s:
-                os._exit(1)
-            self._pause()
-
-    def _pause(self) -> None:
-        self._wake.wait(_EVERY_S)
-        self._wake.clear()
+            self._process = subprocess.Popen(
+                command, env=environment, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
+            )
+            self._send(self._events)
+            for line in self._process.stdout or ():
+                word = line.split()[0]
+                self.driver_gone = word == "gone"
+                self.requested = "stop" if word in ("stop", "gone") else "change" if word == "change" else "train"
+            self._process.wait()
+            time.sleep(_EVERY_S)
 
 
 def wait_for_first_rank(environ: MutableMapping[str, str], facts: Mapping[str, str]) -> None:
@@ -132,7 +117,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
         if REPLACES in os.environ:
             launcher.kill_worker(os.environ[REPLACES], os.environ[JOB], _PREDECESSOR_S)
         self._heartbeat = Heartbeat()
-        self._heartbeat.start(os.environ)
+        self._heartbeat.start()
         super().__init__(facts=facts)
 
     @override
@@ -175,6 +160,9 @@ class ElasticWorld(horovod_world.HorovodWorld):
                 raise
             self._connect_error = ""
 
+        if after is not None:
+            with suppress(OSError):
+                client.put(os.environ, f"fault/{os.environ[WORKER]}", str(after.step), _ANSWER_S)
         self._join()
         horovod_world.meet(horovod_world.ElasticState(synchronize), self._join)
 

@@ -118,6 +118,7 @@ class Job:
     finish: Finish | None = None
     steps: int = 0  # that at least one worker has finished
     folder: Path | None = None  # of the program, once a worker has claimed it
+    threads: list[threading.Thread] = field(default_factory=list)  # of its workers
     _seconds: float = 0.0
 
     def run(self) -> Job:
@@ -132,18 +133,21 @@ class Job:
                 if not 0 < still < STANDS_STILL_S:
                     # It never jumps, so a slow machine makes no worker late.
                     self._seconds += min((wall - before) * SPEED, 0.5)
-                for worker in self.roster._workers:
-                    self.roster.heartbeat_received(worker.number, self._seconds)
+                for number in self.roster._workers:
+                    self.roster.heartbeat_received(number, self._seconds)
                 for command in self.roster.commands(self._seconds):
                     self._carry_out(command)
                 self.changed.wait(0.01)
+        for thread in self.threads:  # one may still write into the run folder
+            thread.join(DEADLINE_S)
         if self.errors:
             raise self.errors[0]
         return self
 
     def _carry_out(self, command: Any) -> None:
         if isinstance(command, Start):
-            threading.Thread(target=self._live, args=(command.worker,), daemon=True).start()
+            self.threads.append(threading.Thread(target=self._live, args=(command.worker,), daemon=True))
+            self.threads[-1].start()
         elif isinstance(command, FormWorld):
             meeting = Meeting(len(command.workers))
             self.seats = {worker.number: (rank, meeting) for rank, worker in enumerate(command.workers)}

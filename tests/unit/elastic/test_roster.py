@@ -152,6 +152,63 @@ def test_the_job_is_done_when_its_last_world_is_done() -> None:
         assert play.finish == Finish(code, "stopped, and committed")
 
 
+@pytest.mark.parametrize("missed_the_end", [False, True])
+@pytest.mark.parametrize("code", [137, 139, 255, None])
+def test_a_worker_whose_training_has_ended_is_done_whatever_ends_its_process(
+    code: int | None, missed_the_end: bool
+) -> None:
+    """Until then its code may run for hours: no rank waits for it, no worker starts, and the job does not end."""
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    play.say_ended(one)
+    if missed_the_end:
+        play.ask(two)
+        assert play.world == [two]
+    play.say_ended(two)
+    play.end(two, 0)
+    play.wait(4000)
+    assert (play.evicted, play.finish, len(play.started)) == ({}, None, 2)
+    if code is None:
+        play.wait(12, one)  # its host is gone
+    play.end(one, code or 255)
+    assert play.finish == Finish(0, "done")
+
+
+def test_a_program_that_trains_again_is_not_done() -> None:
+    play = training({"a": 1})
+    (one,) = play.world
+    play.say_ended(one)
+    play.roster.exit_report_received(one, None, play.now)
+    play.end(one, 137)
+    play.wait(3)
+    assert (play.finish, len(play.started)) == (None, 2)
+
+
+def test_an_error_that_repeats_after_the_training_ends_the_job() -> None:
+    play = training({"a": 1})
+    for _ in range(3):
+        assert play.finish is None
+        play.say_ended(play.world[0])
+        play.end(play.world[0], 1)
+        play.wait(60)
+        play.ask(play.started[-1])
+    assert play.finish == Finish(5, "3 workers in a row ended with an error in step 21 (see above)")
+
+
+def test_a_step_that_hangs_repeatedly_ends_the_job() -> None:
+    """The others leave it after a time limit, and evict the worker that does not come."""
+    play = training({"a": 1, "b": 1})
+    for _ in range(3):
+        assert play.finish is None
+        play.roster.fault_received(20)
+        play.ask(play.world[0])
+        play.wait(41)
+        play.end(play.started[-1], 137)
+        play.wait(60)
+        play.ask(play.started[-1], play.world[0])
+    assert play.finish == Finish(5, "3 workers in a row ended with an error in step 21 (see above)")
+
+
 @pytest.mark.parametrize(("earlier", "code"), [("", 137), ("", 0), ("evicted", 143), ("signalled", 143)])
 def test_if_all_members_die_new_workers_resume_from_the_last_commit(earlier: str, code: int) -> None:
     """Rank 0 decides; a rank that left with 0, or was evicted and stopped, does not make the job a success."""

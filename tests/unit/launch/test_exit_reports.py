@@ -43,6 +43,15 @@ def test_the_exit_code_of_the_process_is_reported(error: BaseException, code: in
     assert received(environ) == ExitReport(code)
 
 
+def test_the_end_of_a_training_is_reported_until_the_program_trains_again(environ: dict[str, str]) -> None:
+    exit_report.training_ended(environ, 0, 40, is_last=True)
+    with pytest.raises(SystemExit), exit_report.reporting_exit_code(environ):
+        sys.exit(0)
+    assert received(environ) == ExitReport(0, during="ended", step=40)
+    exit_report.training_begins(environ)
+    assert client.get(environ, "exit_report/1000", 60) == "null"
+
+
 def test_the_command_line_leaves_errors_to_the_driver(
     environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,132 +1,141 @@
-"""Reports and requests of an elastic worker to its driver."""
+"""What the driver requests of a worker by its answers and its silence, and who sends the heartbeats."""
 
 import os
+import signal
+import socket
+import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from types import MappingProxyType, SimpleNamespace
-from typing import Any
+import threading
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from unittest.mock import Mock
 
+import psutil
 import pytest
 
-from hvd_train.errors import UsageError
-from hvd_train.launch import client
+from hvd_train.elastic.dispatcher import Dispatcher
+from hvd_train.elastic.driver import DriverServer, handler
+from hvd_train.launch import client, heartbeat
+from hvd_train.launch.heartbeat import Watch
 from hvd_train.launch.launcher import WORKER
-from hvd_train.world import elastic_world
-from hvd_train.world.elastic_world import Heartbeat
+from tests.support.launching import wait_for
 
-NOTHING: Mapping[int, Any] = MappingProxyType({})
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[str]]:
-    """Return the answers of a driver, each used once, and the requests to it."""
-    answers, asked = list[str](), list[str]()
-
-    def ask(environ: Mapping[str, str], path: str, *rest: object) -> str:
-        asked.append(path)
-        return answers.pop(0)
-
-    monkeypatch.setattr(client, "get", ask)
-    monkeypatch.setattr(client, "put", lambda environ, path, text, *rest: asked.append(f"{path} {text}"))
-    return answers, asked
+NOTHING: Mapping[int, str] = MappingProxyType({})
+# A worker whose C code holds Python's lock, like a long json.loads.
+HOLDS_LOCK = """
+import ctypes, os, subprocess, sys
+subprocess.Popen([sys.executable, sys.argv[1], str(os.getpid()), "0.05"], stdin=subprocess.PIPE)
+ctypes.PyDLL(None).sleep(1000)
+"""
 
 
-def test_a_worker_reports_its_facts_and_gets_its_first_rank(driver: tuple[list[str], list[str]]) -> None:
-    answers, asked = driver
-    worker = {"HOROVOD_HOSTNAME": "h2", WORKER: "1007"}
-    answers += ["", "2,3,0,1,2,3"]
-    environment = dict(worker)
-    elastic_world.wait_for_first_rank(environment, {"torch": "2.15"})
-    assert asked == ['facts/1007 {"who": "h2", "torch": "2.15"}', "problem/1007", "rank_and_size/h2:1007"]
-    assert [environment[f"HOROVOD_{name}"] for name in ("RANK", "SIZE", "LOCAL_RANK")] == ["2", "3", "0"]
-    environment = dict(worker)
-    answers += ["h2 differs from the job in torch", "", "-1,3,-1,1,-1,3"]
-    with pytest.raises(UsageError, match="h2 differs from the job in torch"):
-        elastic_world.wait_for_first_rank(environment, {"torch": "2.14"})
-    with pytest.raises(SystemExit, match="0"):  # the job continues without it
-        elastic_world.wait_for_first_rank(environment, {})
-
-
-def requested_after(
-    answers: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    before: Mapping[int, Callable[[Heartbeat], object]] = NOTHING,
-    pauses: Mapping[int, float] = NOTHING,
+def lines_after(
+    answers: list[str], events: Mapping[int, str] = NOTHING, pauses: Mapping[int, float] = MappingProxyType({})
 ) -> list[str]:
-    """Return the request after each heartbeat, one a second; the driver gives these answers ("": none).
+    """Return the line after each heartbeat, one a second, until the worker is killed ("over").
 
-    `before` holds events before heartbeats by number (from 1), and `pauses` how long the process pauses there, in s.
+    The driver gives these answers ("": none). `events` of the worker come after a heartbeat by number (from 1), as do
+    `pauses` in seconds.
     """
-    beat, found, now = Heartbeat(), list[str](), [1000.0]
-
-    def get(environ: dict[str, str], path: str, timeout_s: float) -> str:
-        assert 0 < timeout_s <= 2, "a silent driver must not block the heartbeat"
-        if not answers[0]:
-            raise OSError("no answer")
-        return answers[0]
-
-    def pause() -> None:
-        found.append(beat.requested)
-        now[0] += 1.0 + pauses.get(len(found), 0.0)
-        before.get(len(found), lambda _: None)(beat)
-        answers.pop(0)
-        if not answers:
-            raise StopIteration
-
-    monkeypatch.setattr(client, "get", get)
-    monkeypatch.setattr(elastic_world, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(beat, "_pause", pause)
-    monkeypatch.setattr(os, "_exit", sys.exit)
-    with suppress(StopIteration):
-        beat._beat({WORKER: "1007"})
-        raise AssertionError("the heartbeat has ended by itself")
+    now, found = 1000.0, list[str]()
+    watch = Watch(now)
+    for number, answer in enumerate(answers, 1):
+        found.append(watch.beat(answer or None, now))
+        if watch.is_over:
+            return [*found, "over"]
+        now += 1.0 + pauses.get(number, 0.0)
+        if number in events:
+            watch.event(events[number])
     return found
 
 
-def test_the_last_answer_is_what_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_answer_is_what_is_requested() -> None:
     """The driver may withdraw a change, but not a stop."""
     answers = ["train", "change", "train", "stop", "train"]
-    assert requested_after(answers, monkeypatch) == ["train", "change", "train", "stop", "stop"]
-    assert requested_after(["train"] * 60, monkeypatch) == ["train"] * 60
+    assert lines_after(answers) == ["train", "change", "train", "stop", "stop"]
+    assert lines_after(["train"] * 60) == ["train"] * 60
 
 
-def test_a_worker_without_a_driver_stops_and_then_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_without_a_driver_stops_and_then_ends() -> None:
     """It commits after 10 s of silence, and ends within the next 30 s."""
-    assert requested_after(["train", *[""] * 9, "train"], monkeypatch) == ["train"] * 11
-    assert requested_after([""] * 41, monkeypatch) == [*["train"] * 11, *["stop"] * 30]
-    with pytest.raises(SystemExit, match=r"^1$"):
-        requested_after([""] * 42, monkeypatch)
+    assert lines_after(["train", *[""] * 9, "train"]) == ["train"] * 11
+    assert lines_after([""] * 41) == [*["train"] * 11, *["gone"] * 30]
+    assert lines_after([*[""] * 12, "train"]) == [*["train"] * 11, "gone", "stop"]
+    assert lines_after([""] * 42)[-1] == "over"
 
 
-def test_a_worker_that_was_paused_does_not_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_was_paused_does_not_stop() -> None:
     """The driver may resume later than the worker."""
     answers = [*["train"] * 3, *[""] * 8, *["train"] * 3]
-    assert requested_after(answers, monkeypatch, pauses={3: 300.0, 12: 20.0}) == ["train"] * 14
-    assert requested_after([*["train"] * 3, *[""] * 30], monkeypatch, pauses={3: 20.0})[-1] == "stop"
-    with pytest.raises(SystemExit, match=r"^1$"):
-        requested_after(["train", *[""] * 60], monkeypatch, pauses={1: 20.0})
+    assert lines_after(answers, pauses={3: 300.0, 12: 20.0}) == ["train"] * 14
+    assert lines_after([*["train"] * 3, *[""] * 30], pauses={3: 20.0})[-1] == "gone"
+    assert lines_after(["train", *[""] * 60], pauses={1: 20.0})[-1] == "over"
 
 
-def test_an_evicted_worker_leaves_its_world_and_then_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evicted_worker_leaves_its_world_and_then_ends() -> None:
     """It may commit, but must not stop the others; an earlier stop of all still holds."""
-    assert requested_after(["train", "end", "train"], monkeypatch) == ["train", "change", "change"]
-    assert requested_after(["stop", "end"], monkeypatch) == ["stop", "stop"]
-    assert len(requested_after([*[""] * 35, *["end"] * 40], monkeypatch)) == 75
-    with pytest.raises(SystemExit):
-        requested_after(["end"] * 50, monkeypatch)
+    assert lines_after(["train", "end", "train"]) == ["train", "change", "change"]
+    assert lines_after(["stop", "end"]) == ["stop", "stop"]
+    assert "over" not in lines_after([*[""] * 35, *["end"] * 40])
+    assert lines_after(["end"] * 50)[-1] == "over"
 
 
-def test_a_worker_may_finish_its_last_commit_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_may_finish_its_last_commit_without_a_driver() -> None:
     """A large state takes minutes."""
-    left = {5: Heartbeat.training_left}
-    assert len(requested_after([""] * 500, monkeypatch, left)) == 500
-    with pytest.raises(SystemExit):
-        requested_after([""] * 700, monkeypatch, left)
+    left = {5: "write"}
+    assert "over" not in lines_after([""] * 500, left)
+    assert lines_after([""] * 700, left)[-1] == "over"
 
 
-def test_the_driver_decides_after_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_decides_after_a_signal() -> None:
     """The worker leaves, or all stop; if no driver answers, all stop after 3 s."""
-    signal = {1: Heartbeat.signal_received}
-    assert requested_after(["train", "change", "stop"], monkeypatch, signal) == ["train", "change", "stop"]
-    assert requested_after(["train", *[""] * 5], monkeypatch, signal) == [*["train"] * 4, "stop", "stop"]
+    event = {1: "signal"}
+    assert lines_after(["train", "change", "stop"], event) == ["train", "change", "stop"]
+    assert lines_after(["train", *[""] * 5], event) == [*["train"] * 4, "stop", "stop"]
+
+
+class Heard(Dispatcher):
+    """Counts heartbeats of a worker; `ceased` is set once its connection ends."""
+
+    def __init__(self) -> None:
+        super().__init__(Mock(worlds_formed=0), Mock(), Mock(), Mock(), threading.Event())
+        self.count, self.ceased = 0, threading.Event()
+
+    def heartbeats(self, number: int, known: str, connection: socket.socket) -> str:
+        try:
+            return super().heartbeats(number, known, connection)
+        finally:
+            if known:
+                self.ceased.set()
+
+    def heartbeat_received(self, number: int) -> str:
+        self.count += number == 1007
+        return "train"
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
+    server, found = DriverServer(), Heard()
+    for name, value in {client.KEY: "the key", WORKER: "1007", client.ADDRESS: client.LOOPBACK}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(client.PORT, str(server.start(handler(found, server))))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    yield found
+    server.stop()
+
+
+def test_heartbeats_need_a_live_worker_but_not_its_python(heard: Heard) -> None:
+    """They continue while its C code holds the lock, cease while it is stopped, and end with it."""
+    with subprocess.Popen([sys.executable, "-c", HOLDS_LOCK, heartbeat.__file__]) as worker:
+        wait_for("heartbeats", lambda: heard.count >= 4)
+        (sender,) = psutil.Process(worker.pid).children()
+        for number in (signal.SIGTERM, signal.SIGINT):  # they are for the worker
+            sender.send_signal(number)
+        worker.send_signal(signal.SIGSTOP)
+        assert heard.ceased.wait(60)
+        before = heard.count
+        worker.send_signal(signal.SIGCONT)
+        wait_for("more heartbeats", lambda: heard.count >= before + 2)
+        worker.kill()
+        psutil.wait_procs([sender], timeout=60)
+        assert not sender.is_running()
