@@ -1,8 +1,10 @@
 """What ranks cost as they become more: the time in which they connect, requests to the store, and a sum of one number.
 
 The worlds have 2 to 32 ranks on this machine. For 1,024 ranks, clients ask the store as ranks do, and do not connect.
+For 1,024 workers of an elastic job, clients send heartbeats to a driver, and a rank reads the reports of all.
 
     python -m benchmarks.growth             about three minutes on 2 cores
+    python -m benchmarks.growth elastic     half a minute: the driver and the reports alone
 """
 
 import json
@@ -10,7 +12,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,7 @@ from hvd_train.launch import client
 RANKS = (2, 4, 8, 16, 32)
 SUMS = 300
 CLIENTS, ADDRESS = 1024, 168  # bytes of Gloo's address of a rank
+BEATS = 10
 
 
 def launch() -> None:
@@ -74,6 +79,76 @@ def clients() -> dict[str, Any]:
     return found
 
 
+def beat() -> None:
+    """Send heartbeats as `CLIENTS` workers do: begin, and on a line of input take `BEATS` seconds for some of each."""
+    held = [client.HeldRequest(os.environ, f"heartbeat/{1000 + n}-train.1", 60) for n in range(CLIENTS)]
+    for each in held:
+        each.beat()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    begun = time.monotonic()
+    for second in range(BEATS):
+        for each in held:
+            each.beat()
+        time.sleep(max(0.0, begun + second + 1 - time.monotonic()))
+    print("done", flush=True)
+    sys.stdin.readline()
+
+
+def driver() -> dict[str, Any]:
+    """Return the seconds that a driver takes to form a world of `CLIENTS` workers, and the share of a core after it."""
+    from horovod.runner.http import signature
+
+    from hvd_train.elastic import roster
+    from hvd_train.elastic.dispatcher import Dispatcher
+    from hvd_train.elastic.driver import DriverServer, handler, open_many_files
+    from hvd_train.elastic.roster import Roster, Worker
+
+    def run(worker: Worker, variables: Mapping[str, str], end: threading.Event) -> int:
+        end.wait()
+        return 0
+
+    open_many_files()
+    roster.SILENT_S = 600.0  # until all clients have connected
+    hosts, server, interrupted = {f"h{n}": 8 for n in range(CLIENTS // 8)}, DriverServer(), threading.Event()
+    job = Dispatcher(Roster(CLIENTS, 1, CLIENTS, patience_s=600), lambda: hosts, lambda _: None, run, interrupted)
+    os.environ |= {client.KEY: signature.make_key(), client.ADDRESS: client.LOOPBACK}
+    os.environ[client.PORT] = str(server.start(handler(job, server)))
+    threading.Thread(target=job.run, daemon=True).start()
+    while "end" in (job.heartbeat_received(1000 + number) for number in range(CLIENTS)):
+        time.sleep(0.1)  # not all have started yet
+    begun = time.monotonic()
+    with ThreadPoolExecutor(CLIENTS) as threads:
+        assert all(threads.map(job.wait_for_ranks, range(1000, 1000 + CLIENTS)))
+    formed_s = time.monotonic() - begun
+    pipe, command = subprocess.PIPE, [sys.executable, "-m", "benchmarks.growth", "beat"]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as workers:
+        assert workers.stdin is not None
+        assert workers.stdout is not None
+        workers.stdout.readline()
+        used = time.process_time()
+        print(file=workers.stdin, flush=True)
+        assert workers.stdout.readline() == "done\n"
+        core = (time.process_time() - used) / BEATS
+    print(found := {"workers": CLIENTS, "world_s": round(formed_s, 2), "core": round(core, 3)}, flush=True)
+    return found
+
+
+def reports() -> dict[str, Any]:
+    """Return the seconds in which a rank reads the reports of `CLIENTS` ranks at a rendezvous."""
+    from hvd_train.elastic.members import Member, RankReport
+    from hvd_train.world.wire import packed, unpacked
+
+    place = 1, 2, 101, 0
+    member = Member("node-0001.cluster.example", 10_000)
+    report = packed(RankReport(member, True, 100, "d" * 32, "a rank was lost", Path("runs/one"), place, place))
+    begun = time.monotonic()
+    for _ in range(CLIENTS):
+        unpacked(report)
+    print(found := {"reports": CLIENTS, "bytes": report.numel(), "seconds": round(time.monotonic() - begun, 2)})
+    return found
+
+
 def measure(ranks: int) -> dict[str, Any]:
     """Return what so many ranks cost."""
     command = [sys.executable, "-m", "benchmarks.growth"]
@@ -94,7 +169,11 @@ if __name__ == "__main__":
         with ThreadPoolExecutor(CLIENTS) as threads:
             list(threads.map(ask, range(CLIENTS)))
         print(time.monotonic() - begun)
+    elif what == "elastic":
+        driver()
+        reports()
     elif what:
-        {"rank": rank, "launch": launch}[what]()
+        {"rank": rank, "launch": launch, "beat": beat}[what]()
     else:
-        write("growth", "benchmarks.growth", worlds=[measure(ranks) for ranks in RANKS], store=clients())
+        worlds = [measure(ranks) for ranks in RANKS]
+        write("growth", "benchmarks.growth", worlds=worlds, store=clients(), driver=driver(), reports=reports())
