@@ -21,7 +21,7 @@ from hvd_train.run_files.run_folder import SUMMARY
 from tests.support import hosts as cluster
 from tests.support.hosts import ALL, NO_HOSTS, STEPS_PER_EPOCH, Hosts, Job, arguments, command, hosts_fixture, job
 from tests.support.launching import json_lines, started, wait_for
-from tests.support.on_demand import TO_TRAIN, tolerance
+from tests.support.on_demand import TO_TRAIN, end_slowly, hold_lock, tolerance
 
 SECONDS = float(os.environ.get("CAMPAIGN_SECONDS", "1800"))
 SEED = int(os.environ.get("CAMPAIGN_SEED", "0"))
@@ -148,6 +148,22 @@ class Campaign:
             self.pause(0, 15)
             self.kill(self.a_host())
 
+    def kill_catching_up(self) -> None:
+        """Kill workers of two hosts in turns, also while the others or a new worker load the state."""
+        one, two = self.chance.sample(ALL, 2)
+        for host in (one, two, one):
+            self.kill(host)
+            self.pause(0, 8)
+
+    def hold_lock(self) -> None:
+        """Let C code hold Python's lock for longer than a worker may be silent."""
+        hold_lock(self.job.folder, self.a_host(), 13)
+        self.pause(13, 15)
+
+    def end_slowly(self) -> None:
+        """Let processes of a host take long to end, when they are stopped or the training is done."""
+        end_slowly(self.job.folder, self.a_host(), 13)
+
     def stop(self) -> None:
         """Stop a worker for a while or forever."""
         for worker in self.hosts.workers(self.a_host()):
@@ -194,6 +210,7 @@ class Campaign:
 FAULTS = [
     *(Campaign.kill_workers, Campaign.stop, Campaign.lose_host),
     *(Campaign.unplug, Campaign.kill_driver, Campaign.lose_launcher),
+    *(Campaign.kill_catching_up, Campaign.hold_lock, Campaign.end_slowly),
 ]
 
 

@@ -1,5 +1,7 @@
 """Models for trainings under launchers, which are slow, fail or have a large state."""
 
+import atexit
+import ctypes
 import math
 import socket
 import time
@@ -29,6 +31,16 @@ def fail(folder: Path, host: str, what: str) -> None:
     _put(folder / f"error-{host}", what)
 
 
+def hold_lock(folder: Path, host: str, seconds: int) -> None:
+    """Let C code hold Python's lock for this long in the next forward pass of a worker of `host`."""
+    _put(folder / f"lock-{host}", str(seconds))
+
+
+def end_slowly(folder: Path, host: str, seconds: int) -> None:
+    """Let the process of each worker of `host` take this long to end, in C code that holds Python's lock."""
+    _put(folder / f"end-{host}", str(seconds))
+
+
 def pace(folder: Path, seconds: float) -> None:
     """Make every slot sleep this many seconds."""
     _put(folder / "pace", str(seconds))
@@ -47,6 +59,19 @@ def _raise_error(*_: object) -> None:
         what = path.read_text()
         path.unlink()
         raise RuntimeError(what)
+
+
+def _hold_lock(*_: object) -> None:
+    path = Path(f"lock-{socket.gethostname()}")
+    with suppress(FileNotFoundError):
+        seconds = int(path.read_text())
+        path.unlink()
+        ctypes.PyDLL(None).sleep(seconds)
+
+
+def _end_slowly(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        ctypes.PyDLL(None).sleep(int(path.read_text()))
 
 
 def _take_time(model: nn.Module, *_: object) -> None:
@@ -75,10 +100,16 @@ class Pooled(nn.Module):
 
 
 def wide(num_classes: int) -> nn.Module:
-    """Return a network with 500 MB of trained state, smooth as `runs.smooth`; a step takes half a second."""
+    """Return a network with 500 MB of trained state, smooth as `runs.smooth`; a step takes half a second.
+
+    `hold_lock` and `end_slowly` act on its workers.
+    """
+    atexit.register(_end_slowly, Path(f"end-{socket.gethostname()}").absolute())
     hidden = nn.utils.parametrizations.spectral_norm(nn.Linear(64, 64))
     layers = nn.Linear(64, UNITS), nn.Tanh(), Pooled(), hidden, nn.Tanh(), nn.Linear(64, num_classes)
-    return own_generator(nn.Sequential(nn.Flatten(), *layers))
+    model = own_generator(nn.Sequential(nn.Flatten(), *layers))
+    model.register_forward_pre_hook(_hold_lock)
+    return model
 
 
 def tolerance(weights: dict[str, Tensor], steps: int) -> float:
