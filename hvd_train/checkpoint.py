@@ -49,8 +49,10 @@ class Store:
         self._run_folder, self._config, self._report, self._committed = run_folder, config, report, committed
         self.folder = run_folder.path
         with suppress(OSError):  # training does not need it
-            for leftover in self.folder.glob(f"checkpoints/*{durable.PARTIAL_SUFFIX}"):  # of a killed process
-                leftover.unlink(missing_ok=True)
+            for leftover in self.folder.glob(f"checkpoints/*{durable.PARTIAL_SUFFIX}"):
+                leftover.unlink()
+                time = "HVD_TRAIN_GRACE_SECONDS is the time for one when a job is stopped"
+                report(f"the commit {leftover.stem} was cut off, since its process was killed; {time}")
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._keep = config.run.keep_checkpoints
         self._last: Future[bool] | None = None

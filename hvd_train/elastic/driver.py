@@ -10,7 +10,6 @@ import json
 import os
 import resource
 import shlex
-import signal
 import sys
 import threading
 from argparse import Namespace
@@ -40,7 +39,6 @@ DEFAULTS = {
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "180",
     "HOROVOD_LOG_LEVEL": "fatal",  # we report lost connections ourselves
     "PYTHONUNBUFFERED": "1",
-    "HVD_TRAIN_GRACE_SECONDS": "30",  # from SIGTERM to SIGKILL: committing a large model takes a while
 }
 # No prompt for a password. Before a worker's first heartbeat, ssh ends a minute after its host is gone.
 SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=20"
@@ -136,9 +134,6 @@ def run_job(options: Namespace) -> None:
         raise UsageError(f"HOROVOD_ELASTIC_TIMEOUT is a number of seconds from 1, not {text!r}")
     worker_environment.for_other_hosts(os.environ)  # raises JobFailedError if HVD_TRAIN_ENV is wrong
     server, interrupted = DriverServer(), register_shutdown_event()
-    for number in (signal.SIGHUP, signal.SIGUSR1):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
-            signal.signal(number, signal.getsignal(signal.SIGTERM))
     interfaces = os.environ.get(client.GLOO_INTERFACE, "")
 
     def run_worker(worker: Worker, variables: Mapping[str, str], end: threading.Event) -> int:

@@ -46,6 +46,7 @@ class Job:
         # than the 64 MB of /dev/shm that a container has.
         self._options = ["--label", "hvd_train", "--network", "host", "--ipc", "host", "--cap-drop", "ALL"]
         self._options += ["--security-opt", "no-new-privileges", "--env", f"HVD_TRAIN_SSH_PORT={options.port}"]
+        self._options += ["--stop-timeout", "40"]  # the ranks have 30 s to commit
         for volume in (f"{self._runs}:/home/trainer/runs", *options.volume):
             self._options += ["--volume", volume]
         self._options += shlex.split(os.environ.get("CONTAINER_FLAGS", ""))

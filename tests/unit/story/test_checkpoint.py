@@ -177,10 +177,13 @@ def test_a_checkpoint_that_could_not_be_read_is_not_written(value: object) -> No
 
 
 def test_the_newest_checkpoints_are_kept() -> None:
-    """Foreign files stay, a damaged file does not push out a good one, and half a file of a killed process goes."""
+    """Foreign files stay, a damaged file does not push out a good one, and a line names a commit that was cut off."""
     (RUN / "checkpoints").mkdir(parents=True)
     for name in ("mine.ckpt", "step-0000000009.ckpt.partial"):
         (RUN / "checkpoints" / name).write_text("not yours")
+    lines = list[str]()
+    store(lines).close()
+    assert [line.split(" ")[2] for line in lines] == ["step-0000000009.ckpt"]
     commit(1, 2, 3, 4, 5, keep=2)
     assert steps_on_disk() == [5, 4]
     assert sorted(path.name[:6] for path in (RUN / "checkpoints").iterdir()) == ["mine.c", "step-0", "step-0"]
