@@ -84,6 +84,8 @@ class Loops:
             training.undo_step()
         if ended is None or isinstance(ended, Stopped):
             training.ended_with(self.result)
+            if ended is None and not self.result.saved:
+                raise Stopped(self.result.exit_code)
             return
         final = training.end_with(ended)
         if final is not error:

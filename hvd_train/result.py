@@ -55,7 +55,7 @@ class Result:
 
 
 class Stopped(SystemExit):
-    """Raised by the loops of a session on all ranks, with the exit code, if the training was asked to stop."""
+    """Raised by a session on all ranks, with the exit code, if it was asked to stop or its last files do not fit."""
 
 
 def describe(config: Config, parts: Parts, state: TrainState, place: Place) -> str:

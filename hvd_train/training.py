@@ -448,10 +448,11 @@ class Training:
             seconds=time.perf_counter() - self._started,
             peak_memory_gib=round(max(peaks), 3),
         )
-        if finished and not world.broadcast(output.write(run_folder.SUMMARY, summary(result, self.config)), 0):
-            result = replace(result, saved=False)
         if test is not None:
             output.journal.evaluation("test", test.figures, progress.step, shown=False)
+        if finished and saved:  # a summary marks the run as finished
+            saved = output.journal.complete() and output.write(run_folder.SUMMARY, summary(result, self.config))
+            result = replace(result, saved=world.broadcast(saved, 0))
         output.journal.event("end", ending(result, self.parts.task))
         return result
 

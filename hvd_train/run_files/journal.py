@@ -196,6 +196,10 @@ class Journal:
         self._write("event", {"name": "log", "step": step, **values})
         self._plot(values, step)
 
+    def complete(self) -> bool:
+        """Complete the ledger, if there is one; return whether it fits on the disk."""
+        return self._ledger is None or self._ledger.complete()
+
     def close(self) -> None:
         """Complete the ledger and close the files."""
         for file in (self._trackers, self._lines, self._ledger):

@@ -208,14 +208,15 @@ class LedgerFile:
                 self.complete()
             self._unwritten.append(entry)
 
-    def complete(self) -> None:
-        """Write all entries, also the one that steps may still join."""
+    def complete(self) -> bool:
+        """Write all entries, also the one that steps may still join; return whether they fit on the disk."""
         while self._unwritten and self._folder.held():
             entry = self._unwritten[0]
             if not self._file.write(entry.line().encode()):
-                return
+                break
             self._last_step = entry.steps[1]
             del self._unwritten[0]
+        return not self._unwritten
 
     def sync(self, epochs_done: int) -> None:
         """Force the entries of ended epochs, which no step joins any more, to disk."""

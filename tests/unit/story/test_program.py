@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import Subset
 from typing_extensions import override
 
+from hvd_train import checkpoint
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.result import Result, Stopped
 from hvd_train.run import evaluate, train
@@ -21,6 +22,7 @@ from tests.support import runs
 from tests.support.elastic import TOLERANCE, TWO, ElasticThreadWorld, Kill, run_elastic
 from tests.support.runs import Weights, largest_difference, small_config
 from tests.support.worlds import DEADLINE_S, StoppingWorld, run_ranks
+from tests.unit.story.test_output import full
 from tests.unit.story.test_session import digits, measure, network, of
 
 T = TypeVar("T")
@@ -173,6 +175,17 @@ def test_a_stop_ends_the_trainings_that_follow() -> None:
     with pytest.raises(Stopped):
         train(small_config(), model=runs.convnet, data=runs.few_digits, name="two", world=world)
     assert not Path("run/two").exists()
+
+
+def test_a_session_without_room_for_its_final_files_ends_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the exit code of `hvd-train train`; with room again the same program finishes."""
+    with monkeypatch.context() as disk:
+        disk.setattr(checkpoint, "write_into", full)
+        with pytest.raises(Stopped) as ended:
+            folds(LocalWorld(), output_dir=Path("mine"))
+    assert ended.value.code == 74
+    assert [path.name for path in Path("mine").iterdir()] == ["first"]
+    assert len(folds(LocalWorld(), output_dir=Path("mine"))) == len(FOLDS)
 
 
 def test_a_model_is_trained_again_with_another_optimizer() -> None:

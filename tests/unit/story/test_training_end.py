@@ -22,7 +22,8 @@ from hvd_train.errors import FaultRepeats, RankLost, UsageError
 from hvd_train.launch import exit_report
 from hvd_train.progress.order import EpochOrder
 from hvd_train.progress.stop import StopSignal
-from hvd_train.run_files import run_folder
+from hvd_train.run_files import ledger, run_folder
+from hvd_train.run_files.durable import AppendedFile
 from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.session import Session
 from hvd_train.world.world import Gradients, LocalWorld
@@ -136,18 +137,31 @@ def test_a_stop_is_not_called_committed_if_it_is_not(monkeypatch: pytest.MonkeyP
     assert [(result.finished, result.stopped_by, result.saved) for result in results] == [(False, 15, False)] * 2
 
 
-@pytest.mark.parametrize("what", [checkpoint.FINAL, run_folder.SUMMARY])
-def test_all_ranks_know_that_the_final_files_are_not_on_disk(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    writing = RunFolder.writing
+@pytest.mark.parametrize("what", [checkpoint.FINAL, run_folder.SUMMARY, ledger.LEDGER])
+def test_a_run_whose_final_files_are_not_on_disk_is_not_finished(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks know it, and the same command finishes the run when there is room."""
+    writing, appending = RunFolder.writing, AppendedFile.write
 
     def fails(folder: RunFolder, name: str) -> AbstractContextManager[BinaryIO]:
         if name == what:
             full_disk()
         return writing(folder, name)
 
-    monkeypatch.setattr(RunFolder, "writing", fails)
-    results = run_ranks(2, lambda world: trained(world, small_config(epochs=1))[0])
+    def does_not_fit(file: AppendedFile, entry: bytes) -> bool:
+        return not (what == ledger.LEDGER and b"fingerprint" in entry) and appending(file, entry)
+
+    config = small_config(epochs=1, ledger=True, output_dir=None)
+    with monkeypatch.context() as disk:
+        disk.setattr(RunFolder, "writing", fails)
+        disk.setattr(AppendedFile, "write", does_not_fit)
+        results = run_ranks(2, lambda world: trained(world, config)[0])
     assert [(result.finished, result.saved) for result in results] == [(True, False)] * 2
+    (folder,) = Path("runs").iterdir()
+    assert not (folder / run_folder.SUMMARY).exists()
+    result, _ = trained(LocalWorld(), config)
+    assert (result.saved, result.steps, result.run_dir) == (True, 10, folder)
+    assert (folder / run_folder.SUMMARY).exists()
+    assert ledger.audit(folder).faults == ()
 
 
 @pytest.mark.parametrize("file", [f"checkpoints/step-{STEPS:010}.ckpt", checkpoint.FINAL])
