@@ -209,10 +209,7 @@ def check(config: Config, name: str = "") -> None:
     """Raise UsageError for what is wrong before the ranks connect; the training may have a name."""
     if not isinstance(name, str):
         raise UsageError(f"name={name!r} is no text: write name='fold{name}', for instance")
-    settings = config.settings()
-    for setting, check_name in (("data", sources.check_name), ("model", models.check_name), ("task", tasks.check_name)):
-        if settings[setting] != OWN:
-            check_name(settings[setting])
+    check_names(config)
     if plugin.is_reference(config.optimizer.optimizer):
         plugin.load("optimizer", config.optimizer.optimizer)
     order.learning_rate_factor(config.schedule, config.schedule.warmup_epochs)  # it may be the user's function
@@ -230,6 +227,17 @@ def check(config: Config, name: str = "") -> None:
     if named and not path.is_file() and not checkpoint.committed(path):
         it_may_be = "auto, never, a checkpoint file, or a run folder with checkpoints"
         raise UsageError(f"--resume {path}: no such file; it must be {it_may_be}")
+
+
+def check_names(config: Config, own: Own = NOTHING) -> None:
+    """Raise UsageError for an unknown name of what is not the user's own."""
+    for kind, name, check_name in (
+        ("data", config.data.data, sources.check_name),
+        ("model", config.model.model, models.check_name),
+        ("task", config.model.task, tasks.check_name),
+    ):
+        if name != OWN and getattr(own, kind) is None:
+            check_name(name)
 
 
 def connect(config: Config | None = None) -> World:
@@ -294,8 +302,8 @@ def trained_parts(
         raise UsageError(f"{target} was trained with a {unknown[0]} that only its script knows: {advice}")
     if not trust:
         plugin.check_trusted(str(target), named)
-    if own.data is None:
-        sources.check_name(config.data.data)
+        config = config.replace(download=False)
+    check_names(config, own)
     if "data_dir" in changes and config.data.data in ("digits", "synthetic"):
         raise UsageError(f"--data-dir: {config.data.data} reads no files; for class folders add --data folder")
     if files:

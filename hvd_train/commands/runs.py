@@ -20,7 +20,7 @@ from hvd_train.run_files.journal import labelled
 
 _TARGET = "run folder, checkpoint or model-best.pt of a run; default: the newest run"
 _RUN = "run folder; default: the newest run"
-_TRUSTS = "import the code that the run names as its model or data; it runs with your permissions"
+_TRUSTS = "use the code, hf: data and downloads that the run names; code runs with your permissions"
 _TRUST: dict[str, Any] = {"action": "store_true", "help": _TRUSTS}
 _DEVICE: dict[str, Any] = {"choices": ("auto", "cpu", "cuda"), "default": "auto", "help": "the device of the model"}
 

@@ -89,7 +89,7 @@ def check_local(config: Config, command: str) -> None:
 def parse_train(arguments: list[str], command: str = "train", *, trust: bool = True, notes: bool = True) -> Config:
     """Return the config of `hvd-train train ...`: a recipe or --config FILE, changed by the flags.
 
-    Without `trust` the file must name no code that no flag names. Raises UsageError, which names `command`.
+    Without `trust` the file must name no code or URL that no flag names. Raises UsageError, which names `command`.
     """
     words = list(takewhile(lambda word: not word.startswith("-"), arguments))
     arguments = arguments[len(words) :]
@@ -132,8 +132,9 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
     if "data_dir" in given and config.data.data in ("digits", "synthetic"):
         raise UsageError(f"--data {config.data.data} reads no --data-dir: add --data folder for images of yours")
     if path is not None and not trust:
-        settings = base.settings()
-        plugin.check_trusted(path, {name: settings[name] for name in plugin.NAMES_CODE if name not in given})
+        named = {name: base.settings()[name] for name in plugin.NAMES_CODE}
+        named["copy_to"] = base.run.copy_to or ""
+        plugin.check_trusted(path, {name: value for name, value in named.items() if name not in given})
     return config
 
 

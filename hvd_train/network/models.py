@@ -39,13 +39,15 @@ class _MaxOfQuarters(nn.Module):
 def check_name(name: str) -> None:
     """Raise UsageError if the model is unknown, does not load, or needs timm."""
     if name.startswith(TIMM):
-        timm, name_in_timm = _timm(name), name.removeprefix(TIMM)
-        if not timm.is_model(name_in_timm):
-            raise unknown_name("model of timm", name_in_timm, timm.list_models())
+        timm = _timm(name)
+        name_in_timm = name.removeprefix(TIMM)
+        known = [*timm.list_models(), *timm.list_pretrained()]  # without repositories and folders
+        if name_in_timm not in known:
+            raise unknown_name("model of timm", name_in_timm, known)
     elif plugin.is_reference(name):
         plugin.load("model", name)
-    elif name != DIGITS_CONVNET and name not in (known := torchvision_names()):
-        raise unknown_name("model", name, [*known, DIGITS_CONVNET])
+    elif name not in (known := [*torchvision_names(), DIGITS_CONVNET]):
+        raise unknown_name("model", name, known)
 
 
 def _timm(name: str) -> Any:
