@@ -355,6 +355,7 @@ class Roster:
         """End workers without a heartbeat, and members that keep the others waiting for too long."""
         leaving = [worker for worker in self._in(Stage.LEAVING) if now - worker.reported_at > LEAVE_S]
         overdue = [(worker, f"it has not ended within {LEAVE_S:.0f} s") for worker in leaving]
+        hangs = False  # whether a member does not come though its host is there: the step hangs
         for worker in self._in(Stage.TRAINING, Stage.READY, Stage.REJOINING):
             is_due = worker.stage is Stage.TRAINING and not worker.has_ended
             missed_s = now - self._rejoining_since if is_due else -math.inf
@@ -363,7 +364,9 @@ class Roster:
                 overdue.append((worker, f"no heartbeat for {silent_s:.0f} s"))
             elif missed_s > REPORT_S:
                 overdue.append((worker, f"it has not come to the new world within {REPORT_S:.0f} s"))
-                self._count_error(self._fault_step, FAULT_REPEATS)  # its host is there, so the step hangs
+                hangs = True
+        if hangs:
+            self._count_error(self._fault_step, FAULT_REPEATS)
         return [self._end(worker, reason, unresponsive=True) for worker, reason in overdue]
 
     def _start_missing(self, now: float) -> list[Start]:
