@@ -20,7 +20,7 @@ from hvd_train.data import identity
 from hvd_train.errors import UsageError
 from hvd_train.launch import client, launcher
 from hvd_train.progress.order import BatchLayout
-from hvd_train.run_files import remote, run_folder
+from hvd_train.run_files import run_folder
 from hvd_train.run_files.journal import Journal
 from hvd_train.run_files.remote import Copies
 from hvd_train.run_files.run_folder import Busy, RunFolder
@@ -93,10 +93,15 @@ class Output:
             elif from_disk:
                 state.layout = first_layout()
 
-        if self._copy_to and config.run.output_dir and config.run.resume != "never":
-            remote.fetch(self._copy_to, config.run.output_dir / self._name, say)
+        if self._copy_to and config.run.output_dir:
+            resumes = config.run.resume
+            self._copies = Copies(self._copy_to, config.run.output_dir / self._name, say, new=resumes != "auto")
+            if resumes != "never":
+                self._copies.fetch()
         patience = _PATIENCE_SECONDS if run_dir is None and launcher.elastic(os.environ) else 0.0
         folder = self._folder = _claim(config, self._name, start, resume, patience, ours=ours)
+        if self._copies is not None:
+            self._copies.begin(folder)
         if launcher.WORKER in os.environ:
             home = folder.path.parent if self._name else folder.path
             with suppress(OSError):  # a driver that is gone starts no workers
@@ -144,7 +149,6 @@ class Output:
                 lost = f"at least {journal.steps_lost} steps lost: the run resumes after step {progress.step}"
                 journal.event("lost", lost, steps_lost=journal.steps_lost)
             report = partial(journal.event, "checkpoint")
-            self._copies = Copies(self._copy_to, claim, say) if self._copy_to else None  # also after the journal
             committed = self._copies.start if self._copies else lambda: None
             self.store = Store(claim, self._config, report, committed)
             self.journal = journal
@@ -160,9 +164,11 @@ class Output:
         """Commit as the store does; the result is False on a rank that does not write, unless it is on disk already."""
         if self.store is not None:
             return self.store.commit_last(state, final_weights=final_weights)
-        nothing: Future[bool] = Future()
-        nothing.set_result(self.replays is not None)
-        return nothing
+        return _done(result=self.replays is not None)
+
+    def copy_last(self) -> Future[bool]:
+        """Copy the last files to the URL; the result is whether they are there."""
+        return _done(result=True) if self._copies is None else self._copies.finish()
 
     def write(self, name: str, values: Any) -> bool:
         """Write a file of the run folder, if there is one, as JSON; return False if that failed."""
@@ -185,6 +191,12 @@ class Output:
         if self._folder is not None:
             self._folder.release()
         self._folder, self.journal, self.store = None, Journal(), None
+
+
+def _done(*, result: bool) -> Future[bool]:
+    nothing: Future[bool] = Future()
+    nothing.set_result(result)
+    return nothing
 
 
 def finished(program: Path | None, config: Config, name: str) -> Path | None:

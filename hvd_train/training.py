@@ -454,6 +454,8 @@ class Training:
             saved = output.journal.complete() and output.write(run_folder.SUMMARY, summary(result, self.config))
             result = replace(result, saved=world.broadcast(saved, 0))
         output.journal.event("end", ending(result, self.parts.task))
+        if self.config.run.copy_to and not result_of_rank_0(world, output.copy_last()):
+            result = replace(result, saved=False)
         return result
 
     def _test(self) -> Scores | None:

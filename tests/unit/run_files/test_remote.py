@@ -1,19 +1,22 @@
 """The copy of a run at another file system (`--copy-to`)."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from hvd_train.errors import UsageError
 from hvd_train.run_files import remote
 from hvd_train.run_files.ledger import audit
+from hvd_train.run_files.remote import Copies
 from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.world.world import LocalWorld
 from tests.support.runs import equal, small_config, trained
-from tests.support.worlds import StoppingWorld
+from tests.support.worlds import StoppingWorld, run_ranks
 
 URL = "memory://bucket/run"
 
@@ -76,19 +79,92 @@ def test_a_name_that_leaves_the_folder_is_refused(storage: Any) -> None:
     for name in ("config.yaml", "../../planted"):
         storage.store[f"/bucket/run/{name}"] = storage.open("/x", "wb")
     with pytest.raises(UsageError, match="would be outside of the folder"):
-        remote.fetch(URL, Path("two"), print)
+        Copies(URL, Path("two"), print).fetch()
     assert not Path("two").exists()
 
 
+def test_a_storage_that_cannot_be_written_is_one_line_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Missing(MemoryFileSystem):
+        def pipe_file(self, path: str, value: bytes, **_: Any) -> None:
+            raise FileNotFoundError("The specified bucket does not exist")
+
+    for system, why in (
+        (Missing(), "FileNotFoundError: The specified bucket does"),
+        (Broken(), "ConnectionError: no r"),
+    ):
+        monkeypatch.setattr(remote, "file_system", lambda url, system=system: (system, "/bucket/run"))
+        with pytest.raises(UsageError, match=rf"--copy-to {URL}: cannot write there \({why}"):
+            trained(LocalWorld(), small_config(output_dir=Path("one"), copy_to=URL))
+        assert not Path("one").exists()
+
+
+@pytest.mark.parametrize("when", ["meanwhile", "at the end"])
 def test_a_storage_that_fails_does_not_end_the_training(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    when: str, storage: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = remote.Copies(URL, RunFolder(Path("one")), print)
-    made._system = Broken()
-    Path("one").mkdir()
-    Path("one/config.yaml").touch()
-    made.close()
-    assert capsys.readouterr().out == f"--copy-to {URL}: ConnectionError: no route to it; the next commit tries again\n"
-    monkeypatch.setattr(remote, "file_system", lambda url: (Broken(), ""))
-    with pytest.raises(UsageError, match=r"cannot fetch the run \(ConnectionError: no route to it\)"):
-        remote.fetch(URL, Path("two"), print)
+    """But if the last copy fails, all ranks have exit code 74, and the same command copies again."""
+    put, failures = MemoryFileSystem.put_file, [1 if when == "meanwhile" else 10**9]
+
+    def put_file(system: Any, here: str, there: str, **options: Any) -> None:
+        if failures[0]:
+            failures[0] -= 1
+            raise ConnectionError("no route to it")
+        put(system, here, there, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "put_file", put_file)
+    config = small_config(output_dir=Path("one"), copy_to=URL, epochs=1, commit_steps=2)
+    codes = [result.exit_code for result, _ in run_ranks(2, lambda world: trained(world, config))]
+    assert f"--copy-to {URL}: ConnectionError: no route to it; the" in capsys.readouterr().err
+    if when == "at the end":
+        assert codes == [74, 74]
+        failures[0] = 0
+        assert trained(LocalWorld(), config)[0].exit_code == 0
+    else:
+        assert codes == [0, 0]
+    assert {"summary.json", "model-final.pt"} <= names("")
+
+
+def job(folder: str, lines: list[str], *, beats: bool = True) -> Copies:
+    """Return the copies of a job that has claimed this folder; it shows no sign of life without `beats`."""
+    copies = Copies(URL, Path(folder), lines.append)
+    copies.fetch()
+    Path(folder).mkdir(exist_ok=True)
+    Path(folder, "config.yaml").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remote, "BEAT_S", 0.01 if beats else 3600)
+        copies.begin(RunFolder(Path(folder)))
+    return copies
+
+
+def test_a_url_belongs_to_one_living_job(storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one stops with one line, before it changes anything, and continues the run once the first has ended."""
+    monkeypatch.setattr(remote, "BEAT_S", 0.01)
+    lines = list[str]()
+    first = job("one", lines)
+    with pytest.raises(UsageError, match=rf"{URL}: a job on {socket.gethostname()} .* copies there: name another URL"):
+        job("two", lines)
+    assert not Path("two").exists()
+    Path("one/model.pt").write_text("weights")
+    first.close()
+    second = job("two", lines)
+    assert Path("two/model.pt").read_text() == "weights"
+    second.close()
+    with pytest.raises(UsageError, match="has copied there since: remove one to continue from there"):
+        job("one", lines)
+    job("two", lines).close()
+
+
+def test_a_job_that_is_gone_loses_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it was only stopped, it copies and deletes nothing any more."""
+    monkeypatch.setattr(remote, "PATIENCE_S", 0.0)
+    lines = list[str]()
+    gone = job("one", lines, beats=False)
+    Path("one/old").touch()
+    second = job("two", lines)
+    assert not gone.finish().result()
+    assert "the URL now" in lines[-1]
+    assert "old" not in names("")
+    gone.close()
+    second.start()
+    second.close()
+    assert names("") == {"config.yaml", ".owner.json"}
