@@ -42,11 +42,14 @@ def evaluate(
         for micro in (micro for batch in loader.load(0, work) for micro in batch.micro_batches):
             with precision:
                 measures = measuring(model, micro.batch, len(micro.samples))
-            sums += numbers_of(measures, fields, torch.float64)
+            if len(sums) > 0:  # else there are only values of each sample
+                sums += numbers_of(measures, fields, torch.float64)
             for name, values in kept_of(measures).items():
                 kept[name][torch.from_numpy(micro.samples)] = values
     kept = {name: world.sum(rows, f"evaluation.{name}") for name, rows in kept.items()}  # others have zeros there
-    return scores_of(task, fields, world.sum(sums, "evaluation").cpu(), loader.num_samples, kept)
+    if len(sums) > 0:
+        sums = world.sum(sums, "evaluation")
+    return scores_of(task, fields, sums.cpu(), loader.num_samples, kept)
 
 
 def scores_of(

@@ -165,7 +165,7 @@ class Journal:
     def evaluation(self, name: str, figures: Mapping[str, float], step: int, *, shown: bool = True) -> None:
         """Write the scores of a set after `step` steps, and show them, unless an earlier process has."""
         values = {f"{name}_{figure}": value for figure, value in figures.items()}
-        if step == self._resumed_step and values.keys() <= self._evaluated:
+        if not values or (step == self._resumed_step and values.keys() <= self._evaluated):
             return
         text = "  ".join(f"{name} {labelled(figure, value)}" for figure, value in figures.items())
         if shown:

@@ -331,6 +331,8 @@ def numbers_of(measures: Measures, fields: Sequence[Field], dtype: torch.dtype) 
         elif isinstance(measure, Tensor):
             numbers.append(measure.sum(dtype=dtype))
     scalars = [number if number.dim() == 0 else number.view(()) for number in numbers]
+    if not scalars:
+        return torch.cat(totals) if totals else torch.zeros(0, dtype=dtype)
     of_means = torch.stack([number if number.dtype == dtype else number.to(dtype) for number in scalars])
     return torch.cat([of_means, *totals]) if totals else of_means
 

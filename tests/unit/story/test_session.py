@@ -26,7 +26,7 @@ from hvd_train.progress.order import EpochOrder, in_order
 from hvd_train.run_files.ledger import audit
 from hvd_train.session import Session, parse_args
 from hvd_train.state import set_values, to_host, values_of
-from hvd_train.tasks.task import Measure
+from hvd_train.tasks.task import Each, Measure, Total
 from hvd_train.world.world import LocalWorld, World
 from tests.support import runs
 from tests.support.elastic import (
@@ -675,6 +675,26 @@ def test_an_evaluation_may_have_a_collate_of_its_own() -> None:
         for name, collate in {"its": None, "plain": torch.utils.data.default_collate, "again": halved}.items():
             seen[name] = session.evaluate(val, measure_brightness, name=name, collate=collate)["brightness"]
     assert seen["its"] == seen["again"] == pytest.approx(seen["plain"] / 2)
+
+
+@pytest.mark.parametrize("names", [["each"], ["total"], ["each", "total"]])
+def test_an_evaluation_may_be_without_figures(names: list[str]) -> None:
+    """As for embeddings, of which the program computes the figures itself."""
+
+    def collect(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Measure]:
+        measures = {"each": Each(batch[1]), "total": Total(batch[1].sum())}
+        return {name: measures[name] for name in names}
+
+    def body(world: World) -> None:
+        model = network()
+        with Session(model, of(model), DATA, **SMALL, world=world) as session:
+            val = digits(NUM_VAL, "val")
+            scores = session.evaluate(val, collect)
+            assert "each" not in names or scores.each("each").tolist() == val.tensors[1].tolist()
+            assert "total" not in names or scores.total("total") == val.tensors[1].sum()
+            session.stop("enough")
+
+    run_ranks(2, body)
 
 
 def test_ranks_that_evaluate_other_data_are_refused() -> None:
