@@ -108,7 +108,7 @@ class Session(Loops):
         check(config, name)
         self._collate = collate
         self._constants = 0
-        self._loaders = dict[int, _Evaluated]()
+        self._loaders = dict[str, _Evaluated]()
         optimizers = {"": optimizer} if isinstance(optimizer, Optimizer) else _named(optimizer)
         network = model if isinstance(model, nn.Module) else nn.ModuleDict(_named(model))
         with ExitStack() as stack:
@@ -183,7 +183,7 @@ class Session(Loops):
         without length or items, for measures that are no measures, if the ranks' data differ, and for a second
         evaluation of one name at one place of the program.
         """
-        of_set = self._evaluated(data, collate or self._collate)
+        of_set = self._evaluated(name, data, collate or self._collate)
         task = Task(measure, best="")
         measuring = Measuring(measure, trains=False)
         return self._evaluate(task, measuring, of_set.loader, name, identity.facts_of_items(name, of_set.digest))
@@ -245,12 +245,13 @@ class Session(Loops):
         """End the loops after this step or epoch. All ranks call it alike."""
         self._ends = why
 
-    def _evaluated(self, data: Any, collate: Collate) -> _Evaluated:
-        """Return what is kept of a set to evaluate, in a new form if its length or `collate` is another."""
-        known = self._loaders.get(id(data))
-        if known is not None and known.collate is collate and known.loader.num_samples == len(data):
-            return known
+    def _evaluated(self, name: str, data: Any, collate: Collate) -> _Evaluated:
+        """Return the loader of a set to evaluate: the last one of this name, if set, length and `collate` are equal."""
+        known = self._loaders.get(name)
         if known is not None:
+            if known.data is data and known.collate is collate and known.loader.num_samples == len(data):
+                return known
+            del self._loaders[name]
             known.loader.close()
         check_map_style("the set to evaluate", data)
         training = self.training
@@ -261,7 +262,7 @@ class Session(Loops):
         loader = open_loader(data, None, parts.device, config.seed, workers, collate)
         with unchanged_numbers():  # torch's DataLoader draws one, which programs would notice
             digest = loader.start()
-        self._loaders[id(data)] = found = _Evaluated(data, collate, loader, digest)
+        self._loaders[name] = found = _Evaluated(data, collate, loader, digest)
         return found
 
     def _close_loaders(self) -> None:
@@ -271,7 +272,7 @@ class Session(Loops):
 
 @dataclass(frozen=True)
 class _Evaluated:
-    """A set to evaluate, which is kept because its loader is found by its id."""
+    """A set to evaluate, and its loader."""
 
     data: Any
     collate: Collate

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -695,6 +696,15 @@ def test_an_evaluation_may_be_without_figures(names: list[str]) -> None:
             session.stop("enough")
 
     run_ranks(2, body)
+
+
+def test_a_set_that_is_made_for_each_evaluation_has_one_loader_process() -> None:
+    model, val = network(), digits(NUM_VAL, "val")
+    before = len(multiprocessing.active_children())
+    with Session(model, of(model), DATA, **{**SMALL, "workers": 1}, world=LocalWorld()) as session:
+        for first in range(2):
+            session.evaluate(Subset(val, range(first, first + 4)), measure)
+        assert len(multiprocessing.active_children()) == before + 1
 
 
 def test_ranks_that_evaluate_other_data_are_refused() -> None:
