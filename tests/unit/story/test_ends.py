@@ -1,0 +1,120 @@
+"""What ends a job, with which exit code, and where the same command resumes: the table in docs/elastic.md."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch import nn
+from typing_extensions import override
+
+from hvd_train import checkpoint
+from hvd_train.errors import FaultRepeats, ReplicasDiffer, UsageError
+from hvd_train.session import Session
+from hvd_train.world.world import LocalWorld, Request, World
+from tests.support.launching import DOCS
+from tests.support.programs import STEPS, played
+from tests.support.worlds import Fault, run_ranks
+from tests.unit.story.test_output import full as full_disk
+
+Act = Callable[[Session], None]
+
+
+class Stops(LocalWorld):
+    """A world whose launcher asks for a stop."""
+
+    @override
+    def requested(self, *, got_signal: bool = False) -> Request:
+        return "stop"
+
+
+def nothing(session: Session) -> None:
+    pass
+
+
+def fails(error: BaseException) -> Act:
+    def act(session: Session) -> None:
+        raise error
+
+    return act
+
+
+def sent(number: int) -> Act:
+    """As if this signal had come; it counts in the next step."""
+    return lambda session: setattr(session.training.stop, "received", number)
+
+
+def resumes_at(world: World) -> int:
+    """Return the step after which the same command continues."""
+    found = list[int]()
+
+    def program(session: Session, *_: object) -> None:
+        assert session.global_batch
+        found.append(session.training.state.progress.step)
+
+    played(world, program, Path("run"))
+    return found[0]
+
+
+def code_of(body: Callable[[], object]) -> int:
+    """Return the exit code of a script that does this."""
+    try:
+        body()
+    except SystemExit as end:
+        return int(str(end.code))
+    except Exception as error:
+        return int(getattr(error, "exit_code", 1))
+    return 0
+
+
+ENDS = {
+    "done": (LocalWorld, nothing, 0, STEPS),
+    "an error in the user's code": (LocalWorld, fails(KeyError()), 1, 3),
+    "wrong data": (LocalWorld, fails(UsageError()), 2, 3),
+    "different weights": (LocalWorld, fails(ReplicasDiffer()), 4, 0),
+    "a step that fails repeatedly": (LocalWorld, fails(FaultRepeats()), 5, 3),
+    "the launcher": (Stops, nothing, 75, 1),
+    **{number.name: (LocalWorld, sent(number), 128 + number, 4) for number in (signal.SIGHUP, signal.SIGTERM)},
+}
+
+
+@pytest.mark.parametrize("what", ENDS)
+def test_what_ends_a_job(what: str) -> None:
+    world, act, code, step = ENDS[what]
+    assert end(world(), act) == code
+    assert resumes_at(LocalWorld()) == step
+
+
+def test_a_full_disk_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_into", full_disk)
+        assert end(LocalWorld(), sent(signal.SIGINT)) == 74
+    assert resumes_at(LocalWorld()) == 0
+
+
+def test_losses_that_are_not_finite() -> None:
+    assert end(LocalWorld(), nothing, factor=float("nan")) == 6
+    assert resumes_at(LocalWorld()) == STEPS
+
+
+def test_a_lost_rank() -> None:
+    codes = run_ranks(2, lambda world: end(world, nothing), [Fault(1, step=4)])
+    assert codes[0] == 3
+    assert resumes_at(LocalWorld()) == 3
+
+
+def test_the_exit_codes_are_documented() -> None:
+    table = (DOCS / "elastic.md").read_text(encoding="utf-8").partition("| what ends it |")[2].partition("\n\n")[0]
+    codes = {word.strip() for row in table.splitlines() for cell in row.split("|")[2:3] for word in cell.split(",")}
+    assert {*map(str, (0, 1, 2, 3, 4, 5, 6, 69, 74, 75, 129, 130, 138, 143))} <= codes
+
+
+def end(world: World, act: Act, factor: float = 1.0) -> int:
+    def program(session: Session, model: nn.Module, *_: object) -> None:
+        for step in session.steps():
+            for micro in step:
+                micro.backward(factor * model(micro.batch[0]).square().sum(1))
+            if step.number == 3:
+                act(session)
+
+    return code_of(lambda: played(world, program, Path("run")))
