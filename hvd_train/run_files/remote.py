@@ -92,9 +92,10 @@ class Copies:
                 if ".." in local.parts:
                     raise ValueError(f"{path} would be outside of the folder")
                 local.parent.mkdir(parents=True, exist_ok=True)
-                if local != new / OWNER:
+                if local.name == OWNER:
+                    local.write_text(_fetched(self._owner(path)))
+                else:
                     system.get_file(path, str(local))
-            (new / OWNER).write_text(_fetched(self._owner()))
             new.rename(folder)  # in place of an empty one
 
     def begin(self, claimed: RunFolder) -> None:
@@ -134,11 +135,11 @@ class Copies:
             why = f"cannot {what} ({type(error).__name__}: {error})"
             raise UsageError(f"--copy-to {self._url}: {why}") from None
 
-    def _owner(self) -> dict[str, Any]:
-        """Return what the URL's owner has written; nothing without an owner."""
+    def _owner(self, path: str = "") -> dict[str, Any]:
+        """Return what the owner of the URL, or of another one with its object at `path`, has written; {} without."""
         self._system.invalidate_cache()
         try:
-            values = json.loads(self._system.cat_file(f"{self._root}/{OWNER}"))
+            values = json.loads(self._system.cat_file(path or f"{self._root}/{OWNER}"))
         except (FileNotFoundError, ValueError):
             return {}
         return values if isinstance(values, dict) else {}
@@ -191,7 +192,7 @@ class Copies:
         folder = claimed.path
         try:
             if not self._is_owner():
-                raise RuntimeError(f"{_named(self._owner())} has the URL now")
+                raise UsageError(f"{_named(self._owner())} has the URL now: this one copies nothing more")
             # Checkpoints come last: a run that is fetched forgets records after its checkpoint, but cannot lack them.
             for path in sorted(folder.rglob("*"), key=lambda path: (path.parent.name == _CHECKPOINTS, path)):
                 name = str(path.relative_to(folder))
@@ -205,7 +206,8 @@ class Copies:
                     self._system.rm_file(path)
         except Exception as error:  # noqa: BLE001  # a file system may raise anything
             again = "the same command" if self._is_last else "the next commit"
-            self._report(f"--copy-to {self._url}: {type(error).__name__}: {error}; {again} tries again")
+            why = f"{type(error).__name__}: {error}; {again} tries again"
+            self._report(f"--copy-to {self._url}: {error if isinstance(error, UsageError) else why}")
             self._is_whole = False
         else:
             self._is_whole = True

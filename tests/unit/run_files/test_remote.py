@@ -149,6 +149,9 @@ def test_a_url_belongs_to_one_living_job(storage: Any, monkeypatch: pytest.Monke
     second = job("two", lines)
     assert Path("two/model.pt").read_text() == "weights"
     second.close()
+    storage.pipe_file("/bucket/config.yaml", b"")
+    Copies("memory://bucket", Path("whole"), lines.append).fetch()  # a program's folder, with a run in it
+    Copies(URL, Path("whole/run"), lines.append)
     with pytest.raises(UsageError, match="has copied there since: remove one to continue from there"):
         job("one", lines)
     job("two", lines).close()
