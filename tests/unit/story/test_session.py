@@ -220,7 +220,7 @@ EVENTS = st.one_of(
 )
 
 
-@pytest.mark.parametrize("plays", [10, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("plays", [10, pytest.param(150, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_fault_changes_what_a_program_computes(name: str, plays: int, expected: dict[str, Outcome]) -> None:
     """Ranks die in updates, evaluations and meetings, miss a result that others have, come and go."""
