@@ -95,7 +95,7 @@ class DataConfig:
     val_resize_size: int | None = number(None, "at least 1")
     """Length of an image's shorter side before that crop, in pixels, for `folder`; default: 256/224 of the crop."""
     max_image_pixels: int = free(90_000_000, "at least 1")
-    """Pixels of the largest image file that is decoded, for `folder`; decoding takes up to 25 bytes a pixel."""
+    """Pixels of the largest image that is decoded, for `folder` and hf:; decoding takes up to 25 bytes a pixel."""
     augment: Literal["standard", "trivial", "rand", "none"] = "standard"
     """Random changes to images: what is usual for the data set; for `folder` also TrivialAugment or RandAugment."""
     random_erasing: float = number(0.0, "at least 0 and at most 1")

@@ -1,4 +1,4 @@
-"""Data sets of image files in class folders, such as train/CLASS/*.jpg, decoded by simplejpeg or Pillow."""
+"""Images in class folders, such as train/CLASS/*.jpg, and of Hugging Face, decoded by simplejpeg or Pillow."""
 
 import os
 import struct
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import simplejpeg
@@ -50,12 +51,38 @@ class ImageFiles:
     def __getitem__(self, index: int, /) -> tuple[Tensor, int]:
         """Return an item. Raises UsageError, which names the file."""
         path = self._root / os.fsdecode(self._names[index].numpy().tobytes().rstrip(b"\0"))
-        try:
-            image = decode(plain_file.read_bytes(path), self._max_pixels)
-        except UNREADABLE as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UsageError(f"cannot read the image {path}: {reason}; fix the file, or remove it") from None
-        return self._transform(image), int(self.labels[index])
+        return self._transform(_decoded(path, str(path), self._max_pixels)), int(self.labels[index])
+
+
+class LabelledImages:
+    """The images of a data set of Hugging Face; an item is (image, uint8 [3, height, width], class number)."""
+
+    def __init__(self, name: str, data: Any, image: str, label: str, config: DataConfig) -> None:
+        """`data` is not decoded; `image` and `label` are columns. With `config.image_size` images are square."""
+        self.classes: list[str] = data.features[label].names
+        self._name, self._data, self._image, self._label = name, data, image, label
+        self._max_pixels = config.max_image_pixels
+        self._transform = to_shape((3, config.image_size, config.image_size)) if config.image_size else v2.Identity()
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int, /) -> tuple[Tensor, int]:
+        """Return an item. Raises UsageError, which names it."""
+        row = self._data[index]
+        stored = row[self._image]
+        content = stored["bytes"] or Path(stored["path"])
+        image = _decoded(content, f"{index} of {self._name}", self._max_pixels)
+        return self._transform(image), int(row[self._label])
+
+
+def _decoded(content: Path | bytes, name: str, max_pixels: int) -> Tensor:
+    """Return the pixels of a file, or of its content. Raises UsageError, which names it."""
+    try:
+        return decode(content if isinstance(content, bytes) else plain_file.read_bytes(content), max_pixels)
+    except UNREADABLE as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UsageError(f"cannot read the image {name}: {reason}; fix it, or remove it") from None
 
 
 def images_in(paths: Sequence[Path]) -> list[Path]:
@@ -186,8 +213,8 @@ def _decode_jpeg(data: bytes, size: tuple[int, int]) -> np.ndarray | None:
 
 def _decode_by_pillow(image: Image.Image) -> np.ndarray:
     ImageOps.exif_transpose(image, in_place=True)
-    if image.mode == "I;16" and image.format == "PNG":  # Pillow would cut the values off at 255
+    if image.mode.startswith("I;16"):  # Pillow would cut the values off at 255
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     elif image.mode[0] in "IF":
-        raise ValueError(f"it is of mode {image.mode}: grey values have 8 bits, or 16 in a PNG file")
+        raise ValueError(f"it is of mode {image.mode}: grey values have 8 bits, or 16 without a sign")
     return np.array(image if image.mode == "RGB" else image.convert("RGB"))

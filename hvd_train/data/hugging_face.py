@@ -3,14 +3,13 @@
 import importlib
 from typing import Any
 
-from torch import Tensor
-
+from hvd_train.config import DataConfig
 from hvd_train.errors import UsageError
 
 _VALIDATION = ("validation", "val", "valid", "dev", "test")  # names of this set in a DatasetDict
 
 
-def open_saved(path: str, *, any_items: bool) -> tuple[Any, Any]:
+def open_saved(path: str, config: DataConfig, *, any_items: bool) -> tuple[Any, Any]:
     """Return the training and the validation set (or None) in a folder of `DatasetDict.save_to_disk`.
 
     With `any_items`, items are mappings with tensors; else each is an image and a class number. Raises UsageError.
@@ -32,22 +31,8 @@ def open_saved(path: str, *, any_items: bool) -> tuple[Any, Any]:
     image, label = (next((name for name in kinds if kinds[name] == kind), "") for kind in ("Image", "ClassLabel"))
     if not (image and label):
         raise UsageError(f"--data hf:{path}: its columns are {kinds}: classification needs an Image and a ClassLabel")
-    train, val = (part and LabelledImages(part, image, label) for part in (parts["train"], val))
+    from hvd_train.data.folder import LabelledImages  # slow to import
+
+    raw = [part and part.cast_column(image, library.Image(decode=False)) for part in (parts["train"], val)]
+    train, val = (part and LabelledImages(f"hf:{path}", part, image, label, config) for part in raw)
     return train, val
-
-
-class LabelledImages:
-    """The images of a data set as colours, uint8 [3, h, w], with their class numbers."""
-
-    def __init__(self, data: Any, image: str, label: str) -> None:
-        self._data, self._image, self._label = data, image, label
-        self.classes: list[str] = data.features[label].names
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        from torchvision.transforms.functional import pil_to_tensor  # slow to import
-
-        row = self._data[index]
-        return pil_to_tensor(row[self._image].convert("RGB")), int(row[self._label])

@@ -64,7 +64,7 @@ def open_data(
     if own is None and config.data in _OPENERS:
         data = _OPENERS[config.data](config, seed)
     elif own is None and config.data.startswith(HUGGING_FACE):
-        saved = open_saved(config.data.removeprefix(HUGGING_FACE), any_items=any_items)
+        saved = open_saved(config.data.removeprefix(HUGGING_FACE), config, any_items=any_items)
         data = _from_result(config.data, saved, any_items=any_items)
     else:
         function = own or plugin.load("data", config.data)
