@@ -64,6 +64,7 @@ class Loops:
         self._after_steps = False  # whether the steps of the epoch have ended in the program
         self._place: tuple[int, ...] = ()  # of the last evaluation
         self._names = set[str]()  # of the evaluations there
+        self._step: Step | None = None  # which the program is in
         self._closed = False
         self._modes = Modes([training.parts.model])
 
@@ -77,9 +78,11 @@ class Loops:
         if error is None:
             try:
                 training.join()
+                self._leave_step()
                 self.result = self._finish()
             except BaseException as raised:  # noqa: BLE001  # raised again below, after the last commit
                 ended = raised
+        self._step = None
         if ended is not None and self._in_step:
             training.undo_step()
         if ended is None or isinstance(ended, Stopped):
@@ -116,6 +119,7 @@ class Loops:
                 return
             number = self._at.epoch
             yield Epoch(self, number)
+            self._leave_step()
             if self._at.part == TAIL or not self._is_over:
                 _end_epoch(training, number, self._scores)
             self._scores = None
@@ -164,20 +168,30 @@ class Loops:
             elif resumed is None or resumed.part != STEPS or resumed.cursor >= num_samples:
                 break
             resumed = None
-            step = Step(self, self._at)
+            step = self._step = Step(self, self._at)
             if self._modes.begin_step():
                 training.output.journal.event("note", IN_EVALUATION_MODE)
             try:
                 yield step
             except GeneratorExit:  # the program has left the loop
-                if step.answers and not self._in_step and not self._closed:
-                    step.end()
-                self._after_steps = True
+                if self._step is step:
+                    self._leave_step()
                 raise
+            self._step = None
             step.end()
         self._after_steps = True
         if not self._is_over and (resumed is None or resumed.part != TAIL):
             self._come_to(epoch, TAIL)
+
+    def _leave_step(self) -> None:
+        """End the step whose loop the program has left, also if it keeps the iterator."""
+        step = self._step
+        self._step = None
+        if step is None:
+            return
+        if step.answers and not self._in_step:
+            step.end()
+        self._after_steps = True
 
     def _evaluate(
         self, task: Task, measuring: Measuring, loader: Loader, name: str, facts: Mapping[str, str] | None = None
@@ -222,7 +236,7 @@ class Loops:
 
     def _keep_best(self, figures: Mapping[str, float], goal: Goal) -> bool:
         """Keep the weights as the best ones if the goal's figure is better than before; return whether it is."""
-        training, state = self.training, self.training.state
+        training, state = self._joined()
         better = state.best is None or goal.better(figures[goal.name], state.best.figures[goal.name])
         if better:
             state.best = Evaluation(self._at.epoch + 1, figures)

@@ -140,7 +140,8 @@ def connected(config: Config | None = None, world: World | None = None) -> Itera
     try:
         yield _KEPT[0]
     except BaseException:
-        _KEPT.pop().close()
+        if _KEPT:  # else an error has ended another training
+            _KEPT.pop().close()
         raise
 
 

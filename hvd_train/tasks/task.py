@@ -239,7 +239,7 @@ class Measuring:
         if isinstance(measures, Mapping) and isinstance(loss := measures.get(LOSS), SumOfMeans):
             measures = {**measures, **{_name_of_term(number): term for number, term in enumerate(loss.terms)}}
         items = measures.items() if isinstance(measures, Mapping) else ()
-        form = [num_samples, *((name, type(measure), getattr(measure, "shape", None)) for name, measure in items)]
+        form = [num_samples, *((name, type(measure), _shape_of(measure)) for name, measure in items)]
         if form != self._checked:  # a full check takes as long as a small layer
             found = fields_of(measures, num_samples, trains=self._trains)
             if not self.fields:
@@ -298,6 +298,11 @@ def _field(name: str, measure: Measure, num_samples: int) -> Field:
         f"the measure {name!r} is {_described(measure)} for {num_samples} samples: it needs one number for "
         "each sample (for a loss of torch: reduction='none'), or Mean(total, count) with one number as total"
     )
+
+
+def _shape_of(measure: Measure) -> object:
+    values = measure.values if isinstance(measure, (Total, Each)) else measure
+    return getattr(values, "shape", None)
 
 
 def _described(value: object) -> str:

@@ -369,6 +369,8 @@ def in_each_micro_batch(act: Callable[..., object]) -> Program:
         (lambda s, m, o, micro: micro.backward(loss_of(m, micro), val_x=loss_of(m, micro)), "named 'val_x'"),
         (lambda s, m, o, micro: micro.backward(loss_of(m, micro), **{f"m{micro.number}": loss_of(m, micro)}), "m0, m1"),
         (lambda s, m, o, micro: s.evaluate(DATA, measure), "an evaluation within a step"),
+        (lambda s, m, o, micro: micro.backward(loss_of(m, micro), wide=Each(torch.zeros(len(micro), 1 + micro.number))),
+         "other measures for one micro-batch than for another: wide"),
         (lambda s, m, o, micro: loss_of(m, micro).mean().backward() or micro.backward(loss_of(m, micro)), BY_HAND),
         (lambda s, m, o, micro: micro.backward(loss_of(m, micro)) or m.zero_grad(), BY_HAND),
         (lambda s, m, o, micro: micro.backward(loss_of(m, micro)) or clip_grad_norm_(m.parameters(), 1), BY_HAND),
@@ -398,6 +400,25 @@ def test_wrong_use_of_several_optimizers_is_one_line(act: Callable[[Any], object
 
     with pytest.raises(UsageError, match=says):
         played(LocalWorld(), program, two_networks)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_step_counts_if_its_iterator_is_kept(several: bool) -> None:
+    """As by `next`, or by a variable that outlives the loop."""
+    kept = []
+
+    def program(session: Session, model: Any, optimizer: Any, val: TensorDataset) -> None:
+        networks = model["a"] if several else model
+        for epoch in session.epochs():
+            kept.append(iter(epoch))
+            for _ in range(3):
+                step = next(kept[-1])
+                for micro in step.update("a") if several else step:
+                    micro.backward(loss_of(networks, micro))
+
+    played(LocalWorld(), program, lambda: {"a": network()} if several else network(), epochs=2)
+    epochs = [line["step"] for line in json_lines(Path("run/metrics.jsonl")) if line["kind"] == "epoch"]
+    assert epochs == [3, 6]
 
 
 @pytest.mark.parametrize("several", [False, True])
