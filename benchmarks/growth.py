@@ -24,7 +24,8 @@ from hvd_train.launch import client
 
 RANKS = (2, 4, 8, 16, 32)
 SUMS = 300
-CLIENTS, ADDRESS = 1024, 168  # bytes of Gloo's address of a rank
+CLIENTS = 1024  # bytes of Gloo's address of a rank
+ADDRESS = 168
 BEATS = 10
 
 
@@ -33,7 +34,8 @@ def launch() -> None:
     from horovod.runner import launch
     from horovod.runner.http.http_server import KVStoreHandler
 
-    answered, answer = [], KVStoreHandler._answer
+    answered = []
+    answer = KVStoreHandler._answer
     KVStoreHandler._answer = lambda self, *result: (answered.append(self.path), answer(self, *result))
     launch.run_commandline()
     print(json.dumps({"requests": len(answered)}))
@@ -45,7 +47,9 @@ def rank() -> None:
     import torch
 
     torch.set_num_threads(1)
-    folder, number, ranks = Path.cwd(), os.environ["HOROVOD_RANK"], int(os.environ["HOROVOD_SIZE"])
+    folder = Path.cwd()
+    number = os.environ["HOROVOD_RANK"]
+    ranks = int(os.environ["HOROVOD_SIZE"])
     (folder / number).touch()
     while len(list(folder.iterdir())) < ranks:
         time.sleep(0.1)
@@ -53,7 +57,8 @@ def rank() -> None:
     hvd.init()
     own = time.perf_counter() - begun
     longest = hvd.allreduce(torch.tensor(own), op=hvd.Max).item()
-    one, begun = torch.ones(1), time.perf_counter()
+    one = torch.ones(1)
+    begun = time.perf_counter()
     for _ in range(SUMS):
         hvd.allreduce_(one, name="one")
     if number == "0":
@@ -110,7 +115,9 @@ def driver() -> dict[str, Any]:
 
     open_many_files()
     roster.SILENT_S = 600.0  # until all clients have connected
-    hosts, server, interrupted = {f"h{n}": 8 for n in range(CLIENTS // 8)}, DriverServer(), threading.Event()
+    hosts = {f"h{n}": 8 for n in range(CLIENTS // 8)}
+    server = DriverServer()
+    interrupted = threading.Event()
     job = Dispatcher(Roster(CLIENTS, 1, CLIENTS, patience_s=600), lambda: hosts, lambda _: None, run, interrupted)
     os.environ |= {client.KEY: signature.make_key(), client.ADDRESS: client.LOOPBACK}
     os.environ[client.PORT] = str(server.start(handler(job, server)))
@@ -121,7 +128,8 @@ def driver() -> dict[str, Any]:
     with ThreadPoolExecutor(CLIENTS) as threads:
         assert all(threads.map(job.wait_for_ranks, range(1000, 1000 + CLIENTS)))
     formed_s = time.monotonic() - begun
-    pipe, command = subprocess.PIPE, [sys.executable, "-m", "benchmarks.growth", "beat"]
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", "benchmarks.growth", "beat"]
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as workers:
         assert workers.stdin is not None
         assert workers.stdout is not None

@@ -33,13 +33,15 @@ from hvd_train.data.folder import open_folder
 from hvd_train.data.loader import Prepare, open_loader
 from hvd_train.progress.order import BatchLayout, EpochOrder, assignments
 
-BATCH, CPU = 32, torch.device("cpu")
+BATCH = 32
+CPU = torch.device("cpu")
 Pass = Callable[[], int]  # takes every image of a data set once and returns their number
 
 
 def photograph(generator: np.random.Generator) -> Image.Image:
     """Return an image of 375 x 500 pixels with the statistics of photographs that matter to a decoder."""
-    height, width = 375, 500
+    height = 375
+    width = 500
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width))
     amplitude = np.maximum(frequency, 1 / max(height, width)) ** -1.1  # the exponent is -1 to -1.2 in photographs
     planes = []
@@ -82,7 +84,8 @@ def per_second(images: Pass) -> float:
 
 def photographs(root: Path, number: int) -> float:
     """Write JPEG files in 4 classes, which are both training and validation set; return their mean size in kB."""
-    generator, paths = np.random.default_rng(0), [root / "train" / f"{i % 4}" / f"{i:04}.jpg" for i in range(number)]
+    generator = np.random.default_rng(0)
+    paths = [root / "train" / f"{i % 4}" / f"{i:04}.jpg" for i in range(number)]
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
         photograph(generator).save(path, quality=90)
@@ -93,7 +96,8 @@ def photographs(root: Path, number: int) -> float:
 def measure(quick: bool) -> list[dict[str, Any]]:
     """Return the comparisons."""
     images, turns = (30, 2) if quick else (128, 12)
-    found, tail = list[dict[str, Any]](), [transforms.ToTensor(), transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
+    found = list[dict[str, Any]]()
+    tail = [transforms.ToTensor(), transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
     with tempfile.TemporaryDirectory(prefix="input-") as name:
         size = photographs(root := Path(name), images)
         data = open_folder(root, DataConfig(data="folder", data_dir=root))

@@ -26,7 +26,8 @@ def train(folder: Path) -> None:
     """Train on three workers, and kill one after 20 epochs."""
     line = [PROGRAM, "launch", "--elastic", "--np", "3", "--", *TRAINING]
     job = subprocess.Popen(line, cwd=folder)
-    metrics, killed = folder / "digits" / "metrics.jsonl", False
+    metrics = folder / "digits" / "metrics.jsonl"
+    killed = False
     while job.poll() is None:
         time.sleep(0.2)
         lines = metrics.read_text().splitlines() if metrics.exists() and not killed else []

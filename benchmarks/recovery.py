@@ -31,7 +31,8 @@ from tests.support import hosts as cluster
 from tests.support.hosts import ALL, Hosts, job, list_hosts
 from tests.support.launching import json_lines, started, wait_for
 
-LIMIT_S, REPEATS = 60.0, 10
+LIMIT_S = 60.0
+REPEATS = 10
 KINDS = {
     "process": "kill -9 of a worker",
     "host": "a host dies, its connections are reset",
@@ -48,7 +49,8 @@ def measure(case: Case, hosts: Hosts, folder: Path, kind: str, host: str) -> flo
     """Make a fault and return the seconds to the next step, or those in which no step ended; None after LIMIT_S."""
     size, (launcher, steps, worker) = 2 if kind == "joins" else 3, case
     wait_for("the start", lambda: [ranks for _, _, ranks in steps()[-20:]] == [size] * 20, limit_s=120)
-    world, began = steps()[-1][1], time.time()
+    world = steps()[-1][1]
+    began = time.time()
     if kind in ("process", "stopped"):
         worker(host).send_signal(signal.SIGKILL if kind == "process" else signal.SIGSTOP)
     elif kind in ("host", "silent"):
@@ -71,10 +73,13 @@ def ours(hosts: Hosts, folder: Path, listed: tuple[str, ...]) -> Iterator[Case]:
     training += " --augment none --device cpu --eval-epochs 1000 --output-dir run"
 
     def steps() -> list[tuple[float, str, int]]:
-        found, world, size = [], 0, len(listed)
+        found = []
+        world = 0
+        size = len(listed)
         for record in json_lines(folder / "run/metrics.jsonl"):
             if record.get("name") == "world":  # stands before the first step of that world
-                world, size = world + 1, record["world_size"]
+                world = world + 1
+                size = record["world_size"]
             if record["kind"] == "step":
                 found.append((record["time"], str(world), size))
         return found
@@ -89,7 +94,9 @@ def plain(environment: Path, hosts: Hosts, folder: Path, listed: tuple[str, ...]
     list_hosts(folder, listed)
     (folder / "discover.sh").write_text(f"#!/bin/sh\nsed 's/$/:1/' {folder}/hostfile\n")
     (folder / "discover.sh").chmod(0o755)
-    script, log, programs = str(ROOT / "benchmarks/plain_elastic.py"), folder / "steps.jsonl", environment / "bin"
+    script = str(ROOT / "benchmarks/plain_elastic.py")
+    log = folder / "steps.jsonl"
+    programs = environment / "bin"
     command = ["env", f"PATH={programs}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", f"{programs}/horovodrun"]
     command += ["-np", str(len(listed)), "--min-np", "1", "--host-discovery-script", f"{folder}/discover.sh"]
     command += [f"{programs}/python", script, str(log)]
@@ -116,7 +123,8 @@ def main() -> None:
     for kind, fault in KINDS.items():
         for number in range(REPEATS):
             with tempfile.TemporaryDirectory(prefix="recovery-") as name:
-                folder, listed = Path(name), ALL[:2] if kind == "joins" else ALL
+                folder = Path(name)
+                listed = ALL[:2] if kind == "joins" else ALL
                 with cluster.hosts(folder / "cluster", 3, names=3) as hosts:
                     start = partial(plain, options.plain) if options.plain else ours
                     with start(hosts, folder, listed) as case:

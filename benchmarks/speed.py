@@ -88,7 +88,9 @@ def commits(quick: bool) -> list[dict[str, Any]]:
         subprocess.run(command, cwd=folder, env=ONE_THREAD, check=True, stdout=subprocess.DEVNULL)
         lines = map(json.loads, (Path(folder) / "run/metrics.jsonl").read_text().splitlines())
         steps = [line["time"] for line in lines if line["kind"] == "step"]
-    times, costs, half = [after - before for before, after in pairwise(steps)], [], every // 2
+    times = [after - before for before, after in pairwise(steps)]
+    costs = []
+    half = every // 2
     for commit in range(every, len(times) - every, every):
         after = times[commit - 1 : commit - 1 + every]  # times[n] is the time of step n + 2
         costs.append(sum(after[:half]) - half * statistics.median(after[half:]))

@@ -61,7 +61,8 @@ def summary(name: str, values: Sequence[float], aim: str, limit: float) -> dict[
     `aim` is "at least" or "at most" the limit. It is met, or not met, if the whole interval is on one side of it. The
     interval is a bootstrap of the median (Efron 1979) from a fixed seed.
     """
-    generator, draws = random.Random(0), 2000
+    generator = random.Random(0)
+    draws = 2000
     medians = sorted(statistics.median(generator.choices(values, k=len(values))) for _ in range(draws))
     low, high = (float(f"{medians[int(share * draws)]:.4g}") for share in (0.025, 0.975))
     median = float(f"{statistics.median(values):.4g}")
@@ -82,7 +83,8 @@ def about(module: str) -> dict[str, Any]:
         "torch": metadata.version("torch"),
     }
     revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, check=False)
-    command, commit = " ".join(["python -m", module, *sys.argv[1:]]), revision.stdout.decode().strip()
+    command = " ".join(["python -m", module, *sys.argv[1:]])
+    commit = revision.stdout.decode().strip()
     return {"command": command, "date": time.strftime("%Y-%m-%d"), "machine": machine, "commit": commit}
 
 
@@ -153,8 +155,11 @@ class _Gate:
     """Lets a process take the passes that are allowed, and writes the seconds of each of its turns into a file."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._passes, self._allowed = folder, 0, 0
-        self._released, self._seconds = time.perf_counter(), list[float]()
+        self._folder = folder
+        self._passes = 0
+        self._allowed = 0
+        self._released = time.perf_counter()
+        self._seconds = list[float]()
 
     def __call__(self, model: nn.Module, _: Any) -> None:
         if not model.training:
@@ -174,7 +179,11 @@ class Program:
     """A running training of `ranks` processes, which are stopped between its turns."""
 
     def __init__(self, process: subprocess.Popen[bytes], folder: Path, ranks: int) -> None:
-        self.process, self._folder, self._ranks, self._allowed, self._turns = process, folder, ranks, 0, 0
+        self.process = process
+        self._folder = folder
+        self._ranks = ranks
+        self._allowed = 0
+        self._turns = 0
 
     def turn(self, steps: int) -> float:
         """Take a turn of `steps` steps and return the seconds per step of the slowest rank. Raises SystemExit."""

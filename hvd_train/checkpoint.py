@@ -24,8 +24,10 @@ from hvd_train.run_files import durable
 from hvd_train.run_files.run_folder import NoneReadable, RunFolder
 from hvd_train.state import Snapshot, TrainState, result_in, to_host
 
-BEST, FINAL = "model-best.pt", "model-final.pt"
-MAGIC, _FORMER = b"hvd_train checkpoint 2\n", b"hvd_train checkpoint\n"
+BEST = "model-best.pt"
+FINAL = "model-final.pt"
+MAGIC = b"hvd_train checkpoint 2\n"
+_FORMER = b"hvd_train checkpoint\n"
 _PAYLOAD_AT = 1 << 16  # bytes; a multiple of every page size, for mmap
 _NAME = re.compile(r"step-[0-9]{10}\.ckpt")
 Report = Callable[[str], None]  # prints a line for the user
@@ -46,7 +48,10 @@ class Store:
         committed: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare to write into the run folder; `committed` is called after each commit."""
-        self._run_folder, self._config, self._report, self._committed = run_folder, config, report, committed
+        self._run_folder = run_folder
+        self._config = config
+        self._report = report
+        self._committed = committed
         self.folder = run_folder.path
         with suppress(OSError):  # training does not need it
             for leftover in self.folder.glob(f"checkpoints/*{durable.PARTIAL_SUFFIX}"):
@@ -215,7 +220,8 @@ class _Digested:
     """A file for torch.save that computes the digest of what is written."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self.digest = file, hashlib.blake2b(digest_size=32)
+        self._file = file
+        self.digest = hashlib.blake2b(digest_size=32)
 
     def write(self, data: bytes) -> int:
         self.digest.update(data)

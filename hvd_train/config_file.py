@@ -50,7 +50,8 @@ def parse(text: str) -> Any:
     try:
         return yaml.load(text, _Plain)  # noqa: S506  # it makes plain values only
     except yaml.YAMLError as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None)
         raise ValueError(f"line {mark.line + 1}: {problem}" if mark else str(error).splitlines()[0]) from None
     except RecursionError:
         raise ValueError("it nests too deep") from None

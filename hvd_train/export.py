@@ -11,7 +11,9 @@ from hvd_train.run import trained_parts
 from hvd_train.run_files import durable
 from hvd_train.world.world import Place
 
-WEIGHTS, PROGRAM, CARD = "weights.pt", "model.pt2", "model.json"
+WEIGHTS = "weights.pt"
+PROGRAM = "model.pt2"
+CARD = "model.json"
 _CLOSE = 1e-4  # of logits, which are of the order of 1 to 10: the order of additions may differ
 
 
@@ -37,7 +39,8 @@ def export(target: Path, output: Path, *, trust: bool = False) -> list[Path]:
             program = torch.export.export(model, (images,), dynamic_shapes=any_batch)
             with durable.writing(output / PROGRAM) as file:
                 torch.export.save(program, file)
-            expected, found = model(images), torch.export.load(output / PROGRAM).module()(images)
+            expected = model(images)
+            found = torch.export.load(output / PROGRAM).module()(images)
     except Exception as error:  # torch may raise anything for a model that it cannot trace
         first, *_ = str(error).strip().splitlines() or [type(error).__name__]
         raise UsageError(f"cannot export this model: {first}") from error

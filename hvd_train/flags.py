@@ -47,7 +47,9 @@ def _add_fields(parser: Any, cls: type[Any], shown: Mapping[str, Any]) -> None:
     """Add a flag for each field of a dataclass, with its value in `shown`."""
     hints = get_type_hints(cls)
     for name, about in texts(cls.__module__)[cls.__name__].items():
-        hint, value, flag = hints[name], shown.get(name), f"--{name.replace('_', '-')}"
+        hint = hints[name]
+        value = shown.get(name)
+        flag = f"--{name.replace('_', '-')}"
         value = " ".join(map(str, value)) if isinstance(value, tuple) else value
         default = "" if value is None or value is False or value == "" else f" (default: {value})"
         about = (about + default).replace("%", "%%")

@@ -53,7 +53,8 @@ class Loops:
     result: Result  # how the training ended, after the block
 
     def __init__(self, training: Training) -> None:
-        self.training, self._own = training, SimpleNamespace()
+        self.training = training
+        self._own = SimpleNamespace()
         self._at = Point()  # the last point of this rank's program
         self._count = 0  # updates and evaluations since then
         self._resumed: Point | None = None  # of the others or a checkpoint, until the program comes there
@@ -112,7 +113,8 @@ class Loops:
             if self._resumed is None:
                 self._come_to(state.progress.epoch, HEAD)
             else:
-                self._at, self._count = Point(self._resumed.epoch, HEAD), 0
+                self._at = Point(self._resumed.epoch, HEAD)
+                self._count = 0
                 self._after_steps = False
                 set_values(self._own, self._resumed.own_at_epoch)
             if state.point.part == HEAD and training.why():
@@ -156,7 +158,8 @@ class Loops:
         if resumed is not None and resumed.part == HEAD:
             resumed = None
         elif resumed is not None:
-            self._at, self._count = resumed, 0
+            self._at = resumed
+            self._count = 0
             set_values(self._own, resumed.own)
             state.set_settings(resumed.settings)  # the code at the head of the epoch may have set them again
             state.set_trained(resumed)
@@ -276,12 +279,14 @@ class Loops:
         """Come to a point: the state is whole for any rank. Do what the ranks have agreed on."""
         training, state = self._joined()
         state.come_to(epoch, part, self._own)
-        self._at, self._count = state.point, 0
+        self._at = state.point
+        self._count = 0
         self._after_steps = self._after_steps and part == TAIL
         training.come_to(state.point.label(-1))
         training.note_writes()
         training.is_whole = True
-        update, training.last_update = training.last_update, None
+        update = training.last_update
+        training.last_update = None
         if update is None:
             return
         answer, agreed = update
@@ -330,7 +335,9 @@ class Epoch:
     """The steps of an epoch; `number` counts from 1."""
 
     def __init__(self, session: Loops, number: int) -> None:
-        self._session, self._index, self.number = session, number, number + 1
+        self._session = session
+        self._index = number
+        self.number = number + 1
 
     def __iter__(self) -> Iterator[Step]:
         return self._session._steps(self._index)
@@ -350,13 +357,16 @@ class Update:
 
     def __iter__(self) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches. If a rank is lost, they come again, divided among the others."""
-        session, training, step = self._session, self._session.training, self._step
+        session = self._session
+        training = self._session.training
+        step = self._step
         step._check(self._optimizers)
         is_only = self._optimizers == ("",)
         name = key_of(self._optimizers)
         if session._in_step or step.is_over or (is_only and step.answers):
             raise UsageError(f"step {step.number}: its micro-batches come once, in one loop")
-        state, label = training.state, session._at.label(session._count)
+        state = training.state
+        label = session._at.label(session._count)
         turn = sum(earlier == name for earlier, _ in step.answers)
         while label not in state.answers:
             with session._surviving():
@@ -367,7 +377,8 @@ class Update:
                 measuring = attempt.measuring
                 if not (measuring.fields or batch.micro_batches):
                     # A rank without a micro-batch must know which measures the others sum.
-                    example, two = training.parts.train_loader.example(2), np.arange(2)
+                    example = training.parts.train_loader.example(2)
+                    two = np.arange(2)
                     with attempt.rehearsal():
                         yield MicroBatch(partial(measuring.checked, num_samples=2), 0, example, two)
                 for micro in batch.micro_batches:
@@ -384,10 +395,13 @@ class Update:
                     _count_step(training, answer)
                 training.record(label, answer)
                 training.is_whole = training.is_whole and is_only
-        session._count, session._in_step = session._count + 1, False
+        session._count = session._count + 1
+        session._in_step = False
         answer = state.answers[label]
         step.answers.append((name, answer))
-        self.scores, self.skipped, self.gradient_norm = answer.scores, answer.skipped, answer.gradient_norm
+        self.scores = answer.scores
+        self.skipped = answer.skipped
+        self.gradient_norm = answer.gradient_norm
 
 
 class Step(Update):
@@ -399,7 +413,8 @@ class Step(Update):
         layout = training.state.layout
         num_samples = training.epoch_size
         self.size = len(layout.batches(range(at.cursor, num_samples))[0])  # samples of all ranks
-        self.number, self.epoch = at.step + 1, at.epoch + 1  # both count from 1
+        self.number = at.step + 1  # both count from 1
+        self.epoch = at.epoch + 1
         self.position = at.epoch + (at.cursor + self.size / 2) / num_samples  # epochs done in the middle of the step
         self._cursor = at.cursor
         self.answers = list[tuple[str, Answer]]()  # of the updates that all ranks have done
@@ -421,7 +436,8 @@ class Step(Update):
 
     def end(self) -> None:
         """End the step. With several optimizers it counts now, unless this rank got a state that has it."""
-        training, self.is_over = self._session.training, True
+        training = self._session.training
+        self.is_over = True
         if self._session._in_step or not self.answers:
             raise UsageError(f"step {self.number}: its loop over micro-batches did not run to its end")
         if "" not in training.state.optimizers and training.state.progress.step < self.number:
@@ -441,7 +457,11 @@ class MicroBatch:
     __slots__ = ("_take", "batch", "done", "number", "samples")
 
     def __init__(self, take: Callable[[Measures], object], number: int, batch: Any, samples: Indices) -> None:
-        self._take, self.number, self.batch, self.samples, self.done = take, number, batch, samples, False
+        self._take = take
+        self.number = number
+        self.batch = batch
+        self.samples = samples
+        self.done = False
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -465,7 +485,9 @@ def _count_step(training: Training, result: Answer) -> None:
     num_samples = training.epoch_size
     state.count_step(result.totals, skipped=result.skipped, loss_scale=result.loss_scale)
     stopwatch.step(result.totals.count)
-    journal, progress, speed = training.output.journal, state.progress, stopwatch.samples_per_second
+    journal = training.output.journal
+    progress = state.progress
+    speed = stopwatch.samples_per_second
     if result.fingerprint is not None:
         # It is summed with the gradients, so every rank that has finished a step has its entry. This drops the entries
         # of the epoch before. Their lines are on disk: all ranks have begun this step.
@@ -510,8 +532,10 @@ def _of_updates(answers: Sequence[tuple[str, Answer]], num_samples: int) -> Answ
             for values in (answer.totals.sums, answer.totals.divisors)
         )
         totals += Totals(0, sums, divisors)  # all updates see the same samples
-    skipped, norm = all(answer.skipped for _, answer in answers), math.hypot(*(a.gradient_norm for _, a in answers))
-    scores, last = Scores(totals.means(), num_samples), answers[-1][1]
+    skipped = all(answer.skipped for _, answer in answers)
+    norm = math.hypot(*(a.gradient_norm for _, a in answers))
+    scores = Scores(totals.means(), num_samples)
+    last = answers[-1][1]
     return Answer(scores, totals, skipped, norm, last.fingerprint, last.loss_scale)
 
 
@@ -535,7 +559,8 @@ def _end_epoch(training: Training, number: int, scores: Scores | None) -> None:
     state = training.state
     if state.progress.epoch != number:
         return
-    seconds, before = training.seconds, state.last_epoch.total_seconds if state.last_epoch else 0.0
+    seconds = training.seconds
+    before = state.last_epoch.total_seconds if state.last_epoch else 0.0
     state.last_epoch = EpochRecord(
         epoch=number + 1,
         step=state.progress.step,
@@ -547,4 +572,5 @@ def _end_epoch(training: Training, number: int, scores: Scores | None) -> None:
         peak_memory_gib=round(peak_memory_gib(training.parts.device), 3),
     )
     training.output.journal.epoch(state.last_epoch)
-    state.progress, state.totals = replace(state.progress, epoch=number + 1, cursor=0), Totals()
+    state.progress = replace(state.progress, epoch=number + 1, cursor=0)
+    state.totals = Totals()

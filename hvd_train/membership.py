@@ -32,8 +32,10 @@ class Membership:
         self.change: Change | None = None  # the one that led to this world
         self._member = Member(socket.gethostname(), os.getpid())
         self.members: tuple[Member, ...] = ()  # of the last world; empty before the first
-        self._reason, self.left_at = "", 0.0  # why and when this rank left the last world
-        self._broken_step, self._faults_in_row = -1, 0
+        self._reason = ""  # why and when this rank left the last world
+        self.left_at = 0.0
+        self._broken_step = -1
+        self._faults_in_row = 0
 
     def report(self, state: TrainState, waits: Label, state_at: Label, program: Program) -> RankReport:
         """Return the report of this rank for the other ranks."""
@@ -60,7 +62,8 @@ class Membership:
 
     def leave(self, why: str) -> None:
         """Note that this rank leaves its world now, with the reason for the user."""
-        self._reason, self.left_at = why, time.perf_counter()
+        self._reason = why
+        self.left_at = time.perf_counter()
 
     def count_fault(self, error: RankLost, step: int) -> None:
         """Count a fault after `step` steps.

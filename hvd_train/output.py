@@ -68,7 +68,8 @@ class Output:
         if self._folder is not None and not from_disk:
             return dataclasses.replace(self._folder, from_file=False)
         self.close()
-        config, notes = self._config, list[str]()
+        config = self._config
+        notes = list[str]()
         named = Path(config.run.resume, self._name) if config.run.resume not in ("auto", "never") else None
         of_job = os.environ.get(launcher.RUN_DIR)
         home = Path(of_job) if of_job else self._program.folder
@@ -121,7 +122,8 @@ class Output:
 
     def _load(self, state: TrainState, snapshot: Snapshot) -> None:
         """Load a checkpoint, but keep the data of `state`. Raises UsageError if the checkpoint's data differ."""
-        data, earlier = state.data, snapshot["data"]
+        data = state.data
+        earlier = snapshot["data"]
         if changes := "; ".join(identity.differences(data, earlier).values()):
             again = "type --resume never to start again, or start a new run from the weights: --weights FILE"
             raise UsageError(f"{changes}; {again}")
@@ -133,7 +135,8 @@ class Output:
         if claim is None:
             self.close()
             return
-        progress, run = state.progress, self._config.run
+        progress = state.progress
+        run = self._config.run
         if self.store is None:
             journal = Journal(
                 claim,
@@ -190,7 +193,9 @@ class Output:
             self._copies = None
         if self._folder is not None:
             self._folder.release()
-        self._folder, self.journal, self.store = None, Journal(), None
+        self._folder = None
+        self.journal = Journal()
+        self.store = None
 
 
 def _done(*, result: bool) -> Future[bool]:
@@ -221,7 +226,8 @@ def _claim(
     Another process that has it may be about to commit and end; after `patience` seconds it may not write any more if
     the folder is `ours`.
     """
-    deadline, waits = time.monotonic() + patience, False
+    deadline = time.monotonic() + patience
+    waits = False
     while True:
         wait = time.monotonic() < deadline
         evict = ours and not wait
@@ -247,17 +253,20 @@ def _adapted(
 
     Raises UsageError for another model and for settings that cannot change, and as `first_layout()` does.
     """
-    file, progress = config.run.resume, Progress(**snapshot["progress"])
+    file = config.run.resume
+    progress = Progress(**snapshot["progress"])
     old = config_file.from_dict(snapshot["config"], source=file)
     differences = config.differences(old)
     if fixed := [line for line in differences if line.partition(":")[0] in _FIXED]:
         again = "start a new run from weights: --weights FILE in place of --resume"
         raise UsageError(f"--resume {file}: its run cannot continue with other settings ({'; '.join(fixed)}); {again}")
-    begun, epochs = progress.epoch + bool(progress.cursor), config.schedule.epochs
+    begun = progress.epoch + bool(progress.cursor)
+    epochs = config.schedule.epochs
     if begun > epochs:
         raise UsageError(f"--epochs {epochs}: {file} is of epoch {begun}: type --epochs {begun} or more")
     check_same_shapes(state.model, snapshot["model"])
-    mine, theirs = config.settings(), old.settings()
+    mine = config.settings()
+    theirs = old.settings()
     changed = dict[str, Any](best=None)  # the best weights are not in the file
     if differences:
         note(f"other settings than in {file} hold from here on: {'; '.join(differences)}")

@@ -76,7 +76,8 @@ def warm_parts(config: Config, world: World, own: Own = NOTHING) -> tuple[Parts,
         normalization.synchronise(parts.model, world)
     notes = _loader_notes(config.data, world.place)
     if config.model.weights is not None:
-        name, classes = config.model.model, len(parts.data.classes)
+        name = config.model.model
+        classes = len(parts.data.classes)
         notes.append(weights.start_from(config.model.weights, parts.model, name, classes))
     parts = replace(parts, notes=(*notes, *freeze.described(config.model, parts.model, parts.heads)))
     weights.check_state(parts.model, config.run.weights_format)
@@ -94,7 +95,9 @@ def _compile(config: Config, world: World, parts: Parts) -> None:
 
     torch.compile compiles at the first pass with each size of batch: after the rendezvous all ranks would wait for it.
     """
-    model, loader, precision = parts.model, parts.train_loader, autocast(config, parts.device)
+    model = parts.model
+    loader = parts.train_loader
+    precision = autocast(config, parts.device)
     model.compile()
     if config.model.sync_batch_norm:  # its layers communicate in each pass
         return
@@ -134,7 +137,8 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
     if (targets_of(task, schedule) or schedule.patience) and data.val is None:
         raise UsageError("--target, --target-accuracy and --patience need a validation set; the data have none")
     goal = goal_of(task, schedule.best_by, "--best-by")
-    num_workers, collate = loader_processes(config.data, place), task.collate or default_collate
+    num_workers = loader_processes(config.data, place)
+    collate = task.collate or default_collate
     colour = own.model is None and models.needs_colour(config.model.model)
     size = config.data.image_size if config.data.data != "folder" else None  # its images have their own size
     channels_last = uses_channels_last(config, device)
@@ -164,7 +168,8 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
         if loader is not None:
             sources.check_apart(data.train, source)
             of_data["items"][part] = loader.digest()
-    name, channels = config.model.model, 3 if colour else data.channels
+    name = config.model.model
+    channels = 3 if colour else data.channels
     network = models.build(name, num_classes=len(data.classes), channels=channels, seed=config.seed, own=own.model)
     network = network.to(device)
     if of_torchvision and hasattr(network, "transform_input"):  # GoogLeNet and Inception v3 normalise again
@@ -222,7 +227,8 @@ def _measurings(task: Task, network: nn.Module, examples: Sequence[Any]) -> tupl
 
     Raises UsageError if their measures cannot be used.
     """
-    training, evaluation = Measuring(task.measure), Measuring(task.evaluate or task.measure)
+    training = Measuring(task.measure)
+    evaluation = Measuring(task.evaluate or task.measure)
     with torch.no_grad(), buffers.unchanged(network, keep_new=True):
         network.eval()
         check = task.check or (lambda batch, samples: None)

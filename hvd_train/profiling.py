@@ -13,7 +13,8 @@ from hvd_train.progress.clock import Split, Stopwatch
 from hvd_train.run_files import durable
 from hvd_train.run_files.journal import Journal
 
-_LARGEST, _NAME_WIDTH = 10, 44  # rows of the summary, and characters of a name in it
+_LARGEST = 10  # rows of the summary, and characters of a name in it
+_NAME_WIDTH = 44
 
 
 class Profile:
@@ -23,7 +24,11 @@ class Profile:
         self, steps: range, file: Path, device: torch.device, journal: Journal, *clocks: Stopwatch | Split
     ) -> None:
         """`steps` may be empty; `clocks` leave out the time that this takes before and after them."""
-        self._steps, self._file, self._device, self._journal, self._clocks = steps, file, device, journal, clocks
+        self._steps = steps
+        self._file = file
+        self._device = device
+        self._journal = journal
+        self._clocks = clocks
         self._name = f"steps {steps.start} to {steps.stop - 1}"
         self._profiler: torch.profiler.profile | None = None
 

@@ -127,7 +127,8 @@ def python_language_model() -> Config:
 
 
 _SMALL = (diabetes_regression, digits_segmentation, python_language_model)
-_CIFAR, _IMAGENET = (cifar10_resnet18_transfer, cifar10_resnet50), (imagenet_resnet50, imagenet_resnet50_modern)
+_CIFAR = (cifar10_resnet18_transfer, cifar10_resnet50)
+_IMAGENET = (imagenet_resnet50, imagenet_resnet50_modern)
 _ALL = (digits, *_SMALL, *_CIFAR, imagenet20_vgg19, *_IMAGENET)
 RECIPES: dict[str, Callable[[], Config]] = {make.__name__.replace("_", "-"): make for make in _ALL}
 DEFAULT = "digits"

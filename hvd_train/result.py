@@ -60,8 +60,10 @@ class Stopped(SystemExit):
 
 def describe(config: Config, parts: Parts, state: TrainState, place: Place) -> str:
     """Return one line about the model, the data, the devices and the batch layout."""
-    layout, parameters = state.layout, sum(p.numel() for p in state.model.parameters())
-    number, sample = len(layout.micro_batches(range(layout.global_batch))), parts.task.sample
+    layout = state.layout
+    parameters = sum(p.numel() for p in state.model.parameters())
+    number = len(layout.micro_batches(range(layout.global_batch)))
+    sample = parts.task.sample
     sizes = micro_batch_sizes(layout, layout.global_batch)
     line = (
         f"{config.model.model} ({parameters / 1e6:.2f} M parameters) on {config.data.data} "
@@ -92,7 +94,8 @@ def ending(result: Result, task: Task) -> str:
         if not result.saved:
             return f"stopped by {name} at step {result.steps}, NOT committed (see above)"
         return f"stopped by {name} at step {result.steps}, committed; the same command resumes from there"
-    name, score = task.best or next(iter(result.scores), ""), ""
+    name = task.best or next(iter(result.scores), "")
+    score = ""
     if result.scores:
         value = result.best.get(task.best or "best")  # what a loop of the user's kept has no name
         best = f" (best {figure(name, value)}, epoch {result.best_epoch})" if value is not None else ""

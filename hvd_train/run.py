@@ -193,7 +193,8 @@ def predict(
     """
     workers = 0 if len(files) < _FEW else None
     config, parts = trained_parts(target, Place(), trust=trust, files=files, device=device, workers=workers)
-    classes, loader = parts.data.classes, parts.val_loader
+    classes = parts.data.classes
+    loader = parts.val_loader
     assert loader is not None
 
     def measure(model: nn.Module, batch: Any) -> dict[str, Measure]:
@@ -202,7 +203,8 @@ def predict(
 
     scorer = Task(measure, best=""), Measuring(measure, trains=False), parts.model, loader
     scores = evaluate_model(config, parts.device, *scorer, LocalWorld())
-    shares, numbers = scores.each("share").tolist(), scores.each("number").int().tolist()
+    shares = scores.each("share").tolist()
+    numbers = scores.each("number").int().tolist()
     return [[(classes[n], share) for n, share in zip(*row, strict=True)] for row in zip(numbers, shares, strict=True)]
 
 
@@ -244,7 +246,8 @@ def check_names(config: Config, own: Own = NOTHING) -> None:
 def connect(config: Config | None = None) -> World:
     """Return the world of the launched ranks, or of one. Raises UsageError if they cannot form a world."""
     launcher.refuse_others(os.environ, ["python", *sys.argv])
-    launched, is_elastic = launcher.launched(os.environ), launcher.elastic(os.environ)
+    launched = launcher.launched(os.environ)
+    is_elastic = launcher.elastic(os.environ)
     if launched is None or (launched.size == 1 and not is_elastic):
         return LocalWorld()
     console.outlive()
@@ -353,7 +356,8 @@ OWN = "custom"  # the name in the config of a function that cannot be imported
 
 def reference(value: object) -> str:
     """Return `module:function` for a function that can be imported again, else OWN."""
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+    module = getattr(value, "__module__", None)
+    name = getattr(value, "__qualname__", "")
     if module == "__main__":
         module = Path(getattr(sys.modules["__main__"], "__file__", None) or "").stem
     return f"{module}:{name}" if module and name and f"{module}{name}".replace(".", "").isidentifier() else OWN

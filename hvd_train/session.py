@@ -216,7 +216,8 @@ class Session(Loops):
 
         There are no gradients. Afterwards modes, buffers and random numbers are as before.
         """
-        model, device = self.training.parts.model, self.device
+        model = self.training.parts.model
+        device = self.device
         devices = [device] if device.type == "cuda" else []
         self.training.look_for_writes()
         with unchanged_numbers(devices), torch.no_grad(), buffers.unchanged(model):

@@ -178,7 +178,9 @@ class TrainState:
 
     def come_to(self, epoch: int, part: int, own: SimpleNamespace) -> None:
         """Come to a point of the program, with this registered state."""
-        step, cursor, values = self.progress.step, self.progress.cursor, values_of(own)
+        step = self.progress.step
+        cursor = self.progress.cursor
+        values = values_of(own)
         for _, _, group in self._groups():  # numbers of numpy round in another way than those of a resumed run
             group.update({key: with_plain_numbers(each) for key, each in group.items() if key != "params"})
         settings = self.settings()
@@ -321,7 +323,8 @@ class TrainState:
             self.set_trained(self.point)
             self._forget_without_values()
         self.recent = [Entry(**entry) for entry in snapshot["recent"]]
-        self.data, self.seconds = snapshot["data"], snapshot["seconds"]
+        self.data = snapshot["data"]
+        self.seconds = snapshot["seconds"]
         self.exponents = dict(snapshot.get("exponents", {}))
         if self.average is not None:
             weights.load(snapshot["average"], self.average)

@@ -77,9 +77,15 @@ class Training:
         replays: Path | None = None,
     ) -> None:
         """Compare the data of the ranks. `replays` is the folder of the run, if it has finished and is only read."""
-        self.config, self.world, self.parts, self.stop, self._optimizers = config, world, parts, stop, optimizers
-        self._started, self.stopwatch = time.perf_counter(), Stopwatch()
-        self._clock, self._before = Timer(None), 0.0
+        self.config = config
+        self.world = world
+        self.parts = parts
+        self.stop = stop
+        self._optimizers = optimizers
+        self._started = time.perf_counter()
+        self.stopwatch = Stopwatch()
+        self._clock = Timer(None)
+        self._before = 0.0
         self.commit_timer = Timer(config.run.commit_seconds)
         self._gpu_timer = Timer(_GPU_SECONDS)
         check_own_gpus(world, parts.device)
@@ -136,7 +142,10 @@ class Training:
         survivors differ, or ranks after loading; UsageError: if rank 0 cannot claim the run folder, or the batch does
         not fit the data; RankLost: each rank keeps a whole state.
         """
-        config, world, membership, self._during = self.config, self.world, self.membership, "rendezvous"
+        config = self.config
+        world = self.world
+        membership = self.membership
+        self._during = "rendezvous"
         # Built once: hooks on the parameters stay, and two that reduce would sum each gradient twice.
         state = self._state = self._state or fresh_state(config, world, self.parts, self._optimizers)
 
@@ -196,7 +205,8 @@ class Training:
         self.waits = label
         if self._received is None or label < self._state_at:
             return
-        received, self._received = self._received, None
+        received = self._received
+        self._received = None
         if label == self._state_at:
             self.state.load(received, behind=True)
             self.note_writes()
@@ -206,11 +216,13 @@ class Training:
         if self._resizes:
             samples = self.parts.train_loader.num_samples
             self.state.layout = resized_layout(self.config.batch, self.world.place.size, samples)
-            self._resizes, self._batches = False, None
+            self._resizes = False
+            self._batches = None
 
     def _claim(self, reports: Sequence[RankReport], *, from_disk: bool) -> RunFolder | None:
         """Claim the run folder on rank 0, and load its last commit if `from_disk`."""
-        state, place = self.state, self.world.place
+        state = self.state
+        place = self.world.place
         if place.rank != 0:
             return None
         if from_disk:
@@ -230,7 +242,10 @@ class Training:
 
     def _begin_world(self) -> None:
         """Make what belongs to this world. Raises RankLost."""
-        config, parts, state, journal = self.config, self.parts, self.state, self.output.journal
+        config = self.config
+        parts = self.parts
+        state = self.state
+        journal = self.output.journal
         self.split = split_on(parts.device)  # the phases of the steps
         self.updater = Updater(config, self.world, parts.model, parts.device, parts.training, self.split)
         steps = config.run.profiled_steps
@@ -249,7 +264,10 @@ class Training:
 
     def _announce(self) -> None:
         """Show the user the training and its machines."""
-        state, parts, place, journal = self.state, self.parts, self.world.place, self.output.journal
+        state = self.state
+        parts = self.parts
+        place = self.world.place
+        journal = self.output.journal
         text = describe(self.config, parts, state, place)
         journal.event(
             "start",
@@ -349,7 +367,9 @@ class Training:
         """
         state = self.state
         if self._batches is None:
-            place, loader, self._batch = self.world.place, self.parts.train_loader, None
+            place = self.world.place
+            loader = self.parts.train_loader
+            self._batch = None
             size = self.epoch_size
             work = assignments(self._order(epoch), state.progress.cursor, state.layout, place.rank, place.size, size)
             if os.environ.get(REVERSED):
@@ -404,8 +424,11 @@ class Training:
 
     def why(self) -> str | None:
         """Return why the training ends now, or None. It follows from the state, so no restart trains beyond it."""
-        schedule, state = self.config.schedule, self.state
-        best, last, epoch = state.best, state.last, state.progress.epoch
+        schedule = self.config.schedule
+        state = self.state
+        best = state.best
+        last = state.last
+        epoch = state.progress.epoch
         if epoch >= schedule.epochs:
             return "done"
         if self.time_is_up:
@@ -422,7 +445,9 @@ class Training:
 
         If a rank is lost meanwhile, nothing is closed yet: the next world of an elastic job writes the files.
         """
-        state, world, output = self.state, self.world, self.output
+        state = self.state
+        world = self.world
+        output = self.output
         self.profile.drop("the training has ended")
         if finished:
             confirm_equal(state, world)
@@ -430,7 +455,9 @@ class Training:
         signals = [number for number in received if number is not None]
         saved = result_of_rank_0(world, output.commit_last(state, final_weights=finished))
         test = self._test() if finished else None
-        best, last, progress = state.best, state.last, state.progress
+        best = state.best
+        last = state.last
+        progress = state.progress
         result = Result(
             run_dir=output.path,
             finished=finished,

@@ -31,7 +31,8 @@ from hvd_train.world.world import Gradients, World, own_gradients
 
 _WATCHED_UPDATES = 3
 _PIECE = 1 << 18  # elements
-MICRO_BATCH, UPDATE = 3, 4  # separate random numbers of a micro-batch and of an optimizer from other uses of the seed
+MICRO_BATCH = 3  # separate random numbers of a micro-batch and of an optimizer from other uses of the seed
+UPDATE = 4
 
 
 @dataclass(frozen=True)
@@ -550,7 +551,8 @@ def _constant(value: float | tuple[float, ...], device: torch.device, dtype: tor
 def of_use(error: Exception, batch: Batch) -> UsageError | None:
     """Return what to type if an error of torch in a pass comes from the settings, else None."""
     if isinstance(error, torch.OutOfMemoryError):
-        images, passes = len(batch.micro_batches[0].samples), len(batch.micro_batches)
+        images = len(batch.micro_batches[0].samples)
+        passes = len(batch.micro_batches)
         peak = torch.cuda.max_memory_allocated() / 2**30
         less = f"type --batch-size {images // 2} --accumulation-steps {2 * passes}, which keeps the global batch"
         more = less if images > 1 else "type a smaller --image-size or --model"

@@ -28,7 +28,9 @@ def evaluate(
     world: World,
 ) -> Scores:
     """Return the scores over the set of `loader`, equal on all ranks. `measuring` is the task's. Raises RankLost."""
-    rank, size, micro_batch = world.place.rank, world.place.size, config.batch.eval_batch_size
+    rank = world.place.rank
+    size = world.place.size
+    micro_batch = config.batch.eval_batch_size
     precision = autocast(config, device)
     layout = BatchLayout(micro_batch * size, micro_batch)  # the same micro-batches for every world size
     work = assignments(Order(loader.num_samples), 0, layout, rank, size)

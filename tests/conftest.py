@@ -77,7 +77,8 @@ def _own_folder(_no_leaked_environment: None, tmp_path: Path, monkeypatch: pytes
 @pytest.fixture(autouse=True)
 def _no_leaked_environment() -> Iterator[None]:
     """Assert that the environment is unchanged, and restore it and the import path."""
-    environment, path = dict(os.environ), list(sys.path)
+    environment = dict(os.environ)
+    path = list(sys.path)
     yield  # monkeypatch has restored its changes when this continues
     changed = {name for name, value in {*os.environ.items()} ^ {*environment.items()}}
     leaked = {name for name in changed if not name.startswith(SET_BY_LIBRARIES)}

@@ -57,9 +57,14 @@ class Check:
     """The machine, the folder for all output, and the findings so far."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        self.device, self.quick, self.out = options.device, options.quick, options.out and options.out.resolve()
-        self.gpu, self.folder, self.stage = options.device == "cuda", folder, ""
-        gpus, nccl = torch.cuda.device_count(), ctypes.c_int()
+        self.device = options.device
+        self.quick = options.quick
+        self.out = options.out and options.out.resolve()
+        self.gpu = options.device == "cuda"
+        self.folder = folder
+        self.stage = ""
+        gpus = torch.cuda.device_count()
+        nccl = ctypes.c_int()
         if self.gpu and not gpus:
             sys.exit("gpu-check: torch sees no GPU; type `hvd-train doctor`")
         with contextlib.suppress(OSError, AttributeError):  # torch reports the NCCL that it was compiled with
@@ -98,9 +103,11 @@ class Check:
         """Make a check, record and print its verdict."""
         began = time.monotonic()
         try:
-            verdict, what = "passed", look()
+            verdict = "passed"
+            what = look()
         except Exception as error:  # one broken check must not end the others
-            verdict, what = "failed", f"{error}" if type(error) is AssertionError else f"{error!r}"
+            verdict = "failed"
+            what = f"{error}" if type(error) is AssertionError else f"{error!r}"
             if (output := self.folder / "output.txt").exists():
                 output.rename(self.folder / f"{re.sub('[^a-z0-9]+', '-', f'{self.stage} {name}')}.txt")
         finding = {"stage": self.stage, "check": name, "verdict": verdict, "what": what}
@@ -179,7 +186,8 @@ def faults(check: Check) -> None:
 
 def elastic(check: Check) -> None:
     """Kill and stop ranks of an elastic job."""
-    ranks, run = min(3, check.most_ranks), check.folder / "elastic"
+    ranks = min(3, check.most_ranks)
+    run = check.folder / "elastic"
     if ranks < 2:
         print("elastic: not run, it takes two ranks: two GPUs, or one and NCCL 2.30")
         return
@@ -192,7 +200,8 @@ def elastic(check: Check) -> None:
 
         def end() -> str:
             job.send_signal(signal.SIGTERM)
-            code, report = job.wait(60), audit(run)
+            code = job.wait(60)
+            report = audit(run)
             assert code == 128 + signal.SIGTERM, f"exit code {code} after SIGTERM"
             assert not report.faults, f"{report.faults[0]}"
             return f"{report.steps:,} steps in worlds of {report.world_sizes} ranks, every sample once per epoch"
@@ -221,7 +230,8 @@ def resumed(check: Check) -> str:
     seconds = time.monotonic() - began
     assert code > 0, f"exit code {code}"
     check.run(f"{line}killed", ranks)
-    whole, resumed = weights_of(check.folder / "whole"), weights_of(killed)
+    whole = weights_of(check.folder / "whole")
+    resumed = weights_of(killed)
     assert torch.equal(whole, resumed), f"weights differ by {float((whole - resumed).abs().max()):.1e}"
     return f"the job ended after {seconds:.1f} s with exit code {code}; the same command ended with equal weights"
 
@@ -239,7 +249,8 @@ def strike(
     def events() -> list[dict[str, Any]]:
         return [line for line in json_lines(run / "metrics.jsonl") if line.get("name") == "world"]
 
-    first, there = len(events()), workers(job)
+    first = len(events())
+    there = workers(job)
     there[index].send_signal(number)
     before = first
     if again_after_s:
@@ -300,7 +311,9 @@ def sum_job(device: str, busy_s: str, *sizes: str) -> dict[str, Any]:
     The GPU is busy for `busy_s` seconds before the second group; the first forms the communicators.
     """
     hvd.init()
-    n, tried, wrong = hvd.size(), 0, list[str]()
+    n = hvd.size()
+    tried = 0
+    wrong = list[str]()
     # fp16 holds all these sums exactly, and averages if the division is exact.
     operations = {hvd.Sum: n * (n + 1) / 2, **({hvd.Average: (n + 1) / 2} if n & (n - 1) == 0 else {})}
     for size in map(int, sizes):
@@ -325,7 +338,9 @@ def bare_job(device: str, peer: str, batch: str, precision: str, quick: str) -> 
 
     torch.backends.cudnn.benchmark = True
     kind, _, compiled = peer.partition("+")
-    gpu, horovod, dtype = device == "cuda", kind == "horovod", {"fp16": torch.float16, "bf16": torch.bfloat16}
+    gpu = device == "cuda"
+    horovod = kind == "horovod"
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}
     size, steps = (32, 3) if quick == "1" else (224, 20)
     if kind != "torch":
         hvd.init()

@@ -21,7 +21,9 @@ def measure(config: Config, world: World, *, largest: int, steps: int, repetitio
 
     Raises UsageError if the first one cannot be trained.
     """
-    rows, size, ended = list[Measurement](), 2, ""
+    rows = list[Measurement]()
+    size = 2
+    ended = ""
     while not ended:
         if torch.cuda.is_available():
             gc.collect()
@@ -39,7 +41,8 @@ def measure(config: Config, world: World, *, largest: int, steps: int, repetitio
         rows.append({"batch_size": size, "samples_per_second": speed, "seconds_per_step": size / speed})
         rows[-1]["peak_memory_gib"] = found["peak_memory_gib"]
         show(f"{size}: {speed:,.1f} samples/s")
-        best, on_cpu = max(rows, key=_speed), found["device"] == "cpu"
+        best = max(rows, key=_speed)
+        on_cpu = found["device"] == "cpu"
         grown = rows[-1]["peak_memory_gib"] - rows[0]["peak_memory_gib"]
         if on_cpu and size >= 4 * best["batch_size"] and speed < _SLOWER * _speed(best):
             ended = f"{size}: slower than smaller ones"
@@ -59,7 +62,8 @@ def _speed(row: Measurement) -> float:
 
 def table(measured: Measurement) -> str:
     """Write the record as a table with bars, and what to type."""
-    rows, best = [("batch", "samples/s", "ms a step", "peak GiB", "", "")], max(map(_speed, measured["rows"]))
+    rows = [("batch", "samples/s", "ms a step", "peak GiB", "", "")]
+    best = max(map(_speed, measured["rows"]))
     for row in measured["rows"]:
         marks = [name for name in ("fastest", "largest") if row["batch_size"] == measured[name]]
         bar = "#" * round(_BAR * _speed(row) / best)

@@ -56,14 +56,18 @@ def run(
 ) -> Measurement:
     """Train all sizes, write the table after each, and return the record. Raises KeyboardInterrupt, as `train`."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows, measured = list[Measurement](), Measurement()
+    rows = list[Measurement]()
+    measured = Measurement()
     for workers, config in sizes.items():
-        failed, path, name = None, folder / f"np-{workers}", counted(workers, "worker")
+        failed = None
+        path = folder / f"np-{workers}"
+        name = counted(workers, "worker")
         done = (path / run_folder.SUMMARY).exists()
         if done and config_file.load(path / run_folder.CONFIG).run.max_time == config.run.max_time:
             show(f"{name}: trained already, in {path}")
         else:
-            launcher, settings = start.horovodrun(workers, hosts, controller), path.with_suffix(".yaml").resolve()
+            launcher = start.horovodrun(workers, hosts, controller)
+            settings = path.with_suffix(".yaml").resolve()
             line = [*launcher, program("hvd-train"), "train", "--config", str(settings)]
             show(f"{name}: {shlex.join(line)}")
             failed = train(line, config, path)
@@ -104,7 +108,8 @@ def train(line: Sequence[str], config: Config, folder: Path) -> str | None:
 def row_of(workers: int, config: Config, folder: Path) -> Measurement:
     """Return the row of a finished training, from the files in its run folder."""
     found = history.read(folder)
-    samples, figure = found.samples_per_epoch or 0, found.goal[0]
+    samples = found.samples_per_epoch or 0
+    figure = found.goal[0]
     layout = order.choose_layout(config.batch, workers, samples)
     steps_per_epoch = len(layout.batches(range(samples)))
     # A run that was resumed for its last few steps has no speed in its summary.

@@ -42,7 +42,8 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Me
     """Time steps and return the record on all ranks. Raises UsageError as a training does when it starts."""
     with closing(Stepper(config, world)) as stepper:
         stepper.take(WARM_UP)
-        results, own_seconds = [], []
+        results = []
+        own_seconds = []
         for _ in range(repetitions):
             world.gather(None)  # wait for all ranks
             synchronize(stepper.device)
@@ -52,7 +53,8 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Me
         peaks = world.gather(peak_memory_gib(stepper.device))
         seconds = [max(of_ranks) for of_ranks in zip(*world.gather(own_seconds), strict=True)]
     speeds = [images / slowest for (images, _), slowest in zip(results, seconds, strict=True)]
-    device, layout = stepper.device, stepper.state.layout
+    device = stepper.device
+    layout = stepper.state.layout
     about = {"workers": world.place.size, "device": device.type}
     about |= {"global_batch_size": layout.global_batch, "batch_size": layout.micro_batch}
     about |= {"steps": steps, "repetitions": repetitions}
@@ -106,8 +108,10 @@ class Stepper:
 
 def table(measured: Measurement) -> str:
     """Write the record as a table."""
-    settings, step = measured["config"], measured["seconds_per_step"]
-    data, size = settings["data"], settings["image_size"]
+    settings = measured["config"]
+    step = measured["seconds_per_step"]
+    data = settings["data"]
+    size = settings["image_size"]
     speeds = measured["samples_per_second_of_repetitions"]
     split = [(phase, f"{1000 * own:,.3f}", f"{own / step:.1%}") for phase, own in measured["split"].items()]
     return (

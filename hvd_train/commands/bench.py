@@ -87,7 +87,8 @@ def _scaling(arguments: list[str], path: Path | None) -> int:
     counts = sorted({whole_number(part) or 0 for part in options.np.split(",")})
     if counts[0] < 1:
         raise UsageError(f"--np {options.np!r}: write numbers of workers from 1 on, as in --np 1,2,4")
-    mode, controller = options.mode, options.controller
+    mode = options.mode
+    controller = options.controller
     if mode not in ("weak", "strong") or controller not in ("gloo", "mpi"):
         raise UsageError(f"--mode {mode} --controller {controller}: they must be weak or strong, and gloo or mpi")
     hosts = host_files.named(options.hosts) if options.hosts else ()

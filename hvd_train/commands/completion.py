@@ -24,7 +24,8 @@ def completion(arguments: list[str]) -> int:
         raise UsageError(f"name the shell: type {install}")
     if arguments[0] not in _SHELLS:
         raise unknown_name("shell", arguments[0], _SHELLS)
-    words, values = dict[str, list[str]](), {"--recipe": _RECIPES}
+    words = dict[str, list[str]]()
+    values = {"--recipe": _RECIPES}
     for name, (_, usage, _) in COMMANDS.items():
         first = [word for word in usage.split()[0].split("|") if word.isalpha() and word.islower()]
         first += [_RECIPES] if "RECIPE" in usage else []

@@ -153,7 +153,8 @@ def _command(words: Sequence[str], shown: Callable[[str], str]) -> list[str]:
     if first == PROGRAM:
         return _command(words[1:], shown)
     if not first or first.startswith("-") or first in recipes.RECIPES:
-        words, first = ["train", *words], "train"
+        words = ["train", *words]
+        first = "train"
     if first in RANKED:
         if first == "train":
             from hvd_train.commands.train import parse_train

@@ -32,7 +32,8 @@ def prove(arguments: list[str]) -> int:
         raise UsageError("--np 1: a proof takes 2 ranks or more")
     from hvd_train.proof import IN_ANOTHER_ORDER, Run, depends_on_order, differences, kill_a_worker  # imports torch
 
-    folder, ranks = Path(mkdtemp(prefix="hvd-train-prove-")), str(options.np)
+    folder = Path(mkdtemp(prefix="hvd-train-prove-"))
+    ranks = str(options.np)
     several = start.horovodrun(options.np, (), "gloo")
     # With --min-np the survivors wait for the replacement of the killed worker.
     elastic = [launcher.program(PROGRAM), "launch", "--elastic", "--np", ranks, "--min-np", ranks, "--"]

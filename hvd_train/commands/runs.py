@@ -38,7 +38,8 @@ def _newest() -> Path:
 
 def _runs_in(paths: Sequence[Path]) -> Sequence[Path]:
     """Return these run folders, and the runs of a sweep for its folder; without other folders, if there are runs."""
-    found, others = list[Path](), list[Path]()
+    found = list[Path]()
+    others = list[Path]()
     for path in paths:
         is_run = any((path / name).exists() for name in (run_folder.CONFIG, run_folder.METRICS))
         inside = [] if is_run else sorted(each.parent for each in path.glob(f"*/{run_folder.METRICS}"))
@@ -65,7 +66,8 @@ def evaluate(arguments: list[str]) -> int:
     from hvd_train import run  # imports torch
     from hvd_train.world.world import together
 
-    world, target = run.connect(), options.target
+    world = run.connect()
+    target = options.target
     if target is None:  # hosts may have runs of their own
         newest = together(world, lambda: _newest() if world.place.rank == 0 else Path())
         target = world.broadcast(newest, 0)

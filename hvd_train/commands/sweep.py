@@ -34,7 +34,8 @@ _WHOLE = "--log-to", "--optimizer-args"  # a value of these flags may have comma
 def sweep(arguments: list[str]) -> int:
     """Train every combination of values; return 0 if each finished, else 1. Raises UsageError before any starts."""
     options, arguments = take(arguments, workers_per_run=1, output_dir=None)
-    workers, name = options.workers_per_run, f"sweep-{zlib.crc32(' '.join(arguments).encode()):08x}"
+    workers = options.workers_per_run
+    name = f"sweep-{zlib.crc32(' '.join(arguments).encode()):08x}"
     folder = Path(options.output_dir or f"runs/{name}")  # one command, one folder
     from hvd_train.run import check  # imports torch
     from hvd_train.world.world import LocalWorld
@@ -87,7 +88,8 @@ def _train_by_mpi(trainings: Sequence[tuple[str, Config]], workers: int, folder:
     group = all_ranks.rank // workers
     on_host = all_ranks.Split_type(MPI.COMM_TYPE_SHARED)
     mine = all_ranks.Split(group if group < at_a_time else MPI.UNDEFINED, all_ranks.rank)
-    rows, speaks = [], mine != MPI.COMM_NULL and mine.rank == 0
+    rows = []
+    speaks = mine != MPI.COMM_NULL and mine.rank == 0
     if mine != MPI.COMM_NULL:
         world = partial(HorovodWorld, communicator=mine, local=(on_host.rank, on_host.size))
         here = trainings[group::at_a_time]

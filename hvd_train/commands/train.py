@@ -101,9 +101,12 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
     parser.add_argument("--config", metavar="FILE", help="read all settings from a config.yaml")
     parser.add_argument("--try", action="store_true", help="try the recipe for a minute")
     given = vars(parser.read(arguments))
-    path, tries, recipe = given.pop("config", None), given.pop("try", False), given.pop("recipe", None)
+    path = given.pop("config", None)
+    tries = given.pop("try", False)
+    recipe = given.pop("recipe", None)
     if words:
-        named, recipe = recipe, words.pop(0)
+        named = recipe
+        recipe = words.pop(0)
         if named not in (None, recipe):
             raise UsageError(f"{recipe} and --recipe {named} are two recipes: name one")
     if "/" in (recipe or ""):
@@ -150,7 +153,8 @@ def _unnamed(given: Mapping[str, Any]) -> Config:
 
 def _give_way(base: Config, given: dict[str, Any]) -> list[str]:
     """Change what a recipe has set if it does not go with the flags; return a note for each change."""
-    epochs, schedule = whole_number(given.get("epochs", "")), base.schedule
+    epochs = whole_number(given.get("epochs", ""))
+    schedule = base.schedule
     notes = []
     if epochs and epochs < schedule.warmup_epochs and "warmup_epochs" not in given:
         given["warmup_epochs"] = shorter = schedule.warmup_epochs * epochs / schedule.epochs

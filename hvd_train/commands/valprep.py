@@ -9,7 +9,8 @@ from hvd_train import plain_file
 from hvd_train.console import PROGRAM, show
 from hvd_train.errors import Parser, UsageError, first_few
 
-_IMAGE, _UNFINISHED = "ILSVRC2012_val_{:08}", ".unsorted"
+_IMAGE = "ILSVRC2012_val_{:08}"
+_UNFINISHED = ".unsorted"
 _NEXT_TO_IT = "ILSVRC2012_devkit_t12", "LOC_val_solution.csv"
 # NAME CLASS, also of Kaggle's csv and of the script valprep.sh
 _LINE = re.compile(r"(ILSVRC2012_val_\d{8})(?:\.JPEG)?[\s,]+(n\d{8})\b")

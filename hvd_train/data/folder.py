@@ -39,7 +39,9 @@ class ImageFiles:
         # Tensors, not lists: loader processes share their memory.
         self.labels = torch.tensor([label for _, label in samples])
         self._names = torch.from_numpy(names.view(np.uint8).reshape(len(names), -1))
-        self._root, self._transform, self._max_pixels = root, transform, max_pixels
+        self._root = root
+        self._transform = transform
+        self._max_pixels = max_pixels
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -60,7 +62,10 @@ class LabelledImages:
     def __init__(self, name: str, data: Any, image: str, label: str, config: DataConfig) -> None:
         """`data` is not decoded; `image` and `label` are columns. With `config.image_size` images are square."""
         self.classes: list[str] = data.features[label].names
-        self._name, self._data, self._image, self._label = name, data, image, label
+        self._name = name
+        self._data = data
+        self._image = image
+        self._label = label
         self._max_pixels = config.max_image_pixels
         self._transform = to_shape((3, config.image_size, config.image_size)) if config.image_size else v2.Identity()
 

@@ -70,7 +70,8 @@ def differences(now: Identity | None, run: Identity | None) -> dict[str, str]:
                 return {"classes": f"class {number} is {name!r}, the run had {old!r}"}
         parts = [part for part in ("training", "validation") if now[part] != run[part]]
         found = {part: f"the {part} set has {_samples_differ(*now[part], *run[part])}" for part in parts}
-        items, before = now.get("items", {}), run.get("items", {})  # earlier versions did not write them
+        items = now.get("items", {})  # earlier versions did not write them
+        before = run.get("items", {})
         differing = [part for part in items if part in before and items[part] != before[part]]
         for part in differing:
             advice = f" ({SEEDED})" if part == differing[-1] else ""

@@ -53,7 +53,8 @@ class Prepare:
     ) -> None:
         """`image_size` (pixels; None: as stored) is the side of the result; `colour` asks for three channels."""
         self.augment = augment
-        self._size, self._channels_last = image_size, channels_last
+        self._size = image_size
+        self._channels_last = channels_last
         self._channels = 3 if colour and data.channels == 1 else None
         self._normalises = len(data.mean) > 0
         # A tensor without dimensions is applied to all pixels in half the time.
@@ -145,13 +146,17 @@ class ArrayLoader(Loader):
     def __init__(self, data: Arrays, prepare: Prepare, device: torch.device, seed: int) -> None:
         self.num_samples = len(data)
         self._data = Arrays(data.images.to(device), data.labels.to(device), len(data))
-        self._prepare, self._device, self._seed = prepare, device, seed
+        self._prepare = prepare
+        self._device = device
+        self._seed = seed
 
     @override
     def read(self, epoch: int, wanted: Iterable[MicroBatch]) -> Iterator[Any]:
-        wanted, augment = iter(wanted), self._prepare.augment
+        wanted = iter(wanted)
+        augment = self._prepare.augment
         while some := [micro.samples for micro in itertools.islice(wanted, _AT_ONCE)]:
-            sizes, samples = [*map(len, some)], np.concatenate(some)
+            sizes = [*map(len, some)]
+            samples = np.concatenate(some)
             rows = self._data.rows(torch.from_numpy(samples)).to(self._device)
             uniforms: Iterable[Tensor | None] = itertools.repeat(None)
             if augment is not None:
@@ -160,7 +165,8 @@ class ArrayLoader(Loader):
             yield from map(self._batch, rows.split_with_sizes(sizes), uniforms)
 
     def _batch(self, rows: Tensor, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
-        images, labels = self._data.images.index_select(0, rows), self._data.labels.index_select(0, rows)
+        images = self._data.images.index_select(0, rows)
+        labels = self._data.labels.index_select(0, rows)
         return self._prepare(images, uniforms), labels
 
     @override
@@ -322,9 +328,12 @@ class MapLoader(Loader):
     ) -> None:
         self.num_samples = len(data)
         self._check = check
-        self._prepare, self._device, self._num_workers = prepare, device, num_workers
+        self._prepare = prepare
+        self._device = device
+        self._num_workers = num_workers
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._sampler, self._reader = _MicroBatchSampler(), _Reader(data, seed, collate)
+        self._sampler = _MicroBatchSampler()
+        self._reader = _Reader(data, seed, collate)
         self._loader = self._new_loader()
         self._sent: _Version | None = None  # the version of the data set that loader processes have
 
@@ -387,7 +396,8 @@ class MapLoader(Loader):
 
     def _read(self, epoch: int, wanted: Iterable[MicroBatch]) -> Iterator[Any]:
         """Yield batches in host memory, or a UsageError. Raises UsageError if a loader process ended."""
-        self._sampler.epoch, self._sampler.micro_batches = epoch, wanted
+        self._sampler.epoch = epoch
+        self._sampler.micro_batches = wanted
         # Terminals send these to all processes of a job. The training needs its loader processes until its commit.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         # Processes that start here must not import the user's script, which would begin to train there.
@@ -448,7 +458,8 @@ class Ahead:
     """An iterator over batches that can prepare the next one during the reduction."""
 
     def __init__(self, batches: Iterator[Batch], mark: Callable[[str], None]) -> None:
-        self._batches, self._mark = batches, mark
+        self._batches = batches
+        self._mark = mark
         self._next: Batch | Exception | None = None
 
     def prepare(self) -> None:
@@ -463,7 +474,8 @@ class Ahead:
 
     def __next__(self) -> Batch:
         self.prepare()
-        batch, self._next = self._next, None
+        batch = self._next
+        self._next = None
         if isinstance(batch, Exception):
             raise batch
         assert batch is not None

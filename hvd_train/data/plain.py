@@ -17,7 +17,9 @@ from hvd_train.errors import UsageError
 _LEAVES = {bool, int, float, complex, str, bytearray, type(None), torch.Size, torch.dtype, torch.device}
 _MAPPINGS = {dict, OrderedDict, Counter}
 _FACTORIES = {kind.__name__: kind for kind in (bool, int, float, str, list, tuple, dict, set)}
-_KIND, _VALUE, _OF = "hvd_train.kind", "value", "of"  # of the mapping that stands for a value of another type
+_KIND = "hvd_train.kind"  # of the mapping that stands for a value of another type
+_VALUE = "value"
+_OF = "of"
 
 
 def number(value: object, name: str) -> float:

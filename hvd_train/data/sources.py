@@ -90,8 +90,10 @@ def affine_jitter(degrees: float, shift: float, scale: float) -> Augment:
 
     def apply(images: Tensor, uniforms: Tensor) -> Tensor:
         turn, zoom, x, y = (2 * uniforms - 1).unbind(1)
-        angle, zoom = turn * math.radians(degrees), 1 + zoom * scale
-        cos, sin = torch.cos(angle) * zoom, torch.sin(angle) * zoom
+        angle = turn * math.radians(degrees)
+        zoom = 1 + zoom * scale
+        cos = torch.cos(angle) * zoom
+        sin = torch.sin(angle) * zoom
         # For grid_sample an image spans -1..1, so that a shift by its whole side is 2.
         theta = torch.stack([cos, -sin, 2 * shift * x, sin, cos, 2 * shift * y], dim=1).view(-1, 2, 3)
         grid = F.affine_grid(theta, list(images.shape), align_corners=False)
@@ -136,7 +138,8 @@ def _cifar(config: DataConfig, seed: int) -> DataSet:
     from filelock import FileLock
     from torchvision.datasets import CIFAR10, CIFAR100
 
-    name, cls = config.data, {"cifar10": CIFAR10, "cifar100": CIFAR100}[config.data]
+    name = config.data
+    cls = {"cifar10": CIFAR10, "cifar100": CIFAR100}[config.data]
     root = config.data_dir or Path("data")
     try:
         if config.download:
@@ -169,7 +172,8 @@ def of_files(config: DataConfig, files: Sequence[Path], classes: tuple[str, ...]
         data = DataSet((), None, classes, mean=IMAGENET_MEAN, std=IMAGENET_STD)
         transform = evaluation_transform(config)
     elif config.data in _CIFAR:
-        data, transform = DataSet((), None, classes, 3, *_CIFAR[config.data]), to_shape((3, 32, 32))
+        data = DataSet((), None, classes, 3, *_CIFAR[config.data])
+        transform = to_shape((3, 32, 32))
     else:
         data = open_data(config, 0)
         source: Any = data.train if data.val is None else data.val
@@ -187,7 +191,9 @@ def of_files(config: DataConfig, files: Sequence[Path], classes: tuple[str, ...]
 
 def _synthetic(config: DataConfig, seed: int) -> DataSet:
     """Return random images, at most 256 different ones, to measure throughput."""
-    size, rows, generator = config.image_size or 224, min(256, config.synthetic_samples), torch.Generator()
+    size = config.image_size or 224
+    rows = min(256, config.synthetic_samples)
+    generator = torch.Generator()
     generator.manual_seed(seed)
     images = torch.randint(0, 256, (rows, 3, size, size), dtype=torch.uint8, generator=generator)
     labels = torch.randint(0, config.synthetic_classes, (rows,), generator=generator)

@@ -96,7 +96,9 @@ def _check_torch(facts: Facts) -> Finding:
 
 def _check_gpus(facts: Facts) -> Finding:
     """Check that torch sees the GPUs that the driver lists."""
-    probe, listed, visible = facts["probe"], facts["gpus"]["listed"], facts["visible_gpus"]
+    probe = facts["probe"]
+    listed = facts["gpus"]["listed"]
+    visible = facts["visible_gpus"]
     if gpus := probe.get("gpus"):
         return Finding("GPUs", "ok", f"{gpus} ({', '.join(dict.fromkeys(listed)) or 'nvidia-smi lists none'})")
     if error := facts["gpus"].get("error"):
@@ -106,17 +108,21 @@ def _check_gpus(facts: Facts) -> Finding:
     why = probe.get("gpu_warning") or f"it is built for CUDA {probe.get('cuda')}"
     todo = "install a torch for the CUDA that nvidia-smi shows, then build Horovod again; or a newer driver"
     if visible is not None:
-        why, todo = f"CUDA_VISIBLE_DEVICES={visible!r}", "if that is not on purpose, type: unset CUDA_VISIBLE_DEVICES"
+        why = f"CUDA_VISIBLE_DEVICES={visible!r}"
+        todo = "if that is not on purpose, type: unset CUDA_VISIBLE_DEVICES"
     what = f"the driver lists {len(listed)} ({listed[0]}), but torch sees none: {why}"
     return Finding("GPUs", "broken" if probe.get("cuda") and visible is None else "warning", what, todo)
 
 
 def _check_horovod(facts: Facts) -> Finding:
     """Check that Horovod is installed, loads, was built for this torch with our patches, and has what it needs."""
-    name, probe, installed = "horovod", facts["probe"], facts["horovod"]
+    name = "horovod"
+    probe = facts["probe"]
+    installed = facts["horovod"]
     if installed is None:
         return Finding(name, "warning", "not installed: training runs in one process only", REBUILD)
-    build, what = installed["build"] or {}, f"{installed['version']} in {installed['folder']}"
+    build = installed["build"] or {}
+    what = f"{installed['version']} in {installed['folder']}"
     other = f"it was built against torch {build.get('torch', 'of unknown version')}, here is {probe.get('version')}"
     if "torchvision" in probe and "gloo" not in probe:
         return Finding(name, "broken", f"{what}: {probe['error']} ({other})", REBUILD_AGAIN)
@@ -136,7 +142,8 @@ def _check_horovod(facts: Facts) -> Finding:
 
 def _check_shared_memory(facts: Facts) -> Finding:
     """Check that /dev/shm has room for loaders and NCCL."""
-    name, sizes = "shared memory", facts["shared_memory"]
+    name = "shared memory"
+    sizes = facts["shared_memory"]
     what = f"{sizes[0] / GB:.3g} GB in /dev/shm, {sizes[1] / GB:.3g} GB free" if sizes else "there is no /dev/shm"
     if sizes and sizes[0] >= GB and sizes[1] >= GB // 4:
         return Finding(name, "ok", what)
@@ -204,9 +211,11 @@ def _gpus() -> dict[str, Any]:
 
 def run(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
     """Run a program that ends itself after `_LIMIT_S`; return its last answer, its seconds, and an "error"."""
-    started, line = time.monotonic(), ["timeout", "--foreground", "--kill-after=5", f"{_LIMIT_S + 20}", *command]
+    started = time.monotonic()
+    line = ["timeout", "--foreground", "--kill-after=5", f"{_LIMIT_S + 20}", *command]
     done = subprocess.run(line, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    seconds, output = time.monotonic() - started, done.stdout.decode(errors="replace")
+    seconds = time.monotonic() - started
+    output = done.stdout.decode(errors="replace")
     answers = re.findall(rf"{ANSWER}(\{{.*\}})", output)
     facts: dict[str, Any] = {**(json.loads(answers[-1]) if answers else {}), "seconds": seconds}
     if answers and done.returncode == 0:

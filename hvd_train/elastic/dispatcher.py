@@ -42,9 +42,11 @@ from hvd_train.launch.exit_report import ExitReport
 from hvd_train.launch.launcher import JOB, REPLACES, RUN_DIR, SLOT, WORKER
 
 _TICK_S = 0.1
-_REST, _LONGEST_REST_S = 9.0, 0.5  # the pause after each look at the job, in multiples of what that took
+_REST = 9.0  # the pause after each look at the job, in multiples of what that took
+_LONGEST_REST_S = 0.5
 _LOOK_S = 1.0  # between two looks for hosts
-_QUIET_S, _LAST_COMMIT_S = 3.0, 30.0
+_QUIET_S = 3.0
+_LAST_COMMIT_S = 30.0
 _BYTES_AT_ONCE = 64
 _OF_SSH = 255  # ssh has failed, or a signal has killed its command
 _BEFORE_ITS_FIRST_RANK = {"HOROVOD_ELASTIC": "1", "HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}
@@ -57,7 +59,8 @@ RunWorker = Callable[[Worker, Mapping[str, str], threading.Event], int]
 
 def assign_ranks(workers: Sequence[Worker]) -> list[SlotInfo]:
     """Return the ranks of these workers, in the order of `workers`."""
-    local_sizes, cross_sizes = Counter[str](), Counter[int]()  # by host, by local rank
+    local_sizes = Counter[str]()  # by host, by local rank
+    cross_sizes = Counter[int]()
     places = []
     for worker in workers:
         local_rank = local_sizes[worker.host]
@@ -80,7 +83,8 @@ class _WorkerProcess:
 
     def answer(self, assignment: SlotInfo | None = None) -> None:
         """Answer its request for ranks, if it waits; None means that it must leave."""
-        self.assignment, self.waiting = assignment, False
+        self.assignment = assignment
+        self.waiting = False
         self.answered.set()
 
 
@@ -99,8 +103,11 @@ class Dispatcher:
 
         `publish_world` gets the ranks of each new world before its workers do. A signal sets `interrupted`.
         """
-        self._roster, self._find_hosts, self._publish_world = roster, find_hosts, publish_world
-        self._run_worker, self._interrupted = run_worker, interrupted
+        self._roster = roster
+        self._find_hosts = find_hosts
+        self._publish_world = publish_world
+        self._run_worker = run_worker
+        self._interrupted = interrupted
         self._name = uuid.uuid4().hex
         self.run_dir = ""  # the run folder, once a worker has claimed it
         self._lock = threading.Lock()
@@ -170,7 +177,8 @@ class Dispatcher:
             process = self._processes.get(number)
             if process is None or process.end.is_set() or self._interrupted.is_set():
                 return None
-            process.assignment, process.waiting = None, True
+            process.assignment = None
+            process.waiting = True
             process.answered.clear()
             self._roster.rank_requested(number, time.monotonic())
         self._news.set()

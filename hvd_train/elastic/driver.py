@@ -113,7 +113,9 @@ def run_command(
     host: str, command: Sequence[str], variables: Mapping[str, str], events: Sequence[threading.Event]
 ) -> int:
     """Run a command on a host until it ends or an event is set; return its exit code."""
-    line, environment, stdin = f"exec {shlex.join(command)}", {**os.environ, **variables}, None
+    line = f"exec {shlex.join(command)}"
+    environment = {**os.environ, **variables}
+    stdin = None
     if network.resolve_host_address(host) not in network.get_local_host_addresses():
         passed = worker_environment.for_other_hosts(environment)
         script, stdin = worker_environment.on_other_host(line, passed, os.getcwd())
@@ -133,7 +135,8 @@ def run_job(options: Namespace) -> None:
     if not (patience_s := whole_number(text)):
         raise UsageError(f"HOROVOD_ELASTIC_TIMEOUT is a number of seconds from 1, not {text!r}")
     worker_environment.for_other_hosts(os.environ)  # raises JobFailedError if HVD_TRAIN_ENV is wrong
-    server, interrupted = DriverServer(), register_shutdown_event()
+    server = DriverServer()
+    interrupted = register_shutdown_event()
     interfaces = os.environ.get(client.GLOO_INTERFACE, "")
 
     def run_worker(worker: Worker, variables: Mapping[str, str], end: threading.Event) -> int:

@@ -52,7 +52,8 @@ FIRST_NUMBER = 1000  # of a worker
 SILENT_S = 10.0  # a worker sends a heartbeat every second; a longer silence counts as its death
 SILENT_WHILE_REJOINING_S = 3.0  # the same while the other members wait for it
 REPORT_S = 40.0  # from the first survivor that asks for a rank to the last; Gloo waits 30 s for lost packets
-BACK_OFF_S, LONGEST_BACK_OFF_S = 1.0, 60.0
+BACK_OFF_S = 1.0
+LONGEST_BACK_OFF_S = 60.0
 EMPTY_AFTER_SIGNAL_S = 300.0  # a slot whose worker got a signal stays empty: spot hosts go within two minutes
 STEADY_S = 60.0  # a worker that lived for this long did not fail to start
 PAUSED_S = 2.0  # a driver that asked for no commands for this long was paused, perhaps with all workers
@@ -237,7 +238,8 @@ class Roster:
         After an error the others do not wait for its process.
         """
         if (worker := self.worker(number)) is not None:
-            worker.exit_report, worker.reported_at = report, now
+            worker.exit_report = report
+            worker.reported_at = now
             if report is not None and report.error and worker.stage is not Stage.ENDING:
                 worker.stage = Stage.LEAVING
 
@@ -326,7 +328,8 @@ class Roster:
     def _count_error(self, place: int, exit_code: int) -> None:
         """Count an error; the job ends with `exit_code` if it is the last one of several at about the same place."""
         if abs(place - self._error_place) > NEAR_STEPS:
-            self._errors, self._error_place = 0, place
+            self._errors = 0
+            self._error_place = place
         self._errors += 1
         self._error_code = exit_code
 
@@ -343,7 +346,8 @@ class Roster:
 
     def _after_pause(self, now: float) -> list[Notice]:
         """Restart the time limits after a pause of the driver, which the workers may have shared."""
-        paused_s, self._asked_at = now - self._asked_at, now
+        paused_s = now - self._asked_at
+        self._asked_at = now
         if paused_s <= PAUSED_S:
             return []
         self._hopeful_at, self._rejoining_since = now, max(now, self._rejoining_since)
@@ -405,9 +409,12 @@ class Roster:
                 self._finish = Finish(TOO_FEW_WORKERS, reason)
             return [*commands, *self._notice_of_waiting(len(chosen), now)]
         commands += [self._end(worker, _UNLISTED) for worker in members if worker not in chosen]
-        self.world, self._rejoining_since, self._short_since = tuple(chosen), math.inf, None
+        self.world = tuple(chosen)
+        self._rejoining_since = math.inf
+        self._short_since = None
         for worker in chosen:
-            worker.stage, worker.world = Stage.TRAINING, self.world
+            worker.stage = Stage.TRAINING
+            worker.world = self.world
         self.worlds_formed += 1
         if self._error_place == BUILDING:
             self._errors = 0
@@ -418,7 +425,8 @@ class Roster:
         if self._judged == self.worlds_formed:
             return []
         self._judged = self.worlds_formed
-        reasons, self._connect_errors = self._connect_errors, {}
+        reasons = self._connect_errors
+        self._connect_errors = {}
         if not all(worker.number in reasons for worker in members):
             self._failed_attempts = 0
             for worker in members:
@@ -465,7 +473,8 @@ class Roster:
         if now - self._noticed_at < NOTICE_S:
             return []
         self._noticed_at = now
-        starting, slots = len(self._in(Stage.STARTING)), sum(self.hosts.values())
+        starting = len(self._in(Stage.STARTING))
+        slots = sum(self.hosts.values())
         wanted = self.min_workers if self.worlds_formed else self.start_workers
         line = f"waiting for workers: {ready} of {wanted} ready, {starting} starting, {slots} slots listed"
         if ready + starting < self.min_workers:

@@ -14,10 +14,12 @@ from hvd_train.errors import UsageError
 from hvd_train.launch import ssh
 from hvd_train.launch.launcher import INTERFACES
 
-ADDRESS, PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
+ADDRESS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
+PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
 KEY = "HOROVOD_RENDEZVOUS_KEY"
 LOOPBACK = "127.0.0.1"
-GLOO_INTERFACE, NCCL_INTERFACES = "HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME"
+GLOO_INTERFACE = "HOROVOD_GLOO_IFACE"
+NCCL_INTERFACES = "NCCL_SOCKET_IFNAME"
 
 
 def get(environ: Mapping[str, str], path: str, timeout_s: float | None = None) -> str:
@@ -59,7 +61,8 @@ class HeldRequest:
         from horovod.runner.http import signature
 
         headers = signature.headers(environ[KEY], "GET", f"/{path}", b"")
-        self._key, self._nonce = environ[KEY], headers[signature.NONCE]
+        self._key = environ[KEY]
+        self._nonce = headers[signature.NONCE]
         self._connection = HTTPConnection(environ[ADDRESS], int(environ[PORT]), timeout_s)
         self._connection.request("GET", f"/{path}", headers=headers)
         self._is_held = False
@@ -96,7 +99,8 @@ def for_worker_on(host_name: str, named: Collection[str] = ()) -> str:
 
     A worker on this host uses the loopback.
     """
-    target, own = ssh.address_of(host_name), _addresses()
+    target = ssh.address_of(host_name)
+    own = _addresses()
     if target and (is_loopback(target) or any(target in addresses for addresses in own.values())):
         return LOOPBACK
     here = [own[name][0] for name in named if name in own]
@@ -111,7 +115,8 @@ def choose_interface(environ: MutableMapping[str, str], elsewhere: str) -> None:
     (empty: there are none). If the user named interfaces, the first one that this host has. Raises UsageError if it has
     none of them.
     """
-    own, driver = _addresses(), environ[ADDRESS]
+    own = _addresses()
+    driver = environ[ADDRESS]
     if named := [name for name in environ.get(INTERFACES, "").split(",") if name]:
         here = [name for name in named if name in own]
         if not here:

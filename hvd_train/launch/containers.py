@@ -40,8 +40,10 @@ class Job:
 
     def __init__(self, hosts: Sequence[Host], options: Namespace, command: Sequence[str], folder: str) -> None:
         """Take the options of `hvd-train launch`, and the folder for the keys and the host file."""
-        self._engine, self._folder = shlex.split(os.environ.get("CONTAINER_ENGINE", "docker")), folder
-        self._image, self._runs = options.image or "hvd_train", str(Path(options.runs).absolute())
+        self._engine = shlex.split(os.environ.get("CONTAINER_ENGINE", "docker"))
+        self._folder = folder
+        self._image = options.image or "hvd_train"
+        self._runs = str(Path(options.runs).absolute())
         # The hosts' network, because ranks connect to one another on any port. --ipc host, because NCCL needs more
         # than the 64 MB of /dev/shm that a container has.
         self._options = ["--label", "hvd_train", "--network", "host", "--ipc", "host", "--cap-drop", "ALL"]

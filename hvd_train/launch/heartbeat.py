@@ -49,7 +49,8 @@ class Watch:
 
     def beat(self, answer: str | None, now: float) -> str:
         """Note the answer to a heartbeat (None: there was none), and return the line for the worker."""
-        before, self._last = self._last, now
+        before = self._last
+        self._last = now
         if now - before > _PAUSED_S:  # the driver may have been paused as well
             self._all_was_well = now
         if answer is not None and not self._evicted:
@@ -97,7 +98,8 @@ def main(worker: int, every_s: float) -> None:
                 scope = "leaving" if watch.got_signal else "heartbeat"
                 held = client.HeldRequest(os.environ, f"{scope}/{os.environ[WORKER]}-{known}", _ANSWER_S)
             if (new := held.beat()) is not None:
-                known, held = new, None
+                known = new
+                held = None
             answer = known.partition(".")[0]
         except OSError:
             held = None

@@ -84,11 +84,14 @@ def _expanded(entry: str) -> list[str]:
     match = _RANGES.search(entry)
     if match is None:
         return [entry]
-    start, ranges, end = entry[: match.start(2) - 1], match[2], entry[match.end(2) + 1 :]
+    start = entry[: match.start(2) - 1]
+    ranges = match[2]
+    end = entry[match.end(2) + 1 :]
     numbers: list[str] = []
     for part in ranges.split(","):
         first, _, last = part.partition("-")
-        lowest, highest = whole_number(first), whole_number(last or first)
+        lowest = whole_number(first)
+        highest = whole_number(last or first)
         if lowest is None or highest is None or highest < lowest:
             raise UsageError(f"{entry!r}: {part!r} is not a range of numbers")
         numbers += [f"{number:0{len(first)}}" for number in range(lowest, highest + 1)]

@@ -41,7 +41,8 @@ def launched(environ: Mapping[str, str]) -> Launch | None:
     A single task of srun, perhaps a shell, has no launcher: its MPI could not start.
     """
     for launcher, rank, size in _VARIABLES:
-        number, count = whole_number(environ.get(rank, "")), whole_number(environ.get(size, ""))
+        number = whole_number(environ.get(rank, ""))
+        count = whole_number(environ.get(size, ""))
         if number is not None and count is not None and (launcher, count) != ("srun", 1):
             return Launch(launcher, number, count)
     return None
@@ -60,7 +61,8 @@ def refuse_others(environ: Mapping[str, str], command: Sequence[str], *, alone: 
     """
     if elastic(environ) and WORKER not in environ:
         raise UsageError("horovodrun --min-np starts Horovod's own driver: type `hvd-train launch --elastic`")
-    size, ours = whole_number(environ.get("WORLD_SIZE", "")) or 1, launched(environ)
+    size = whole_number(environ.get("WORLD_SIZE", "")) or 1
+    ours = launched(environ)
     # A task of Slurm that runs torchrun is no rank.
     in_task = ours is not None and ours.launcher == "srun" and ours.size != size and "LOCAL_RANK" in environ
     if size > 1 and (ours is None or in_task):

@@ -21,7 +21,8 @@ from hvd_train.launch import client, launcher
 PATIENCE = "HVD_TRAIN_START_TIMEOUT_SECONDS"
 _FIRST_NOTICE_S = 15.0  # doubles with each notice
 _REQUEST_S = 30.0
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05  # while MPI waits
+_SHORTEST_PAUSE_S = 0.0005  # while MPI waits
+_LONGEST_PAUSE_S = 0.05
 _calls = itertools.count()
 
 
@@ -45,8 +46,11 @@ def call(environ: Mapping[str, str]) -> None:
     """
     if (patience_s := whole_number(environ.get(PATIENCE, "600"))) is None:
         raise UsageError(f"{PATIENCE} is {environ[PATIENCE]!r}; it must be a number of seconds")
-    rank, size, here = int(environ["HOROVOD_RANK"]), int(environ["HOROVOD_SIZE"]), f"here.{next(_calls)}"
-    begun, notice_s = time.monotonic(), _FIRST_NOTICE_S
+    rank = int(environ["HOROVOD_RANK"])
+    size = int(environ["HOROVOD_SIZE"])
+    here = f"here.{next(_calls)}"
+    begun = time.monotonic()
+    notice_s = _FIRST_NOTICE_S
     try:
         _put(environ, f"{here}/{rank}", "yes")
         while not _get(environ, f"{here}/all-of-{size}"):  # the store has waited a second for them
@@ -108,7 +112,8 @@ def come_together(communicator: Any) -> None:
 
     MPI waits busily: a finished rank would take the core from ranks that train, and from threads that write files.
     """
-    all_here, pause = communicator.Ibarrier(), _SHORTEST_PAUSE_S
+    all_here = communicator.Ibarrier()
+    pause = _SHORTEST_PAUSE_S
     while not all_here.Test():
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_S)

@@ -43,7 +43,8 @@ def num_gpus(environ: Mapping[str, str]) -> int:
 
 def shown(name: str) -> str:
     """Return the name of a program of this environment if the PATH leads to it, else its path."""
-    path, found = program(name), shutil.which(name)
+    path = program(name)
+    found = shutil.which(name)
     return name if found and os.path.samefile(found, path) else path
 
 
@@ -73,7 +74,8 @@ def mpirun(ranks: int, hosts: Sequence[Host], environ: Mapping[str, str]) -> lis
     names = list(worker_environment.for_other_hosts(environ))
     others = [host.name for host in hosts if not ssh.is_here(host.name)]
     listed = ",".join(f"{host.name}:{host.slots}" for host in hosts)
-    flags, variables = shlex.split(environ.get("MPIRUN_FLAGS", "")), dict[str, str]()
+    flags = shlex.split(environ.get("MPIRUN_FLAGS", ""))
+    variables = dict[str, str]()
     version = subprocess.run([command, "--version"], capture_output=True, text=True)
     text = version.stdout + version.stderr
     if "Open MPI" in text:
@@ -114,7 +116,8 @@ def elastic(options: Namespace, environ: Mapping[str, str]) -> list[str]:
 
     Raises UsageError if there is no host file or no allocation of Slurm, or if its hosts have unknown names.
     """
-    source, nodes = options.hosts, environ.get("SLURM_JOB_NODELIST")
+    source = options.hosts
+    nodes = environ.get("SLURM_JOB_NODELIST")
     if source is not None:
         if not os.path.isfile(source):
             raise UsageError(f"--elastic reads a host file while the job runs, and {source} is no file")

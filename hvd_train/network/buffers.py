@@ -313,7 +313,8 @@ class _Means:
     """Averaged buffers of one kind, floating point or integer; one tensor holds the changes of all of them."""
 
     def __init__(self, buffers: Sequence[Buffer], device: torch.device) -> None:
-        self._buffers, self._tensors = buffers, [buffer.tensor for buffer in buffers]
+        self._buffers = buffers
+        self._tensors = [buffer.tensor for buffer in buffers]
         self._before = [torch.empty_like(tensor) for tensor in self._tensors]
         self._counts = not self._tensors[0].is_floating_point()
         is_double = any(tensor.dtype == torch.float64 for tensor in self._tensors)

@@ -17,7 +17,8 @@ from hvd_train.progress.clock import Split
 from hvd_train.world.world import Place, World
 
 _SHARED = "NCCL_MULTI_RANK_GPU_ENABLE"  # NCCL 2.30 lets ranks share a GPU if this is 1
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # from malloc.h
+_M_TRIM_THRESHOLD = -1  # from malloc.h
+_M_MMAP_MAX = -4
 _THREADS = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

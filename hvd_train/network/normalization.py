@@ -42,7 +42,8 @@ class SumsOfLayers:
 
     def __init__(self, world: World, most_features: int = 0) -> None:
         """`most_features` is the largest number of features of a layer, 0 without layers."""
-        self._world, self._most_features = world, most_features
+        self._world = world
+        self._most_features = most_features
         self._length = 2 * most_features + 2  # of all sums in a pass in which some ranks have no micro-batch
         self._some_lack_one = self._pads = self._alone = False
 
@@ -76,7 +77,9 @@ class SumsOfLayers:
         """Begin a step with these numbers of micro-batches, here and in all."""
         self._full_passes, left = divmod(num_micro_batches, self._world.place.size)
         self._some_lack_one = self._most_features > 0 and left > 0
-        self._pads, self._num_mine, self.lost = False, num_mine, None
+        self._pads = False
+        self._num_mine = num_mine
+        self.lost = None
 
     def begin_last_micro_batch(self) -> None:
         """Begin the last micro-batch of this rank."""
@@ -111,7 +114,8 @@ class SyncBatchNorm(_BatchNorm):
         for name, value in (*plain.named_parameters(recurse=False), *plain.named_buffers(recurse=False)):
             setattr(self, name, value)
         self.training = plain.training
-        self.sums, self._name = sums, name
+        self.sums = sums
+        self._name = name
 
     def _add(self, tensor: Tensor, kind: str) -> Tensor:
         return self.sums(tensor, f"{self._name}.{kind}")
@@ -155,7 +159,9 @@ class _SyncBatchNorm(torch.autograd.Function):
         inverse = torch.rsqrt(variance + eps)
         normal = (values - mean.view(shape)) * inverse.view(shape)
         ctx.save_for_backward(normal, inverse, weight, count)
-        ctx.add, ctx.over, ctx.shape = add, over, shape
+        ctx.add = add
+        ctx.over = over
+        ctx.shape = shape
         output = normal if weight is None else normal * weight.float().view(shape)
         if bias is not None:
             output = output + bias.float().view(shape)
@@ -167,7 +173,8 @@ class _SyncBatchNorm(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         normal, inverse, weight, count = ctx.saved_tensors
         upper = gradient.float()
-        bias_gradient, weight_gradient = upper.sum(ctx.over), (upper * normal).sum(ctx.over)
+        bias_gradient = upper.sum(ctx.over)
+        weight_gradient = (upper * normal).sum(ctx.over)
         sums = ctx.add(torch.cat([bias_gradient, weight_gradient]), "backward").view(2, -1) / count
         mean, slope = (part.view(ctx.shape) for part in sums)
         image_gradient = (upper - mean - normal * slope) * inverse.view(ctx.shape)

@@ -82,7 +82,8 @@ def start_from(weights: str, model: nn.Module, name: str, num_classes: int) -> s
     for key, others in _tied(model).items():  # a file may have one of the names of a tensor
         if key not in state and (known := next((other for other in others if other in state), None)):
             state[key] = state[known]
-    head, left_out = head_of(model), _AUXILIARY.get(name, ())
+    head = head_of(model)
+    left_out = _AUXILIARY.get(name, ())
     for key in [key for key in state if key.startswith(left_out)]:
         del state[key]
     own_head = {key for key in own if head is not None and key.startswith(f"{head}.") and not is_extra(key)}

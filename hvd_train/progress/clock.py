@@ -13,8 +13,11 @@ class Stopwatch:
     """Counts samples and seconds of training, without start-up, evaluations and final writes."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now, self._mark, self._skip = now, now(), _WARMUP_STEPS
-        self.samples, self.seconds = 0, 0.0
+        self._now = now
+        self._mark = now()
+        self._skip = _WARMUP_STEPS
+        self.samples = 0
+        self.seconds = 0.0
 
     def step(self, num_samples: int) -> None:
         """Count a step that has just ended, and its samples on all ranks."""
@@ -22,7 +25,8 @@ class Stopwatch:
         if self._skip:
             self._skip -= 1
         else:
-            self.samples, self.seconds = self.samples + num_samples, self.seconds + now - self._mark
+            self.samples = self.samples + num_samples
+            self.seconds = self.seconds + now - self._mark
         self._mark = now
 
     def restart(self) -> None:
@@ -54,9 +58,12 @@ class Split:
         self, stamp: Callable[[], Any] = time.perf_counter, seconds: Callable[[Any, Any], float] = operator.sub
     ) -> None:
         """`stamp()` returns a point in time, and `seconds(end, start)` the seconds between two of them."""
-        self._stamp, self._seconds, self._last = stamp, seconds, stamp()
+        self._stamp = stamp
+        self._seconds = seconds
+        self._last = stamp()
         self._marks: list[tuple[str, Any, Any]] = []  # read late: a GPU works asynchronously
-        self._spent, self._steps = dict.fromkeys(PHASES, 0.0), 0
+        self._spent = dict.fromkeys(PHASES, 0.0)
+        self._steps = 0
 
     def mark(self, phase: str) -> None:
         """Give the time since the last mark to one of PHASES."""
@@ -73,8 +80,10 @@ class Split:
     def take(self) -> dict[str, float] | None:
         """Return the mean seconds of each phase since the last call. None without steps."""
         self._add_up()
-        spent, steps = self._spent, self._steps
-        self._spent, self._steps = dict.fromkeys(PHASES, 0.0), 0
+        spent = self._spent
+        steps = self._steps
+        self._spent = dict.fromkeys(PHASES, 0.0)
+        self._steps = 0
         return {phase: seconds / steps for phase, seconds in spent.items()} if steps else None
 
     def _add_up(self) -> None:
@@ -88,7 +97,9 @@ class Timer:
     """Becomes due some seconds after its creation or last reset; never, if `seconds` is None."""
 
     def __init__(self, seconds: float | None, now: Callable[[], float] = time.monotonic) -> None:
-        self._limit, self._now, self._start = seconds, now, now()
+        self._limit = seconds
+        self._now = now
+        self._start = now()
 
     @property
     def seconds(self) -> float:

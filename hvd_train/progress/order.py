@@ -23,7 +23,8 @@ Words = npt.NDArray[np.uint64]
 _ROUNDS = 8  # 4 suffice for a pseudo-random permutation (Luby and Rackoff 1988); small domains profit from more
 _WORD = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio
-_BLOCK, _STEPS = 1 << 12, 64  # the most samples of a rank, and the most steps, looked up at once
+_BLOCK = 1 << 12  # the most samples of a rank, and the most steps, looked up at once
+_STEPS = 64
 _SMALL = 1 << 12  # up to this domain, a table of all words is computed once: it saves 20 us a step
 _NONE = np.empty(0, dtype=np.int64)
 
@@ -97,7 +98,8 @@ class EpochOrder(Order):
         return self._feistel(words) if self._table is None else self._table[words]
 
     def _feistel(self, words: Words) -> Words:
-        left, right = words >> self._half, words & self._mask
+        left = words >> self._half
+        right = words & self._mask
         for round_key in self._keys:
             left, right = right, left ^ (scramble(right ^ round_key) & self._mask)
         joined: Words = (left << self._half) | right
@@ -300,7 +302,8 @@ def learning_rate_factor(schedule: ScheduleConfig, epochs_done: float) -> float:
     One cycle is torch's OneCycleLR (Smith and Topin, arXiv 1708.07120): a cosine up from 1/25, one down to 4e-6. Raises
     UsageError if the user's own function returns no number from 0 on.
     """
-    kind, warmup = schedule.schedule, schedule.warmup_epochs
+    kind = schedule.schedule
+    warmup = schedule.warmup_epochs
     if kind == "one-cycle":
         warmup = warmup or 0.3 * schedule.epochs
         if epochs_done < warmup:

@@ -14,7 +14,9 @@ def facts(run: History) -> dict[str, str]:
     test = number(run.summary, f"test_{name}")
     known = [speed for record in (*run.steps, *run.epochs) if (speed := number(record, "samples_per_second"))]
     speed = number(run.summary, "samples_per_second") or (known[-1] if known else None)
-    epochs, done, time = run.num_epochs, run.furthest("epochs_done"), duration(run.seconds)
+    epochs = run.num_epochs
+    done = run.furthest("epochs_done")
+    time = duration(run.seconds)
     if speed and epochs and run.samples_per_epoch and run.state == "running":
         left = min(max(0.0, epochs - done) * run.samples_per_epoch / speed, LARGEST)
         time += f", about {duration(round(left))} left without evaluations"

@@ -50,8 +50,11 @@ def clean(text: str) -> str:
 Line = tuple[str, Sequence[float | None], Sequence[float | None]]  # name, x, y; None, NaN and infinity leave a gap
 
 _STYLE = Path(__file__).parent / "templates" / "charts.mplstyle"
-_WIDTH, _PLOT, _ABOVE = 4.2, 1.95, 0.25  # inches; on a phone the text of this width keeps its size
-_LEGEND_WIDTH, _ROW = 44, 0.19  # letters in a row of the legend, inches of its height
+_WIDTH = 4.2  # inches; on a phone the text of this width keeps its size
+_PLOT = 1.95
+_ABOVE = 0.25
+_LEGEND_WIDTH = 44  # letters in a row of the legend, inches of its height
+_ROW = 0.19
 MANY = 8
 """More runs than these are named by their settings, which are the columns of tables; one chart has the legend."""
 _DIVERGED = 1000  # times the median is a value beyond which the others would be one flat line
@@ -111,7 +114,9 @@ class Chart:
 
     def _draw(self, axes: Axes, line: Line) -> int:
         """Draw a line and return how many of its points have a value."""
-        name, x, y = line[0], np.array(line[1], float), np.array(line[2], float)
+        name = line[0]
+        x = np.array(line[1], float)
+        y = np.array(line[2], float)
         known = np.isfinite(x) & np.isfinite(y)
         y[~known] = np.nan
         # A point between two gaps is visible only by its marker. A few of the other points have one.

@@ -20,7 +20,8 @@ _Axis = tuple[str, str, float]  # the label of the x axis, the field of a record
 
 _TITLES = {"top1": "Top-1 accuracy", "top5": "Top-5 accuracy"}
 _MOST_MEASURES = 12
-_MOST_IN_NAME, _LONGEST = 3, 30  # settings, and letters of a value: of a path the end tells more
+_MOST_IN_NAME = 3  # settings, and letters of a value: of a path the end tells more
+_LONGEST = 30
 
 
 def compose(paths: Sequence[Path], now: datetime) -> str:
@@ -96,7 +97,8 @@ def _throughput(runs: Sequence[History], names: Sequence[str]) -> Markup:
     for run, name in zip(runs, names, strict=True):
         times, rates = speeds(run.steps, 60)  # one step and the next differ by noise
         lines.append(("" if len(runs) == 1 else name, [time / unit for time in times if time is not None], rates))
-    marks, legend = _marks(runs[0], axis) if len(runs) == 1 else [], len(runs) <= page.MANY
+    marks = _marks(runs[0], axis) if len(runs) == 1 else []
+    legend = len(runs) <= page.MANY
     charts = [Chart("Samples/s", label, lines, zero=True, events=marks, legend=legend)]
     keys = names if len(runs) > 1 else [""]
     epochs = [_line(key, run.epochs, "seconds", ("", "epoch", 1.0)) for key, run in zip(keys, runs, strict=True)]
@@ -170,7 +172,8 @@ def _marks(run: History, axis: _Axis) -> list[tuple[float, str]]:
     first = next((event for event in run.events if event.get("name") == "start"), None)
     marks = []
     for event in run.events:
-        before, after = event.get("previous_size"), event.get("world_size")
+        before = event.get("previous_size")
+        after = event.get("world_size")
         world = "recovered" if before == after else f"{before}→{after}"
         label = {"world": world, "skipped": "not finite", "start": "resumed"}.get(str(event.get("name")))
         place = number(event, axis[1])
@@ -183,7 +186,9 @@ def _comparison(names: Sequence[str], facts: Sequence[Record], defaults: Record 
     """Return what differs between runs, what they share, and what has its default."""
     texts = [{key: page.written(value) for key, value in of_run.items()} for of_run in facts]
     usual = {key: page.written(value) for key, value in (defaults or {}).items()}
-    differing, shared, default = list[list[str]](), list[list[str]](), list[list[str]]()
+    differing = list[list[str]]()
+    shared = list[list[str]]()
+    default = list[list[str]]()
     for key in dict.fromkeys(key for of_run in texts for key in of_run):
         values = [of_run.get(key, "—") for of_run in texts]
         if len(set(values)) > 1:

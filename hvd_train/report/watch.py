@@ -18,12 +18,14 @@ from hvd_train.run_files.history import History, number, read, speeds, thinned
 from hvd_train.run_files.journal import figure, label
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_WIDTH, _MOST_EVENTS = 40, 5
+_WIDTH = 40
+_MOST_EVENTS = 5
 
 
 def watch(path: Path, *, once: bool, interval_s: float) -> None:
     """Show a run until it ends, or its state now if `once` is set. Raises UsageError if there is none to read."""
-    history, console = read(path), Console(highlight=False)
+    history = read(path)
+    console = Console(highlight=False)
     if once:
         console.print(view(history, time.time()))
         return
@@ -67,7 +69,8 @@ def _curve(values: Sequence[float | None], written: Callable[[float], str]) -> s
     known = [value for value in means if value is not None]
     if not known:
         return "no values"
-    low, span = min(known), max(known) - min(known) or 1.0
+    low = min(known)
+    span = max(known) - min(known) or 1.0
     blocks = (" " if value is None else _BLOCKS[round((value - low) / span * 7)] for value in means)
     last = next(value for value in reversed(values) if value is not None)
     return f"{''.join(blocks):{_WIDTH}}  {written(last)}{'' if values[-1] is not None else ' (not the last one)'}"

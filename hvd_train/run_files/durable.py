@@ -67,7 +67,9 @@ class AppendedFile:
 
         No method raises OSError: `report` is called for the first one. Nothing is written while `held()` is False.
         """
-        self._path, self._report, self._held = path, report, held
+        self._path = path
+        self._report = report
+        self._held = held
         self._file: int | None = None
         self._failed_before = False
 

@@ -192,11 +192,14 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _add_progress(lines: Sequence[dict[str, Any]], per_epoch: int | None) -> None:
     """Add `elapsed`, `samples_done` and `epochs_done` to each line. Time before a process's first lines is a pause."""
-    elapsed, before, done = 0.0, None, 0.0
+    elapsed = 0.0
+    before = None
+    done = 0.0
     for line in lines:
         if before is not None and line.get("name") not in _FIRST:
             elapsed += max(0.0, line["time"] - before)
-        epoch, before = number(line, "epoch"), line["time"]
+        epoch = number(line, "epoch")
+        before = line["time"]
         if line.get("kind") == "step":
             done = number(line, "samples") or done
         elif line.get("kind") == "epoch" and epoch and per_epoch:

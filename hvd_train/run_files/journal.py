@@ -95,8 +95,11 @@ class Journal:
         the files cannot be read.
         """
         self._last_shown = time.monotonic()
-        self._epochs, self._samples, self._max_seconds = 0, 0, math.inf
-        self._sample, self._shown = "sample", ["loss"]
+        self._epochs = 0
+        self._samples = 0
+        self._max_seconds = math.inf
+        self._sample = "sample"
+        self._shown = ["loss"]
         self._lines: AppendedFile | None = None
         self._trackers: Trackers | None = None
         self._ledger: LedgerFile | None = None
@@ -115,8 +118,11 @@ class Journal:
         self, epochs: int, samples_per_epoch: int, sample: str, best: str, max_seconds: float | None = None
     ) -> None:
         """Start the display of a training; `sample` is the name of a sample, `best` the task's best figure."""
-        self._epochs, self._samples, self._max_seconds = epochs, samples_per_epoch, max_seconds or math.inf
-        self._sample, self._shown = sample, list(dict.fromkeys(["loss", best])) if best else []
+        self._epochs = epochs
+        self._samples = samples_per_epoch
+        self._max_seconds = max_seconds or math.inf
+        self._sample = sample
+        self._shown = list(dict.fromkeys(["loss", best])) if best else []
 
     def catch_up(self, recent: Sequence[Entry], last_step: StepRecord | None, last_epoch: EpochRecord | None) -> None:
         """Write records that the files lack after the writing rank was lost."""
@@ -159,7 +165,8 @@ class Journal:
         if record.scores is not None:
             line += f"  {self._figures(record.scores, 'val ')}"
         left = self._time_left(record, record.epoch, 0)
-        speed, took = f"{record.samples_per_second:7,.0f} {self._sample}s/s", duration(round(record.seconds, 2))
+        speed = f"{record.samples_per_second:7,.0f} {self._sample}s/s"
+        took = duration(round(record.seconds, 2))
         self._say(f"{line}  {speed}  {took}, {left} left")
 
     def evaluation(self, name: str, figures: Mapping[str, float], step: int, *, shown: bool = True) -> None:
@@ -255,11 +262,14 @@ def _forget_after(folder: RunFolder, step: int, epochs_done: int) -> tuple[int, 
     if not path.exists():
         return step, epochs_done, step, evaluated  # the run resumes in another folder
     last_step = last_epoch = reached = 0
-    lines, kept = read_bytes(path).splitlines(keepends=True), list[bytes]()
+    lines = read_bytes(path).splitlines(keepends=True)
+    kept = list[bytes]()
     for line in lines:
         try:
             record = json.loads(line)
-            kind, number, epoch = record["kind"], int(record.get("step", 0)), int(record.get("epoch", 0))
+            kind = record["kind"]
+            number = int(record.get("step", 0))
+            epoch = int(record.get("epoch", 0))
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             continue
         reached = max(reached, number)

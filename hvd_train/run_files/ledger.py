@@ -49,7 +49,8 @@ def extended(entries: Sequence[Entry], step: Entry, num_samples: int) -> list[En
     hundredths = {entry.positions[0] * _LINES_PER_EPOCH // num_samples for entry in (last, step)}
     if end != (step.world_size, step.steps[0], step.positions[0]) or len(hundredths) > 1:
         return [*entries, step]
-    steps, positions = (last.steps[0], step.steps[1]), (last.positions[0], step.positions[1])
+    steps = (last.steps[0], step.steps[1])
+    positions = (last.positions[0], step.positions[1])
     fingerprint = added([last.fingerprint, step.fingerprint])
     return [*others, replace(last, steps=steps, positions=positions, fingerprint=fingerprint)]
 
@@ -59,7 +60,9 @@ def parse(line: str | bytes, source: str) -> Entry:
     try:
         values: dict[str, Any] = json.loads(line)
         (first, last), (start, stop) = map(int, values["steps"]), map(int, values["positions"])
-        epoch, world_size, samples = int(values["epoch"]), int(values["world_size"]), int(values["fingerprint"], 16)
+        epoch = int(values["epoch"])
+        world_size = int(values["world_size"])
+        samples = int(values["fingerprint"], 16)
         if max(epoch, first, last, world_size, start, stop) >= 2**63 or last < first:
             raise ValueError("too large, or no step")
         return Entry(epoch, (first, last), world_size, (start, stop), samples)
@@ -105,7 +108,8 @@ def audit(folder: Path) -> Audit:
     try:
         events = history.read(folder).events
         start = _last(events, "start", "num_samples")
-        num_samples, seed = history.whole(start.get("num_samples")), start.get("seed")
+        num_samples = history.whole(start.get("num_samples"))
+        seed = start.get("seed")
         if num_samples is None or not isinstance(seed, int):
             raise UsageError(f"{folder / METRICS} lacks the number of samples or the seed: cannot judge")
         step = _last(events, FROM_FILE, "step").get("step")
@@ -137,12 +141,22 @@ def audit_entries(
     """
     size = epoch_samples or num_samples
     orders = ORDERS.get(order)
-    faults, world_sizes, finished, steps = list[str](), set[int](), 0, 0
-    epoch, step, position, is_whole, total = 0, 1, 0, True, 0  # the total of the epoch's fingerprints so far
+    faults = list[str]()
+    world_sizes = set[int]()
+    finished = 0
+    steps = 0
+    epoch = 0  # the total of the epoch's fingerprints so far
+    step = 1
+    position = 0
+    is_whole = True
+    total = 0
     for line, entry in enumerate(entries, 1):
         (first, last), (start, stop) = entry.steps, entry.positions
         if line == 1 and from_step is not None and first <= from_step + 1:
-            epoch, step, position, is_whole = entry.epoch, first, start, start == 0
+            epoch = entry.epoch
+            step = first
+            position = start
+            is_whole = start == 0
         place = f"line {line}: step {first} at position {start} of epoch {entry.epoch}"
         if (entry.epoch, first, start) != (epoch, step, position):
             faults.append(f"{place}, not step {step} at position {position} of epoch {epoch}")
@@ -153,12 +167,16 @@ def audit_entries(
         total = added([total if start else 0, entry.fingerprint])
         steps += last - first + 1
         world_sizes.add(entry.world_size)
-        epoch, step, position = entry.epoch, last + 1, stop
+        epoch = entry.epoch
+        step = last + 1
+        position = stop
         if stop == size:
             if is_whole and not faults and size == num_samples and total != _of_all(num_samples):
                 faults.append(f"line {line}: epoch {epoch} does not have all samples")
             finished += is_whole
-            epoch, position, is_whole = epoch + 1, 0, True
+            epoch = epoch + 1
+            position = 0
+            is_whole = True
         if len(faults) == _MOST_FAULTS:
             break
     return Audit(finished, steps, num_samples, tuple(sorted(world_sizes)), tuple(faults), size)
@@ -189,7 +207,9 @@ class LedgerFile:
 
         `took` gets these again from the state. Raises OSError, and UsageError if the file holds anything but entries.
         """
-        self._folder, self._path, self._report = folder, folder.path / LEDGER, report
+        self._folder = folder
+        self._path = folder.path / LEDGER
+        self._report = report
         self._last_step = 0  # in the file
         self._unwritten = list[Entry]()
         if self._path.exists():

@@ -26,7 +26,9 @@ from hvd_train.run_files.run_folder import CONFIG, RunFolder
 OWNER = ".owner.json"  # at the URL; in the run folder it has the name by which the folder owns the URL
 BEAT_S = 10.0  # from one change of it to the next
 PATIENCE_S = 30.0  # without a change the job is gone
-_CHECKPOINTS, _FETCHED, _PROBE = "checkpoints", ".fetched", ".probe"
+_CHECKPOINTS = "checkpoints"
+_FETCHED = ".fetched"
+_PROBE = ".probe"
 
 
 def file_system(url: str) -> tuple[Any, str]:
@@ -50,7 +52,9 @@ class Copies:
 
         Raises UsageError if the URL cannot be written, if a living job has it, or if another folder has had it since.
         """
-        self._url, self._folder, self._report = url, folder, report
+        self._url = url
+        self._folder = folder
+        self._report = report
         self._system, self._root = file_system(url)
         self._beats = 0
         self._copied: dict[str, tuple[int, int]] = {}  # size and time of change
@@ -77,7 +81,9 @@ class Copies:
 
     def fetch(self) -> None:
         """Copy the run at the URL, if any, to a folder without one. Raises UsageError if that fails."""
-        system, root, folder = self._system, self._root, self._folder
+        system = self._system
+        root = self._root
+        folder = self._folder
         if (folder / CONFIG).exists():
             return
         new = folder.with_name(folder.name + _FETCHED)

@@ -24,7 +24,10 @@ from hvd_train.run_files import durable
 from hvd_train.run_files.durable import AppendedFile
 
 RUNS = Path("runs")
-CONFIG, SUMMARY, METRICS, ENVIRONMENT = "config.yaml", "summary.json", "metrics.jsonl", "environment.json"
+CONFIG = "config.yaml"
+SUMMARY = "summary.json"
+METRICS = "metrics.jsonl"
+ENVIRONMENT = "environment.json"
 FROM_FILE = "from_file"  # the event that a run resumes from the checkpoint of another run
 DATA = "data.json"
 TAKEN = ("checkpoints", "profile", "tensorboard")  # other folders in a run folder
@@ -188,7 +191,9 @@ def _create(path: Path, config: Config, *notes: str) -> RunFolder:
 def _reopen(path: Path, config: Config, resume: Callable[[Path], None], *, evict: bool = False) -> RunFolder:
     _check_no_links(path)
     old = config_file.load(path / CONFIG)
-    before, epochs, notes = old.schedule.epochs, config.schedule.epochs, list[str]()
+    before = old.schedule.epochs
+    epochs = config.schedule.epochs
+    notes = list[str]()
     if config.run.output_dir and epochs > before:
         old = old.replace(epochs=epochs, warmup_epochs=config.schedule.warmup_epochs)  # recipes give both
         notes.append(f"continuing for {epochs} epochs, not {before}")
@@ -258,9 +263,11 @@ def _check_no_links(path: Path) -> None:
 
 
 def _free_name(path: Path) -> Path:
-    candidate, number = path, 2
+    candidate = path
+    number = 2
     while os.path.lexists(candidate):
-        candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
+        candidate = path.with_name(f"{path.name}-{number}")
+        number = number + 1
     return candidate
 
 

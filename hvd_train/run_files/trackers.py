@@ -178,7 +178,8 @@ def _csv(folder: RunFolder, resumed_step: int, report: Callable[[str], None]) ->
 
 def _wandb(folder: RunFolder, settings: Mapping[str, Any]) -> Tracker:
     wandb: Any = importlib.import_module("wandb")
-    name, known = folder.path.name, _known(folder, "wandb")
+    name = folder.path.name
+    known = _known(folder, "wandb")
     run = wandb.init(dir=str(folder.path), name=name, id=known, resume="allow", config=dict(settings))
     run.define_metric("*", step_metric="step")  # its own step must not go back, as a run that resumes does
     folder.write("wandb-run", run.id)

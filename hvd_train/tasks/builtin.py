@@ -124,7 +124,8 @@ def mixer(config: DataConfig, num_classes: int) -> Callable[[Tensor, Tensor], Ba
 
 def classification(config: Config, classes: tuple[str, ...]) -> Task:
     """Return the task of a model that maps images to logits [n, number of `classes`]."""
-    mix, smoothing = mixer(config.data, len(classes)), config.optimizer.label_smoothing
+    mix = mixer(config.data, len(classes))
+    smoothing = config.optimizer.label_smoothing
 
     def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
         images, targets = mix(*batch)
@@ -137,7 +138,8 @@ def classification(config: Config, classes: tuple[str, ...]) -> Task:
         images, targets = batch
         logits = _logits(model, images, len(classes))
         match = hits(logits, targets)
-        top1, top5 = match[:, 0], match.any(dim=1)
+        top1 = match[:, 0]
+        top5 = match.any(dim=1)
         none = torch.zeros(len(classes), dtype=torch.float64, device=targets.device)
         right, seen = (none.index_add(0, targets, each.double()) for each in (top1, torch.ones_like(top1)))
         losses = F.cross_entropy(logits.float(), targets, reduction="none")
@@ -178,7 +180,8 @@ def multi_label() -> Task:
 
     def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
         logits, targets = _alike(model, batch)
-        right, found = targets > 0.5, logits.detach() > 0
+        right = targets > 0.5
+        found = logits.detach() > 0
         counts = torch.stack([(right & found).sum(), right.sum() + found.sum()])
         losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(1)
         return {"loss": losses, "all_right": (right == found).all(1), "counts": Total(counts)}
@@ -196,7 +199,8 @@ def segmentation(classes: tuple[str, ...]) -> Task:
 
     def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
         logits, masks = _answers(model, batch)
-        known, count = masks != VOID, logits.shape[1]
+        known = masks != VOID
+        count = logits.shape[1]
         check.known(count, masks)
         loss = F.cross_entropy(logits, masks.long(), ignore_index=VOID, reduction="sum")
         answers = logits.detach().argmax(1)

@@ -35,7 +35,8 @@ def digit_masks(config: DataConfig) -> Parts:
     from hvd_train.data.sources import open_data
 
     digits: Any = open_data(DataConfig(), 0).train
-    images, labels = digits.images.float() / 255, digits.labels
+    images = digits.images.float() / 255
+    labels = digits.labels
     masks = torch.where(images[:, 0] > 0.4, labels[:, None, None] + 1, 0)
     return _divided(images, masks, ("paper", *map(str, range(10))))
 
@@ -62,7 +63,8 @@ class ByteModel(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bytes, self.memory = nn.Embedding(256, 64), nn.GRU(64, 128, batch_first=True)
+        self.bytes = nn.Embedding(256, 64)
+        self.memory = nn.GRU(64, 128, batch_first=True)
         self.following = nn.Linear(128, 256)
 
     def forward(self, text: Tensor) -> Tensor:

@@ -213,7 +213,9 @@ class Measuring:
 
     def __init__(self, function: Function, *, trains: bool = True, of_a_loop: bool = False) -> None:
         """`of_a_loop`: the user's own loop measures, which can use totals and values of each sample in training."""
-        self.function, self._trains, self._checked = function, trains, list[object]()
+        self.function = function
+        self._trains = trains
+        self._checked = list[object]()
         self.of_a_loop = of_a_loop
         self.exponent = 0  # the power of two near the count of the loss for each sample, as far as it is known
         self.fields = self.means = tuple[Field, ...]()  # training sums the means
@@ -243,7 +245,8 @@ class Measuring:
         if form != self._checked:  # a full check takes as long as a small layer
             found = fields_of(measures, num_samples, trains=self._trains)
             if not self.fields:
-                self.fields, self.means = found, tuple(field for field in found if field.is_mean)
+                self.fields = found
+                self.means = tuple(field for field in found if field.is_mean)
                 self.terms = tuple(field for field in found if _is_of_loss(field.name))
                 ends = itertools.accumulate(field.size for field in self.terms)
                 self.counts_at = [
@@ -322,7 +325,8 @@ def sum_of(measure: Measure) -> Tensor:
 @torch.no_grad()
 def numbers_of(measures: Measures, fields: Sequence[Field], dtype: torch.dtype) -> Tensor:
     """Return the sums of the measures in `fields`, without gradients, [sum of `Field.size`] of `dtype`."""
-    numbers, totals = list[Tensor](), list[Tensor]()
+    numbers = list[Tensor]()
+    totals = list[Tensor]()
     for place in fields:
         measure = measures[place.name]
         if isinstance(measure, Each):
@@ -354,7 +358,9 @@ def kept_of(measures: Measures) -> dict[str, Tensor]:
 
 def totals_of(fields: Sequence[Field], numbers: Sequence[float], count: int) -> Totals:
     """Return the totals of summed numbers of `count` samples, which begin with the numbers of these means."""
-    sums, divisors, at = dict[str, float](), dict[str, float](), 0
+    sums = dict[str, float]()
+    divisors = dict[str, float]()
+    at = 0
     for place in fields:
         by_count = place.kind == "count"
         sums[place.name], divisors[place.name] = numbers[at], numbers[at + 1] if by_count else float(count)

@@ -137,8 +137,13 @@ class Reducer:
         `share` returns zeros in memory, as uint8, in which Horovod sums tensors in place; None without any.
         `squares_at` returns the sum of the squares of a tensor, if Horovod has added them up with the sums.
         """
-        self._world, self._model, self._compression, self._start_sum = world, model, compression, start_sum
-        self._distributed, self._share, self._squares_at = distributed, share, squares_at
+        self._world = world
+        self._model = model
+        self._compression = compression
+        self._start_sum = start_sum
+        self._distributed = distributed
+        self._share = share
+        self._squares_at = squares_at
         self._horovod: Any = None
         self._has_noted = False  # that sparse gradients are slow
         self._layouts: list[_Layout] = []
@@ -173,7 +178,8 @@ class Reducer:
         horovod._group_counts = dict.fromkeys(layout.buckets, 0)
         horovod.set_backward_passes_per_step(max(1, passes))  # without any, `reduce` sends all gradients
         if layout.buckets and not layout.is_placed:
-            num_bytes, device = layout.num_bytes, layout.buckets[0][0].device
+            num_bytes = layout.num_bytes
+            device = layout.buckets[0][0].device
             layout.place(torch.zeros(num_bytes, dtype=torch.uint8, device=device))
 
     def _new_layout(self, ids: list[int]) -> _Layout:
@@ -215,7 +221,8 @@ class Reducer:
         Horovod would send a bucket that lacks a gradient on this rank one parameter at a time, while other ranks send
         it whole. So missing gradients are filled with zeros here.
         """
-        layout, handles = self._layout, self._horovod._handles
+        layout = self._layout
+        handles = self._horovod._handles
         for bucket in layout.buckets:
             if bucket not in handles:
                 for parameter in bucket:
@@ -282,7 +289,8 @@ def in_buckets(parameters: Sequence[nn.Parameter]) -> list[Bucket]:
     """Return buckets of `parameters`, the last first: of 25 MB and at last a small one."""
     sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
     buckets: list[list[nn.Parameter]] = []
-    size, left = _BUCKET_BYTES, sum(sizes)
+    size = _BUCKET_BYTES
+    left = sum(sizes)
     for parameter, its_size in zip(reversed(parameters), reversed(sizes), strict=True):
         if size >= _BUCKET_BYTES or left <= _LAST_BYTES < left + size or buckets[-1][-1].dtype != parameter.dtype:
             buckets.append([])

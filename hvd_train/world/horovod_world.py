@@ -29,7 +29,8 @@ T = TypeVar("T")
 
 _CORE = hvd.mpi_ops._basics.MPI_LIB_CTYPES
 if _HAS_C8 := hasattr(_CORE, "horovod_squares"):
-    _CORE.horovod_place.restype, _CORE.horovod_squares.restype = ctypes.c_bool, ctypes.c_double
+    _CORE.horovod_place.restype = ctypes.c_bool
+    _CORE.horovod_squares.restype = ctypes.c_double
 _PIECES_UNDER_WAY = 4  # while one is sent, the ranks agree on the next ones, which takes as long on a fast link
 
 
@@ -44,7 +45,9 @@ class HorovodWorld(World):
     def __init__(
         self, facts: Mapping[str, str] | None = None, communicator: Any = None, local: tuple[int, int] | None = None
     ) -> None:
-        self._facts, self._communicator, self._local = facts or {}, communicator, local
+        self._facts = facts or {}
+        self._communicator = communicator
+        self._local = local
         # Fusion depends on timing, and the order of additions on the place in the fused buffer: runs would differ.
         os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
         # After a minute Horovod names a live rank that does not take part; this ends the job.
@@ -118,7 +121,8 @@ class HorovodWorld(World):
         for number, piece in enumerate(pieces(tensors)):
             if len(under_way) == _PIECES_UNDER_WAY:
                 finish_first()
-            payload, name = outgoing(piece), f"hvd_train.tensors.{number % _PIECES_UNDER_WAY}"
+            payload = outgoing(piece)
+            name = f"hvd_train.tensors.{number % _PIECES_UNDER_WAY}"
             with as_rank_lost():
                 under_way.append((hvd.broadcast_async_(payload, root, name=name), piece, payload))
         while under_way:
@@ -284,7 +288,8 @@ def _begin_rendezvous_of_srun() -> None:
         return
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-    address, port = variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(variables["HOROVOD_GLOO_RENDEZVOUS_PORT"])
+    address = variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
+    port = int(variables["HOROVOD_GLOO_RENDEZVOUS_PORT"])
     try:
         # This node may resolve its own name to another address than the other nodes do.
         server = RendezvousHTTPServer((address if client.is_loopback(address) else "", port), RendezvousHandler, 0)

@@ -39,12 +39,14 @@ def pieces(tensors: Iterable[Tensor], most_bytes: int = MOST_BYTES) -> Iterator[
 
     Tensors of the same shapes, types and orders in memory give the same pieces.
     """
-    parts, num_bytes = list[Tensor](), 0
+    parts = list[Tensor]()
+    num_bytes = 0
     for tensor in tensors:
         for part in torch.split(tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8), most_bytes):
             if parts and num_bytes + part.numel() > most_bytes:
                 yield parts
-                parts, num_bytes = [], 0
+                parts = []
+                num_bytes = 0
             parts.append(part)
             num_bytes += part.numel()
     if num_bytes:

@@ -82,7 +82,8 @@ def _defined(sources: list[str]) -> set[str]:
 def _build(includes: list[Path], absent: str, folder: Path) -> None:
     (folder / "absent.cc").write_text(absent)
     options = [*OPTIONS, *(f"-isystem{path}" for path in includes), "-shared"]
-    sources, library = map(str, (*SOURCES.glob("*.cc"), folder / "absent.cc")), str(folder / LIBRARY)
+    sources = map(str, (*SOURCES.glob("*.cc"), folder / "absent.cc"))
+    library = str(folder / LIBRARY)
     _run(["g++", *options, f"-Wl,-soname,{LIBRARY}", *sources, "-o", library, "-ldl", "-lrt"])
     for name in DRIVERS:
         # Empty: what is looked for in it is found in the library that it depends on.

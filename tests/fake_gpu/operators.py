@@ -72,7 +72,8 @@ class _Call:
     """One launch: it holds the operands in host memory and the places where the results are to come."""
 
     def __init__(self, device: int, name: bytes) -> None:
-        self._device, self._name = device, name
+        self._device = device
+        self._name = name
         self._stream = torch._C._cuda_getCurrentRawStream(device)
         self._reads: list[Tensor] = []
         self._writes: list[tuple[Tensor, Tensor]] = []
@@ -194,8 +195,11 @@ def _columns(spans: list[tuple[int, int]]) -> tuple[Any, Any]:
 
 def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(None)  # it has been preloaded
-    stream, device, count = ctypes.c_void_p, ctypes.c_int, ctypes.c_int
-    pointers, sizes = ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_size_t)
+    stream = ctypes.c_void_p
+    device = ctypes.c_int
+    count = ctypes.c_int
+    pointers = ctypes.POINTER(ctypes.c_void_p)
+    sizes = ctypes.POINTER(ctypes.c_size_t)
     library.fake_gpu_launch.argtypes = [device, stream]
     library.fake_gpu_effects.argtypes = [
         *(device, stream, ctypes.c_char_p),

@@ -47,7 +47,8 @@ class Watch(threading.Thread):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(daemon=True)
-        self.folder, self.over = folder, threading.Event()
+        self.folder = folder
+        self.over = threading.Event()
         self.seen = set[tuple[int, float]]()  # the numbers and times of steps
         self.last = 0  # the number of the step that was finished last
         self.lost = 0  # steps that were finished and had to be taken again
@@ -128,7 +129,8 @@ class Campaign:
 
     def play(self, fault: Callable[[Campaign], None]) -> str:
         """Play a fault until three workers took a few steps together; return its cost."""
-        begun, lost = time.monotonic(), self.watch.lost
+        begun = time.monotonic()
+        lost = self.watch.lost
         fault(self)
         first = self.watch.last
 
@@ -138,7 +140,8 @@ class Campaign:
             return last["world_size"] == 3 and self.watch.last >= max(first, last.get("step", 0)) + 5
 
         self.wait(is_whole)
-        seconds, lost = time.monotonic() - begun, self.watch.lost - lost
+        seconds = time.monotonic() - begun
+        lost = self.watch.lost - lost
         return f"step {self.watch.last:3}: {fault.__name__:17} {seconds:5.1f} s, {lost} steps lost"
 
     def kill_workers(self) -> None:
@@ -221,7 +224,8 @@ def test_campaign(hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[st
     expected = cluster.undisturbed(tmp_path / "undisturbed", EPOCHS, TRAINING, limit_s=1500)
     shutil.rmtree(tmp_path / "undisturbed")
     allowed = tolerance(expected, STEPS)
-    trainings, end = 0, time.monotonic() + SECONDS
+    trainings = 0
+    end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         folder = tmp_path / str(trainings)
         folder.mkdir()

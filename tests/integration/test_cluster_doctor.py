@@ -47,7 +47,8 @@ def off_and_other_versions(hosts: Hosts, folder: Path) -> None:
     """Kill h3; give h2 another version of torch, and a changed file of this package."""
     hosts.kill("h3")
     (version,) = (PROGRAMS.parent / "lib").glob("python3*/site-packages/torch/version.py")
-    changed, code = folder / "version.py", folder / "loop.py"
+    changed = folder / "version.py"
+    code = folder / "loop.py"
     changed.write_text(f"{version.read_text()}\n__version__ = '9.9'\n")
     on(hosts, "h2", "mount", "--bind", str(changed), str(version))
     code.write_text((ROOT / "hvd_train/loop.py").read_text() + "\n")

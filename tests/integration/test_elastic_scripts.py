@@ -20,7 +20,8 @@ def test_a_killed_worker_is_replaced_and_no_sample_is_lost(workers: int, tmp_pat
     hosts.write_text(f"localhost slots={workers}\n")
     command = [str(SCRIPTS / "train_elastic.sh"), "--hosts", str(hosts), "--", "digits", "--epochs", "4000"]
     command += ["--batch-size", "2"] if workers > 2 else []
-    folder, log = tmp_path / "run", tmp_path / "output.txt"
+    folder = tmp_path / "run"
+    log = tmp_path / "output.txt"
     with started([*command, "--ledger", "--output-dir", "run"], tmp_path, log) as script:
 
         def changes() -> list[dict[str, Any]]:

@@ -181,7 +181,9 @@ def test_c14_each_rank_asks_the_store_once_for_the_addresses_of_all() -> None:
     """It writes its own, asks for all others, and says that it has finished."""
     codes, printed = run_world(4, "c14_meet")
     assert codes == [0] * 4, printed
-    of_all, of_process_set, of_its_local_ranks = 3 * 4, 3 * 2, 3 * 2
+    of_all = 3 * 4
+    of_process_set = 3 * 2
+    of_its_local_ranks = 3 * 2
     assert f"ASKED {of_all + of_process_set + of_its_local_ranks}\n" in printed
 
 
@@ -302,7 +304,8 @@ def test_l5_the_launcher_does_not_import_torch_to_know_its_build(tmp_path: Path)
 
 def test_l7_ranks_whose_output_has_no_reader_continue(tmp_path: Path, controller: str) -> None:
     """As in `horovodrun ... | head -1`: the ranks finish silently, for any amount of output."""
-    command, env = [PYTHON, *horovodrun(controller, "l7_many_lines")], environment(DONE=tmp_path / "done")
+    command = [PYTHON, *horovodrun(controller, "l7_many_lines")]
+    env = environment(DONE=tmp_path / "done")
     with (
         (tmp_path / "errors").open("w+") as errors,
         subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=errors, text=True) as process,

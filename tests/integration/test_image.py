@@ -53,7 +53,8 @@ def obtain_base(folder: Path) -> None:
         return
     if not IS_PODMAN or os.geteuid() != 0 or not shutil.which("debootstrap"):
         pytest.skip(f"{base} cannot be pulled here, and only root with podman and debootstrap can make one")
-    root, tar = folder / "base", folder / "base.tar"
+    root = folder / "base"
+    tar = folder / "base.tar"
     suite = base.rpartition(":")[2].removesuffix("-slim")
     make = ["debootstrap", "--variant=minbase", "--include=ca-certificates", suite, root]
     subprocess.run(make, check=True, capture_output=True, timeout=900)
@@ -80,7 +81,9 @@ def docker(folder: Path, *options: str) -> Path:
     build = ["--pull=never", "--network=host", "--isolation=chroot", "--format=docker"] if IS_PODMAN else []
     for path in ("/etc/ssl/certs/ca-certificates.crt", "/etc/pip.conf") if IS_PODMAN else ():
         build += [f"--volume={path}:{path}:ro"] if Path(path).exists() else []
-    compose, building, other = " ".join(COMPOSE_PROGRAM), " ".join(build), " ".join(options)
+    compose = " ".join(COMPOSE_PROGRAM)
+    building = " ".join(build)
+    other = " ".join(options)
     cases = f'compose) shift; exec {compose} "$@" ;; build) shift; exec {ENGINE} build {building} "$@" ;;'
     return write_program(folder, "docker", f'case $1 in {cases} *) exec {ENGINE} {other} "$@" ;; esac')
 
@@ -220,7 +223,8 @@ def test_the_documented_cluster_on_one_machine(image: str, tmp_path: Path) -> No
     """`docker compose up --build` as printed trains on two hosts, and Ctrl-C ends it."""
     if not COMPOSE_PROGRAM or subprocess.run([*COMPOSE_PROGRAM, "version"], check=False).returncode:
         pytest.skip("there is no docker compose, and IMAGE_COMPOSE names no other program")
-    program, output = docker(tmp_path), tmp_path / "output.txt"
+    program = docker(tmp_path)
+    output = tmp_path / "output.txt"
     try:
         with started(typed(COMPOSE, program), PROJECT, output) as compose:
             wait_for("the end", lambda: "on 2 ranks" in output.read_text(), limit_s=600)

@@ -65,7 +65,8 @@ def newest_commit(folder: Path) -> str:
 
 def disturb(launcher: str, folder: Path, number: signal.Signals, victim: int | None) -> tuple[int, str]:
     """Train until the next commit, then signal the launcher or one rank; return exit code and output."""
-    log, before = folder / "log.txt", newest_commit(folder)
+    log = folder / "log.txt"
+    before = newest_commit(folder)
     pace(folder, 0.2)
     command = launch_line(launcher, 2, HVD_TRAIN, "train", *DISTURBED)
     with started(command, folder, log, OF_TESTS) as process:

@@ -17,7 +17,8 @@ from tests.support.runs import equal, largest_difference, small_config, trained
 from tests.support.worlds import STOP, own_generator
 
 TOLERANCE = 1e-5
-ADAMW, SGD = {"optimizer": "adamw", "learning_rate": 0.003, "clip_norm": 5.0}, {"clip_norm": 5.0}
+ADAMW = {"optimizer": "adamw", "learning_rate": 0.003, "clip_norm": 5.0}
+SGD = {"clip_norm": 5.0}
 FROZEN = {"freeze": "backbone", "unfreeze": ("1:1.*", "3:*")}
 MIXES = {"mixup": 0.2, "cutmix": 1.0}
 CLIPPED = {"ema_decay": 0.9, "clip_norm": 0.5, "decay_of": "weights"}
@@ -66,7 +67,8 @@ def test_timing_changes_no_bit(world: World) -> None:
 @pytest.mark.parallel
 def test_an_overflow_on_the_wire_skips_the_step_on_every_rank(world: World) -> None:
     """The fp16 wire and a large loss scale overflow: no rank steps, and all halve the scale. Later steps are taken."""
-    rank, size = world.place.rank, world.place.size
+    rank = world.place.rank
+    size = world.place.size
     model = own_generator(runs.convnet(10))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
@@ -92,7 +94,8 @@ class StopLast:
     """The same world, in which the last rank votes to stop after this many steps."""
 
     def __init__(self, world: World, after: int) -> None:
-        self._world, self._left = world, after
+        self._world = world
+        self._left = after
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._world, name)
@@ -107,7 +110,8 @@ class StopLast:
 @pytest.mark.parallel
 def test_a_stopped_run_resumes_bit_identically(world: World) -> None:
     """The last rank stops it in mid epoch."""
-    config, after = small_config(**EVERYTHING), 13
+    config = small_config(**EVERYTHING)
+    after = 13
     _, expected = trained(world, config.replace(output_dir=Path("whole")), runs.batch_norm)
     result, _ = trained(StopLast(world, after), config, runs.batch_norm)  # type: ignore[arg-type]
     assert (result.finished, result.steps) == (False, after)

@@ -11,7 +11,8 @@ import pytest
 from torchvision.datasets import CIFAR10, CIFAR100
 
 CLASSES = {"cifar10": 10, "cifar100": 100}
-NUM_TRAIN, NUM_TEST = 100, 20
+NUM_TRAIN = 100
+NUM_TEST = 20
 
 
 def publish(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -24,7 +24,8 @@ def on_every_rank(body: Callable[[World], None]) -> Callable[[OnRanks], None]:
     def test(on_ranks: OnRanks) -> None:
         on_ranks(body)
 
-    test.__name__, test.__doc__ = body.__name__, body.__doc__
+    test.__name__ = body.__name__
+    test.__doc__ = body.__doc__
     return test
 
 
@@ -36,7 +37,8 @@ _FEW_ROUNDINGS = 1.1e-12
 @on_every_rank
 def test_a_sum_adds_what_each_rank_gives(world: World) -> None:
     """It keeps type and shape, step after step."""
-    rank, size = world.place.rank, world.place.size
+    rank = world.place.rank
+    size = world.place.size
     total = world.sum(torch.tensor([rank + 0.5, -2.0 * rank, 1.0]), "uneven")
     pairs = size * (size - 1) / 2
     assert total.tolist() == [pairs + 0.5 * size, -2 * pairs, size]
@@ -83,7 +85,8 @@ def test_tensors_of_any_root_are_copied_to_all_ranks(world: World) -> None:
 
 @on_every_rank
 def test_gather_gives_all_values_in_the_order_of_ranks(world: World) -> None:
-    rank, size = world.place.rank, world.place.size
+    rank = world.place.rank
+    size = world.place.size
     assert world.gather("x" * (1000 * rank)) == ["x" * (1000 * r) for r in range(size)]
     errors = world.gather(UsageError("last") if rank == size - 1 else None)
     assert errors[:-1] == [None] * (size - 1)
@@ -92,7 +95,8 @@ def test_gather_gives_all_values_in_the_order_of_ranks(world: World) -> None:
 
 @on_every_rank
 def test_values_larger_than_one_operation_carries_arrive_whole(world: World) -> None:
-    rank, size = world.place.rank, world.place.size
+    rank = world.place.rank
+    size = world.place.size
     texts = [chr(97 + n % 26) * 500_000 + str(n) for n in range(20)]  # 10 MB; an operation carries 4 MB
     assert world.broadcast(texts if rank == size - 1 else None, size - 1) == texts
 
@@ -167,7 +171,8 @@ def test_a_parameter_has_a_gradient_if_it_has_one_on_any_rank(world: World) -> N
 @on_every_rank
 def test_sparse_and_complex_gradients_are_summed_as_on_one_rank(world: World) -> None:
     """Also if a rank has none."""
-    rank, size = world.place.rank, world.place.size
+    rank = world.place.rank
+    size = world.place.size
     table = nn.Embedding(6, 2, sparse=True, dtype=torch.float64)
     model = _determined(nn.ModuleDict({"table": table, "line": nn.Linear(2, 1, dtype=torch.complex128)}))
     world.wrap(model)

@@ -123,10 +123,13 @@ class Job:
 
     def run(self) -> Job:
         wall = time.monotonic()
-        deadline, self._seconds, still = wall + DEADLINE_S, wall * SPEED, 0.0
+        deadline = wall + DEADLINE_S
+        self._seconds = wall * SPEED
+        still = 0.0
         with self.changed:
             while self.finish is None:
-                before, wall = wall, time.monotonic()
+                before = wall
+                wall = time.monotonic()
                 assert wall < deadline, f"the job hangs: {self.roster}"
                 # A worker with a seat in a broken world is about to ask for another.
                 still = still + wall - before if any(meeting.lost for _, meeting in self.seats.values()) else 0.0
@@ -210,7 +213,8 @@ class ElasticThreadWorld(ThreadWorld):
 
     def __init__(self, job: Job, number: int) -> None:
         super().__init__(0, Meeting(1))
-        self._job, self._number = job, number
+        self._job = job
+        self._number = number
         self._exchanges = 0
         self._has_met = False
         self._step = 1  # the worker's next step; others may still end the previous one
@@ -238,7 +242,8 @@ class ElasticThreadWorld(ThreadWorld):
                 self.meet(sync)
         except RankLost as error:
             self.meet(sync, error)
-        self._has_met, self._job.folder = True, self.program.folder
+        self._has_met = True
+        self._job.folder = self.program.folder
 
     @override
     def meet(self, sync: Callable[[], None] = lambda: None, after: RankLost | None = None) -> None:
@@ -278,7 +283,8 @@ class ElasticThreadWorld(ThreadWorld):
         return total
 
     def _exchange(self, name: str, value: Any) -> list[Any]:
-        job, place = self._job, (len(self._job.sizes), self.place.rank)
+        job = self._job
+        place = (len(self._job.sizes), self.place.rank)
         self._exchanges += 1
         job.exchanged(KillMeeting(*place, self._exchanges))
         if name != "gather":

@@ -23,7 +23,8 @@ from tests.support.worlds import own_generator, run_ranks
 NUMBERS = itertools.count()
 INPUTS = torch.cos(torch.arange(320.0)).view(40, 8)
 DATA = TensorDataset(INPUTS, torch.arange(40) % 3)
-STEPS, STOP_AT = 10, (2, 7)
+STEPS = 10
+STOP_AT = (2, 7)
 Outcome = tuple[Weights, dict[str, Any], list[dict[str, Any]]]
 Stop = Callable[[int], None]
 Program = Callable[[Session, nn.Module, torch.optim.Optimizer, Stop], None]

@@ -8,7 +8,8 @@ import hvd_train
 
 PACKAGE = Path(hvd_train.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "architecture.md"
-BEGIN, END = "<!-- rooms: begin -->", "<!-- rooms: end -->"
+BEGIN = "<!-- rooms: begin -->"
+END = "<!-- rooms: end -->"
 
 # From the bottom up. A room without modules here is a folder; other rooms consist of top-level modules.
 ROOMS: dict[str, tuple[str, ...]] = {
@@ -53,7 +54,8 @@ def imported_by(module: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module} imports relatively"
             targets |= {f"{node.module}.{alias.name}" for alias in node.names}
-    known, found = set(modules()), set()
+    known = set(modules())
+    found = set()
     for target in targets:
         first, *parts = target.split(".")
         if first != "hvd_train":

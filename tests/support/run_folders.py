@@ -10,7 +10,9 @@ from typing import Any
 from hvd_train import config_file, recipes
 from hvd_train.report import report
 
-SAMPLES, BATCH, START = 1000, 100, 1.8e9
+SAMPLES = 1000
+BATCH = 100
+START = 1.8e9
 NOW = datetime(2026, 1, 2, 3, 4)
 
 

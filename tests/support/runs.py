@@ -29,7 +29,8 @@ from hvd_train.world.world import World
 from tests.support.worlds import own_generator
 
 Weights = dict[str, Tensor]
-NUM_SAMPLES, NUM_VAL = 190, 60
+NUM_SAMPLES = 190
+NUM_VAL = 60
 CPU = torch.device("cpu")
 CLASSIFY = classification(Config(), tuple("0123456789"))
 TRAINING = Measuring(CLASSIFY.measure)
@@ -48,7 +49,8 @@ def odd_digits() -> Task:
 
     def measure(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Measure]:
         images, labels = batch
-        logits, odd = model(images), labels % 2 == 1
+        logits = model(images)
+        odd = labels % 2 == 1
         losses = nn.functional.cross_entropy(logits, labels, reduction="none")
         pairs = torch.bincount(10 * labels + logits.argmax(1), minlength=100)
         loss = Mean(losses[odd].sum(), odd.sum())
@@ -69,7 +71,8 @@ def few_digits(config: DataConfig) -> DataSet:
 @functools.cache
 def _few() -> DataSet:
     digits = sources.open_data(DataConfig(data="digits"), seed=0)
-    train, val = digits.train, digits.val
+    train = digits.train
+    val = digits.val
     return replace(
         digits,
         train=Arrays(train.images[:NUM_SAMPLES], train.labels[:NUM_SAMPLES], NUM_SAMPLES),
@@ -84,7 +87,9 @@ class Jittered:
 
     def __init__(self, count: int, *, jitter: bool) -> None:
         data = _few().train
-        self.images, self.labels, self.jitter = data.images[:count].float() / 255, data.labels[:count], jitter
+        self.images = data.images[:count].float() / 255
+        self.labels = data.labels[:count]
+        self.jitter = jitter
 
     def __len__(self) -> int:
         return len(self.images)

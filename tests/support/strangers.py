@@ -211,7 +211,10 @@ def besieged(processes: Callable[[], Sequence[int]], owned: Path, hosts: Hosts |
 
     With `hosts`, all hosts attack the ports that were not open before the block.
     """
-    ports, stop, attackers, known = set[Port](), threading.Event(), list[int](), set[str]()
+    ports = set[Port]()
+    stop = threading.Event()
+    attackers = list[int]()
+    known = set[str]()
     if hosts is not None:
         list(opened(processes(), known))
 

@@ -198,7 +198,8 @@ def run_ranks(
 
 
 # Places in the message of a step, after the measures of classification: the vote to stop, and the seconds so far.
-STOP, SECONDS = 3, 7
+STOP = 3
+SECONDS = 7
 
 
 class StoppingWorld(LocalWorld):
@@ -206,7 +207,9 @@ class StoppingWorld(LocalWorld):
 
     def __init__(self, after: int, vote_at: int = STOP, vote: float = 1.0) -> None:
         super().__init__()
-        self._left, self._vote_at, self._vote = after, vote_at, vote
+        self._left = after
+        self._vote_at = vote_at
+        self._vote = vote
 
     @override
     def start_sum(self, tensor: Tensor, name: str) -> PendingSum:

@@ -18,7 +18,8 @@ SCRIPT = Path(__file__).parents[3] / "horovodrun_scripts" / "train_elastic.sh"
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_worker_costs_no_step(gpu: OnGpu, fault: signal.Signals) -> None:
     """Survivors continue in the same step, a new worker joins, and every sample counts once."""
-    run, output = gpu.folder / "run", gpu.folder / "output.txt"
+    run = gpu.folder / "run"
+    output = gpu.folder / "output.txt"
     ledger = run / "ledger.jsonl"
     line = [str(SCRIPT), "--discover", "echo localhost:2", "-np", "2", "--", "digits", "--device", "cuda"]
     line += ["--epochs", "4000", "--ledger", "--output-dir", "run"]

@@ -15,7 +15,8 @@ from tests.support.runs import Weights, equal
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-FP32, FP16_WIRE = ("--compression", "none"), ("--compression", "fp16")
+FP32 = ("--compression", "none")
+FP16_WIRE = ("--compression", "fp16")
 ACCUMULATION = ("--batch-size", "8", "--accumulation-steps", "2")
 FOLDER = (
     *("--data", "folder", "--data-dir", "data", "--model", "tests.support.on_demand:flat", "--image-size", "32"),

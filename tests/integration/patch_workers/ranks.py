@@ -31,9 +31,11 @@ def world() -> None:
 
     Unlike horovodrun, let ranks outlive a failed one.
     """
-    size, worker = int(sys.argv[2]), sys.argv[3]
+    size = int(sys.argv[2])
+    worker = sys.argv[3]
     slots = get_host_assignments([HostInfo("localhost", size)], size)
-    server, asked = RendezvousServer(0), set()
+    server = RendezvousServer(0)
+    asked = set()
 
     class Handler(RendezvousHandler):
         def parse_request(self) -> bool:
@@ -61,7 +63,8 @@ def c1_connections() -> None:
     """Print the number of connections to a peer that are open after shutdown()."""
     hvd.init()
     hvd.allreduce(torch.ones(1), name="warm-up")
-    folder, rank = Path(os.environ["FOLDER"]), hvd.rank()
+    folder = Path(os.environ["FOLDER"])
+    rank = hvd.rank()
     hvd.shutdown()
     deadline = time.monotonic() + 60
     while True:
@@ -83,7 +86,8 @@ def c2_silent_peer() -> None:
     if hvd.rank() == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
         os._exit(0)
-    start, code = time.monotonic(), 3
+    start = time.monotonic()
+    code = 3
     try:
         hvd.allreduce(torch.ones(1000), name="with a silent peer")
     except HorovodInternalError:
@@ -153,7 +157,8 @@ def c5_left_halfway() -> None:
     The other ranks receive data of the second operation in the first, and it does not fit. All ranks must raise.
     """
     hvd.init()
-    others, mine = 20_000_000, 10
+    others = 20_000_000
+    mine = 10
     first = torch.ones(mine if hvd.rank() == 0 else others)  # rank 0 needs room for the others' parts: 160 MB
     second = torch.ones(500_000 if hvd.rank() == 0 else mine)
     hvd.allgather(torch.ones(1), name="warm-up")
@@ -206,7 +211,8 @@ def c8_sums() -> None:
             generators = [torch.Generator().manual_seed(rank) for rank in range(hvd.size())]
             of_ranks = [(torch.randn(length, generator=generator) * 3).to(kind) for generator in generators]
             for op, add in operations.items():
-                expected, own = reduce(add, of_ranks), of_ranks[hvd.rank()]
+                expected = reduce(add, of_ranks)
+                own = of_ranks[hvd.rank()]
                 wrong += not torch.equal(hvd.allreduce(own, op=op, name=f"{kind}.{length}.{op}"), expected)
                 if visible is not None:
                     lies = visible[800:][: own.numel() * own.element_size()].view(kind).copy_(own)
@@ -249,7 +255,9 @@ def c9_cycles() -> None:
     hvd.init()
     hvd.allreduce(torch.ones(1), name="sum")
     hvd.allreduce(torch.ones(1), name="sum")  # known by now, as in the steps of a training
-    start, before, rests = time.monotonic(), sleeps(), os.environ["WHAT"] == "rests"
+    start = time.monotonic()
+    before = sleeps()
+    rests = os.environ["WHAT"] == "rests"
     if rests:
         time.sleep(1)
     for _ in range(0 if rests else 20):
@@ -284,13 +292,15 @@ def c11_half_a_message() -> None:
     pids = hvd.allgather_object(os.getpid(), name="pids")
     hvd.allreduce(torch.ones(1), name="warm-up")
     message = torch.full([2**27], float(rank == sender))  # 512 MB, of which a few are on their way at a time
-    first, last = message[:1].numpy(), message[-1:].numpy()
+    first = message[:1].numpy()
+    last = message[-1:].numpy()
     handle = hvd.broadcast_async_(message, sender, name="message")
     if rank != sender:
         while not first[0]:  # by the thread that receives
             pass
         os.kill(pids[1], signal.SIGKILL)
-    start, code = time.monotonic(), 3
+    start = time.monotonic()
+    code = 3
     try:
         hvd.synchronize(handle)
     except HorovodInternalError:
@@ -318,7 +328,9 @@ def l1_job() -> None:
     with exit code 143, or 0 if WHAT=finish. With WHAT=ignore it does not end.
     """
     hvd.init()
-    folder, what, rank = Path(os.environ["FOLDER"]), os.environ["WHAT"], hvd.rank()
+    folder = Path(os.environ["FOLDER"])
+    what = os.environ["WHAT"]
+    rank = hvd.rank()
     stops: list[int] = []
 
     def on_term(signum: int, frame: object) -> None:
@@ -376,7 +388,8 @@ def s3_impostor() -> None:
     Only rank 1 and readers of the store know the right answer.
     """
     server = become_rank_0(2)
-    question, answer = os.urandom(16), os.urandom(16)
+    question = os.urandom(16)
+    answer = os.urandom(16)
     says = answer if os.environ["SAYS"] == "right" else os.urandom(16) + b"\0" * 1000
 
     def in_gloos_order(port: int) -> int:

@@ -19,7 +19,8 @@ pytestmark = pytest.mark.integration
 @pytest.fixture
 def containers(tmp_path: Path) -> tuple[dict[str, str], Callable[[], list[list[str]]]]:
     """Return an environment whose docker and ssh only write down their arguments, and a function that reads them."""
-    folder, log = tmp_path / "bin", tmp_path / "docker.log"
+    folder = tmp_path / "bin"
+    log = tmp_path / "docker.log"
     # As ssh does: join the words, and let a shell split them.
     known = '[ "$1" != -G ] || { echo proxyjump elsewhere; exit; }; '
     program(folder / "ssh", known + 'while [ "$1" != -- ]; do shift; done; shift; export ON=$1; shift; exec sh -c "$*"')
@@ -91,7 +92,9 @@ def test_the_key_of_a_container_is_its_users_alone(tmp_path: Path) -> None:
     """ssh reads it in a folder of mode 0700; if that is not writable, one line says what to do."""
     if shutil.which("ssh-keygen") is None:
         pytest.skip("needs ssh-keygen")
-    shared, own, entrypoint = tmp_path / "shared", tmp_path / "own", tmp_path / "entrypoint.sh"
+    shared = tmp_path / "shared"
+    own = tmp_path / "own"
+    entrypoint = tmp_path / "entrypoint.sh"
     text = (PROJECT / "packaging" / "image_entrypoint.sh").read_text()
     text = text.replace("/etc/hvd_train/ssh", str(shared)).replace("/var/lib/hvd_train", str(own))
     entrypoint.write_text(text)

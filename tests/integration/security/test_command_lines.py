@@ -40,7 +40,8 @@ def test_no_other_user_reads_a_secret_of_a_job(way: str, hosts: Hosts, tmp_path:
     script, *options = WAYS[way]
     training = ["digits", "--epochs", "1", "--device", "cpu", "--output-dir", str(tmp_path / CONTROL)]
     line = [str(SCRIPTS / script), *options, "--env", "NAMED_SECRET", "--", *training]
-    command, log = hosts.inside("h1", tmp_path, *line), tmp_path / "output.txt"
+    command = hosts.inside("h1", tmp_path, *line)
+    log = tmp_path / "output.txt"
     with spying({**SECRETS, "control": CONTROL.encode()}) as seen, started(command, tmp_path, log) as launcher:
         wait_for("workers", lambda: launcher.poll() is not None or all(map(hosts.workers, ("h1", "h2"))))
         assert launcher.poll() is None, log.read_text()

@@ -39,7 +39,8 @@ def with_known_key(slurm: Slurm, folder: Path, *command: str) -> list[str]:
 def test_a_job_survives_attackers_on_both_nodes(way: str, slurm: Slurm) -> None:
     """Nothing runs or ends, SECURITY.md names each port, and no command line has the key."""
     slurm.folder.chmod(0o777)
-    run, owned = slurm.folder / CONTROL, slurm.folder / "owned"
+    run = slurm.folder / CONTROL
+    owned = slurm.folder / "owned"
     secrets = spellings("key", KEY) | spellings("written key", KEY.hex().encode())
     command = with_known_key(slurm, slurm.folder / way, *WAYS[way], *TRAINING)
     with (

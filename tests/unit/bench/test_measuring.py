@@ -38,7 +38,8 @@ def test_batches_double_until_memory_is_full(monkeypatch: pytest.MonkeyPatch) ->
     speeds = {2: 10.0, 4: 30.0, 8: 20.0, 16: 28.0, 32: 20.0}
 
     def measure(config: Config, world: World, **times: int) -> dict[str, Any]:
-        size, device = config.batch.batch_size, config.run.device
+        size = config.batch.batch_size
+        device = config.run.device
         if device == "cuda" and size == 64:
             raise UsageError("out of GPU memory in a micro-batch of 64 (peak 9.0 GiB): type --batch-size 32")
         return {"device": device, "samples_per_second_of_repetitions": [1.0, speeds[size]], "peak_memory_gib": 0.1}

@@ -24,7 +24,8 @@ class Printed:
     """Run `hvd-train launch --dry-run ...` in a folder of programs that are on the PATH; return the printed words."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-        self._capsys, self.folder = capsys, folder
+        self._capsys = capsys
+        self.folder = folder
 
     def __call__(self, line: str) -> list[str]:
         begin = ["train"] if line.startswith("train ") else ["launch", "--dry-run"]

@@ -32,7 +32,8 @@ def test_the_first_step_and_tensor_that_differ_are_named() -> None:
 
 
 def test_differences_below_the_tolerance_do_not_count() -> None:
-    alone, other = run("alone", learning_rate=0.01), run("other", learning_rate=0.01 * (1 + 1e-6))
+    alone = run("alone", learning_rate=0.01)
+    other = run("other", learning_rate=0.01 * (1 + 1e-6))
     assert differences(alone, other, 1e-5)[0] == []
     assert len(differences(alone, other, 0.0)[0]) == 2
 
@@ -48,7 +49,9 @@ class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.to_q, self.to_k, self.to_v = (nn.Linear(8, 8) for _ in range(3))
-        self.hidden, self.norm, self.head = nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 10)
+        self.hidden = nn.Linear(64, 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.head = nn.Linear(16, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         rows = images.flatten(1).view(-1, 8, 8)
@@ -67,7 +70,8 @@ def test_a_bias_without_effect_differs_by_rounding_alone(monkeypatch: pytest.Mon
     alone = run("alone", make=make, **settings)
     run_ranks(3, lambda world: trained(world, small_config(output_dir=Path("three"), ledger=True, **settings), make))
     monkeypatch.setenv("HVD_TRAIN_REVERSED", "1")
-    control, three = run("control", make=make, **settings), Run(Path("three"), [])
+    control = run("control", make=make, **settings)
+    three = Run(Path("three"), [])
     assert IN_ANOTHER_ORDER["HVD_TRAIN_REVERSED"] == "1"
     assert depends_on_order(alone, control, 1e-5) == ""
     found, note = differences(alone, three, 1e-5, control)
@@ -78,7 +82,8 @@ def test_a_bias_without_effect_differs_by_rounding_alone(monkeypatch: pytest.Mon
 
 
 def test_a_first_step_that_depends_on_the_order_is_no_rounding() -> None:
-    alone, control = run("alone", epochs=1), run("control", epochs=1, seed=1)
+    alone = run("alone", epochs=1)
+    control = run("control", epochs=1, seed=1)
     assert depends_on_order(alone, control, 1e-5).startswith("step 1 is the first that differs, in ")
 
 
@@ -91,7 +96,8 @@ def test_newcomers_of_a_run_are_counted() -> None:
 
 
 def test_each_training_of_a_program_is_compared() -> None:
-    alone, other = Run(Path("alone"), []), Run(Path("other"), [])
+    alone = Run(Path("alone"), [])
+    other = Run(Path("other"), [])
     for folder, rate in (("alone", 0.05), ("other", 0.06)):
         run(f"{folder}/one", epochs=1)
         run(f"{folder}/two", epochs=1, learning_rate=rate)

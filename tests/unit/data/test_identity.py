@@ -81,7 +81,8 @@ def test_each_process_draws_the_same_split(draw: Callable[[], list[int]]) -> Non
 def test_an_order_may_draw_random_numbers() -> None:
     """They are seeded for each epoch, and put back."""
     orders = orders_of(lambda seed, epoch: [*DRAWS["numpy"](), *(40 + number for number in DRAWS["torch"]())])
-    first, state = orders(5, 2, 80)[:].tolist(), torch.random.get_rng_state()
+    first = orders(5, 2, 80)[:].tolist()
+    state = torch.random.get_rng_state()
     torch.rand(1), np.random.rand()
     assert orders(5, 2, 80)[:].tolist() == first
     assert first not in (orders(5, 3, 80)[:].tolist(), orders(6, 2, 80)[:].tolist(), [*range(80)])

@@ -157,7 +157,8 @@ def test_a_change_of_the_files_is_named(folder: Path, change: str) -> None:
         return open_folder(folder, DataConfig(image_size=16))
 
     act, expected = CHANGES[change]
-    before, facts = identity.of(opened()), identity.facts(identity.of(opened()))
+    before = identity.of(opened())
+    facts = identity.facts(identity.of(opened()))
     assert identity.differences(identity.of(opened()), before) == {}
     act(folder / "train", folder / "val")
     found = identity.differences(identity.of(opened()), json.loads(json.dumps(before)))

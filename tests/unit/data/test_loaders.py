@@ -64,7 +64,8 @@ def test_loader_processes_change_nothing() -> None:
     order = EpochOrder(1, 0, 30)
     others.start()
     with closing(alone), closing(others):
-        first, second = flat(epochs_of(alone)), flat(epochs_of(others))
+        first = flat(epochs_of(alone))
+        second = flat(epochs_of(others))
         for loader in (alone, others):
             rest = flat(list(loader.load(0, assignments(order, 16, LAYOUT, 0, 1))))
             assert torch.equal(rest, first[16:30]), "resumed at a cursor"
@@ -99,7 +100,8 @@ def test_processes_get_what_a_function_defines() -> None:
 
     class Local:
         def __init__(self) -> None:
-            self.values, self.twice = torch.arange(6.0), lambda value: 2 * value
+            self.values = torch.arange(6.0)
+            self.twice = lambda value: 2 * value
 
         def __len__(self) -> int:
             return 6
@@ -162,7 +164,9 @@ class Curriculum:
     """Items of a level, which a program or `begin_epoch` sets."""
 
     def __init__(self) -> None:
-        self.level, self.drawn, self.seen = 0, 0.0, list[int]()
+        self.level = 0
+        self.drawn = 0.0
+        self.seen = list[int]()
 
     def __len__(self) -> int:
         return 12
@@ -173,7 +177,8 @@ class Curriculum:
 
 class Told(Curriculum):
     def begin_epoch(self, epoch: int) -> None:
-        self.level, self.drawn = epoch, torch.rand(()).item()
+        self.level = epoch
+        self.drawn = torch.rand(()).item()
         self.seen.append(epoch)
 
 
@@ -185,7 +190,8 @@ def levels(loader: MapLoader, epoch: int) -> list[list[float]]:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_data_set_is_told_of_each_epoch_before_its_first_item(num_workers: int) -> None:
     """In this process and in loader processes, with the same random numbers; also within other data sets."""
-    data, found = Told(), []
+    data = Told()
+    found = []
     whole = ConcatDataset([Subset(data, range(12))])
     with closing(MapLoader(whole, None, CPU, seed=3, num_workers=num_workers)) as loader:
         loader.start()
@@ -203,7 +209,8 @@ def test_a_data_set_is_told_of_each_epoch_before_its_first_item(num_workers: int
 class Offsets(Curriculum):
     def __init__(self) -> None:
         super().__init__()
-        self.offset, self.rows = {"by": 0}, np.zeros(3)
+        self.offset = {"by": 0}
+        self.rows = np.zeros(3)
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.tensor([self.level + self.offset["by"], self.rows.sum()])

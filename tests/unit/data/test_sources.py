@@ -118,7 +118,8 @@ def test_own_items_of_another_form_are_named(wrong: object) -> None:
 @pytest.mark.parametrize("labels", [[0.0, 1.0], [0, -1], [1, 2**40]])
 def test_own_labels_in_memory_are_checked_as_a_whole(labels: list[Any]) -> None:
     """Labels that only the validation set has are wrong too."""
-    images, good = torch.rand(2, 3), torch.tensor([0, 1])
+    images = torch.rand(2, 3)
+    good = torch.tensor([0, 1])
     with pytest.raises(UsageError, match="of the training set of --data mine:data is"):
         opened(TensorDataset(images, torch.tensor(labels)), None)
     for others in (torch.tensor(labels), torch.tensor([1, 2])):
@@ -149,14 +150,16 @@ def test_cifar_has_its_images_and_labels(name: str, tmp_path: Path, monkeypatch:
 
 
 def test_one_of_many_ranks_downloads_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    archive, fetched = cifar.publish("cifar10", tmp_path / "web", monkeypatch), list[str]()
+    archive = cifar.publish("cifar10", tmp_path / "web", monkeypatch)
+    fetched = list[str]()
 
     def fetch(url: str, root: Path, **_: str) -> None:
         fetched.append(url)
         cifar.unpack(archive, root)
 
     monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", fetch)
-    config, counts = DataConfig(data="cifar10", data_dir=tmp_path / "shared", download=True), list[int]()
+    config = DataConfig(data="cifar10", data_dir=tmp_path / "shared", download=True)
+    counts = list[int]()
     ranks = [threading.Thread(target=lambda: counts.append(len(sources.open_data(config, 0).train))) for _ in range(3)]
     for rank in ranks:
         rank.start()

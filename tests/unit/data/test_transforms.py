@@ -39,7 +39,8 @@ def test_an_affine_change_turns_shifts_and_zooms() -> None:
 
 def test_mixup_and_cutmix_take_turns() -> None:
     mix = mixer(DataConfig(mixup=1.0, cutmix=1.0), 2)
-    images, targets = torch.stack([torch.zeros(1, 8, 8), torch.ones(1, 8, 8)]), torch.arange(2)
+    images = torch.stack([torch.zeros(1, 8, 8), torch.ones(1, 8, 8)])
+    targets = torch.arange(2)
     torch.manual_seed(0)
     patched = {set(mix(images, targets)[0].unique().tolist()) <= {0.0, 1.0} for _ in range(20)}
     assert patched == {True, False}

@@ -187,7 +187,8 @@ def test_after_a_signal_the_job_waits_for_other_hosts(hangs: bool, two: Job, mon
 
 
 def test_after_a_failure_the_last_list_is_used(capsys: pytest.CaptureFixture[str], patient: None) -> None:
-    error, roster = ValueError("no such file"), Mock()
+    error = ValueError("no such file")
+    roster = Mock()
     find_hosts = Mock(side_effect=[{"a": 1}, error, error, {"a": 1, "b": 2}])
     dispatcher = Dispatcher(roster, find_hosts, Mock(), Mock(), threading.Event())
     roster.hosts_found.side_effect = lambda hosts: setattr(dispatcher, "_finish", "b" in hosts or None)

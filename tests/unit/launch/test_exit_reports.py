@@ -87,7 +87,8 @@ def test_a_script_ends_with_one_line_and_its_exit_code(
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: shown.append(error))
     exit_report.report_in_one_line()
     exit_report.report_in_one_line()
-    wrong, other = UsageError("type something else"), ValueError("what")
+    wrong = UsageError("type something else")
+    other = ValueError("what")
     with pytest.raises(SystemExit) as ended:
         sys.excepthook(UsageError, wrong, None)
     assert (ended.value.code, capsys.readouterr().err) == (2, "hvd-train: type something else\n")

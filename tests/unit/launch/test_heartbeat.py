@@ -37,7 +37,8 @@ def lines_after(
     The driver gives these answers ("": none). `events` of the worker come after a heartbeat by number (from 1), as do
     `pauses` in seconds.
     """
-    now, found = 1000.0, list[str]()
+    now = 1000.0
+    found = list[str]()
     watch = Watch(now)
     for number, answer in enumerate(answers, 1):
         found.append(watch.beat(answer or None, now))
@@ -99,7 +100,8 @@ class Heard(Dispatcher):
 
     def __init__(self) -> None:
         super().__init__(Mock(worlds_formed=0), Mock(), Mock(), Mock(), threading.Event())
-        self.count, self.ceased = 0, threading.Event()
+        self.count = 0
+        self.ceased = threading.Event()
 
     def heartbeats(self, number: int, known: str, connection: socket.socket) -> str:
         try:
@@ -115,7 +117,8 @@ class Heard(Dispatcher):
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
-    server, found = DriverServer(), Heard()
+    server = DriverServer()
+    found = Heard()
     for name, value in {client.KEY: "the key", WORKER: "1007", client.ADDRESS: client.LOOPBACK}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv(client.PORT, str(server.start(handler(found, server))))

@@ -17,7 +17,8 @@ LOOPBACK = "127.0.0.1"
 
 @pytest.fixture(scope="module")
 def environ() -> Iterator[dict[str, str]]:
-    key, server = signature.make_key(), RendezvousServer()
+    key = signature.make_key()
+    server = RendezvousServer()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(client.KEY, key)
         port = server.start(address=LOOPBACK)

@@ -89,8 +89,11 @@ class Reshapes(nn.Module):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.first, self.second = nn.Conv2d(1, 6, 3, padding=1, bias=False), nn.Conv2d(6, 9, 3, bias=False)
-        self.norm, self.another, self.last = nn.BatchNorm2d(6), nn.BatchNorm2d(9), nn.BatchNorm1d(36)
+        self.first = nn.Conv2d(1, 6, 3, padding=1, bias=False)
+        self.second = nn.Conv2d(6, 9, 3, bias=False)
+        self.norm = nn.BatchNorm2d(6)
+        self.another = nn.BatchNorm2d(9)
+        self.last = nn.BatchNorm1d(36)
         self.linear = nn.Linear(36, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:

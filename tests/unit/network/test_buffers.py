@@ -61,7 +61,8 @@ class Noted(nn.Module):
         self.weight = nn.Parameter(torch.ones(3))
         self.register_buffer("held", start.clone())
         self.held: Tensor
-        self.change, self.before = change, list[Tensor]()
+        self.change = change
+        self.before = list[Tensor]()
 
     def forward(self, values: Tensor) -> Tensor:
         self.before.append(self.held.clone())

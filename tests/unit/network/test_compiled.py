@@ -31,7 +31,8 @@ def test_compiling_leaves_the_model_as_it_was(quick: None) -> None:
     def facts(*, compiles: bool) -> list[Any]:
         config = runs.small_config(freeze="0.0.*", compile=compiles)
         built = warm_parts(config, LocalWorld(), Own(model, runs.few_digits))[0].model
-        modes, gradients = [m.training for m in built.modules()], [p.grad for p in built.parameters()]
+        modes = [m.training for m in built.modules()]
+        gradients = [p.grad for p in built.parameters()]
         values = {name: tensor.tolist() for name, tensor in built.state_dict().items()}
         return [values, modes, gradients, torch.get_rng_state().tolist()]
 

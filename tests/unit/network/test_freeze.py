@@ -48,7 +48,9 @@ class OfTimm(Heads):
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.middle, self.out = nn.Embedding(10, 4), nn.Linear(4, 4), nn.Linear(4, 10, bias=False)
+        self.words = nn.Embedding(10, 4)
+        self.middle = nn.Linear(4, 4)
+        self.out = nn.Linear(4, 10, bias=False)
         self.out.weight = self.words.weight
 
     def forward(self, images: Tensor) -> Tensor:

@@ -79,7 +79,8 @@ def test_the_moving_average_has_the_other_buffers_of_the_model() -> None:
     """It has them on ranks and alone."""
     config = small_config(**SETTINGS, output_dir=Path("two"))
     results = run_ranks(2, lambda world: trained(world, config, runs.remembers))
-    last, found = results[0][1], final("two")
+    last = results[0][1]
+    found = final("two")
     names = {name for name, _ in runs.remembers(10).named_buffers()} - {"0.unsaved"}
     assert all(torch.equal(found[name], last[name]) for name in names)
     trained(LocalWorld(), config.replace(output_dir=Path("alone")), runs.remembers)

@@ -101,7 +101,8 @@ WRAPPERS: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_files_of_other_trainers_are_loaded(wrapper: str) -> None:
-    source, target = runs.batch_norm(10), runs.batch_norm(10)
+    source = runs.batch_norm(10)
+    target = runs.batch_norm(10)
     source[1].running_mean.fill_(3.0)
     torch.save(WRAPPERS[wrapper](source.state_dict()), "file.pt")
     weights.start_from("file.pt", target, "mine", 10)
@@ -109,7 +110,8 @@ def test_files_of_other_trainers_are_loaded(wrapper: str) -> None:
 
 
 def test_safetensors_are_loaded_and_damaged_ones_refused() -> None:
-    source, target = runs.batch_norm(10), runs.batch_norm(10)
+    source = runs.batch_norm(10)
+    target = runs.batch_norm(10)
     save_file(source.state_dict(), "file.safetensors")
     weights.start_from("file.safetensors", target, "mine", 10)
     assert equal(source.state_dict(), target.state_dict())
@@ -142,7 +144,8 @@ def test_weights_of_a_run_in_safetensors_are_those_of_the_pt_file() -> None:
 )
 def test_files_with_older_names_are_loaded(name: str, new: str, old: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a file or by name, with and without a prefix."""
-    source, target = small(name), small(name)
+    source = small(name)
+    target = small(name)
     state = {re.sub(new, old, key): value for key, value in source.state_dict().items() if "num_batches" not in key}
     torch.save(state, "plain.pt")
     torch.save({f"module.{key}": value for key, value in state.items()}, "prefix.pt")

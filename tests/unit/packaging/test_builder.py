@@ -46,7 +46,8 @@ def test_key_changes_with_every_input(tmp_path: Path, monkeypatch: pytest.Monkey
     cuda = Cuda(Path("/cuda"), "13.2", (80, 90), "2.30.7", Path("/libnccl.so.2"), Path("/include"), True)
     patches = (Patch("B1", "B1-x.patch", "compiles", "diff"), Patch("C1", "C1-y.patch", "fixes", "diff"))
     mpi = Mpi("Open MPI 4.1.8", Path("/env/bin/mpicxx"), Path("/env"))
-    torch, compiler = Torch("2.15.0+cu132", "13.2", tmp_path), Compiler("g++", "g++ 12.2.0")
+    torch = Torch("2.15.0+cu132", "13.2", tmp_path)
+    compiler = Compiler("g++", "g++ 12.2.0")
     plan = Plan(patches, {"horovod/new.cc": "int x;\n"}, torch, compiler, mpi, cuda)
     own_mpi = replace(mpi, prefix=None)
     changes = [
@@ -113,7 +114,8 @@ def test_cuda_home_counts_if_its_major_version_is_torchs(tmp_path: Path, monkeyp
 
 def test_the_mpi_of_the_machine_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clusters tune their MPI."""
-    own, other = tmp_path / "env" / "bin", tmp_path / "machine"
+    own = tmp_path / "env" / "bin"
+    other = tmp_path / "machine"
     for folder in (own, other):
         write_program(folder, "mpicxx", "true")
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(own))

@@ -29,7 +29,8 @@ def build_editable(folder, config_settings=None, metadata_directory=None):
 
 def make_clone(folder: Path) -> Path:
     """Make a clone with the real set-up, three small wheels as package index, and a builder that only prints."""
-    clone, wheels = folder / "a clone", folder / "wheels"
+    clone = folder / "a clone"
+    wheels = folder / "wheels"
     wheels.mkdir(parents=True)
     for name in ("harmless", "project", "wheel"):
         with zipfile.ZipFile(wheels / f"{name}-1-py3-none-any.whl", "w") as wheel:
@@ -113,7 +114,8 @@ def test_a_step_is_repeated_when_its_inputs_change(clone: Path, environ: dict[st
 
 def test_an_interrupted_set_up_continues(clone: Path, environ: dict[str, str]) -> None:
     """A package that pip was installing has no RECORD yet; the set-up installs it again."""
-    builder, lock = clone / "packaging" / "build_horovod.py", clone / "requirements" / "locks" / "run.txt"
+    builder = clone / "packaging" / "build_horovod.py"
+    lock = clone / "requirements" / "locks" / "run.txt"
     works = builder.read_text()
     (record,) = clone.glob(".venv/lib/*/site-packages/harmless-1.dist-info/RECORD")
     record.unlink()
@@ -128,7 +130,8 @@ def test_an_interrupted_set_up_continues(clone: Path, environ: dict[str, str]) -
 
 
 def test_two_set_ups_at_once_take_turns(clone: Path, environ: dict[str, str], tmp_path: Path) -> None:
-    pipe, builder = tmp_path / "pipe", clone / "packaging" / "build_horovod.py"
+    pipe = tmp_path / "pipe"
+    builder = clone / "packaging" / "build_horovod.py"
     os.mkfifo(pipe)
     works = builder.read_text()
     builder.write_text(f"print('waits', flush=True)\nopen({str(pipe)!r}).close()\n")

@@ -14,7 +14,8 @@ def test_a_damaged_wheel_counts_as_absent_and_is_replaced(
     damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    fresh, content = tmp_path / "horovod-0.28.1-py3-none-any.whl", b"wheel" * 1000
+    fresh = tmp_path / "horovod-0.28.1-py3-none-any.whl"
+    content = b"wheel" * 1000
     fresh.write_bytes(content)
     wheel = publish("key", fresh, {"torch": "2.15"})
     assert cached_wheel("key") == wheel

@@ -40,7 +40,8 @@ def test_entries_are_appended_and_links_are_not_followed() -> None:
 def test_what_does_not_fit_is_left_out_and_reported_once() -> None:
     """A reader never sees a part of a line."""
     lines: list[str] = []
-    file, write = AppendedFile(PATH, lines.append), os.write
+    file = AppendedFile(PATH, lines.append)
+    write = os.write
     assert file.write(b"one\n")
     with no_room():
         assert not file.write(b"two\n")

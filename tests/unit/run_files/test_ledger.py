@@ -19,7 +19,8 @@ from hvd_train.progress.order import ORDERS, EpochOrder, fingerprint
 from hvd_train.run_files.ledger import Audit, Entry, LedgerFile, audit, audit_entries, extended, parse, read
 from hvd_train.run_files.run_folder import RunFolder
 
-IMAGENET, BATCH = 1_281_167, 256
+IMAGENET = 1_281_167
+BATCH = 256
 SEED = 5
 START = {"kind": "event", "time": 0, "name": "start", "num_samples": 100, "seed": SEED}
 
@@ -202,7 +203,8 @@ class Run:
     """A training that may end anywhere: its file may lack entries of its state."""
 
     def __init__(self, folder: Path, recent: list[Entry], step: int) -> None:
-        self.recent, self.step = recent, step
+        self.recent = recent
+        self.step = step
         self.file = LedgerFile(RunFolder(folder), step // 500)
         for entry in recent:
             self.file.took(entry)

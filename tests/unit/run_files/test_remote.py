@@ -103,7 +103,8 @@ def test_a_storage_that_fails_does_not_end_the_training(
     when: str, storage: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """But if the last copy fails, all ranks have exit code 74, and the same command copies again."""
-    put, failures = MemoryFileSystem.put_file, [1 if when == "meanwhile" else 10**9]
+    put = MemoryFileSystem.put_file
+    failures = [1 if when == "meanwhile" else 10**9]
 
     def put_file(system: Any, here: str, there: str, **options: Any) -> None:
         if failures[0]:

@@ -154,7 +154,8 @@ def test_a_lock_that_was_replaced_does_not_count(monkeypatch: pytest.MonkeyPatch
 
 
 def test_two_commands_of_one_second_have_two_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, others = Config().replace(recipe="digits"), list[RunFolder]()
+    mine = Config().replace(recipe="digits")
+    others = list[RunFolder]()
     first(monkeypatch, Path, "mkdir", lambda: others.append(claim(mine, NOON)))
     assert claim(mine, NOON).path != others[0].path
     others[0].release()

@@ -31,7 +31,9 @@ class Wandb:
     """Stands for the library: takes runs by their identity, and fails after `most` values."""
 
     def __init__(self, most: int = 1000) -> None:
-        self.runs, self.most, self.settings = dict[str, list[dict[str, Any]]](), most, dict[str, Any]()
+        self.runs = dict[str, list[dict[str, Any]]]()
+        self.most = most
+        self.settings = dict[str, Any]()
         self.answers = threading.Event()
         self.answers.set()
 

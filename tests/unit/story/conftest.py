@@ -12,7 +12,8 @@ from tests.support.runs import convnet, few_digits, small_config, totals
 
 @pytest.fixture
 def state() -> Iterator[TrainState]:
-    config, world = small_config(), LocalWorld()
+    config = small_config()
+    world = LocalWorld()
     parts, optimizer = warm_parts(config, world, Own(convnet, few_digits))
     state = fresh_state(config, world, parts, optimizer)
     for _ in range(7):

@@ -31,7 +31,8 @@ from tests.support.launching import wait_for
 from tests.support.runs import small_config
 from tests.support.worlds import own_generator
 
-RUN, CONFIG = Path("run"), Config(recipe="test")
+RUN = Path("run")
+CONFIG = Config(recipe="test")
 
 
 def state_at(step: int) -> TrainState:
@@ -100,7 +101,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @given(data=st.data())
 def test_a_damaged_file_is_found(whole: bytes, data: st.DataObject) -> None:
     """A missing end and any flipped bit, unless it changes only the header's text."""
-    path, header_end = Path("damaged.ckpt"), whole.index(b"\n", len(MAGIC))
+    path = Path("damaged.ckpt")
+    header_end = whole.index(b"\n", len(MAGIC))
     path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
     with pytest.raises(BadCheckpoint, match=r"damaged\.ckpt"):
         read(path)
@@ -167,7 +169,8 @@ def test_a_checkpoint_that_could_not_be_read_is_not_written(value: object) -> No
     """A line says what it has; the last one that can be read stays."""
     lines = list[str]()
     commit(1, keep=1)
-    disk, state = store(lines, keep=1), state_at(2)
+    disk = store(lines, keep=1)
+    state = state_at(2)
     state.data = {"classes": [value]}
     assert not disk.commit_last(state).result()
     disk.close()
@@ -194,7 +197,8 @@ def test_the_newest_checkpoints_are_kept() -> None:
 
 def test_commits_are_written_one_at_a_time_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy disk postpones a commit, but not the last one; closing the store loses none."""
-    may_write, write = threading.Event(), checkpoint.write_into
+    may_write = threading.Event()
+    write = checkpoint.write_into
     monkeypatch.setattr(checkpoint, "write_into", lambda *given: may_write.wait(60) and write(*given))
     disk = store()
     assert disk.commit(state_at(1))
@@ -211,7 +215,8 @@ def test_commits_are_written_one_at_a_time_in_their_order(monkeypatch: pytest.Mo
 
 
 def test_weights_for_use_are_a_plain_state_dict() -> None:
-    disk, state = store(), state_at(5)
+    disk = store()
+    state = state_at(5)
     disk.save_weights("model-best.pt", state_at(1))
     torch.nn.Linear(3, 2).load_state_dict(torch.load(RUN / "model-best.pt", weights_only=True))
     state.average = optim.MovingAverage(state.model, 0.5)
@@ -246,7 +251,9 @@ def test_a_full_disk_costs_no_checkpoint_that_is_there() -> None:
 
 def test_a_full_disk_costs_all_checkpoints_but_the_newest_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a commit and for weights."""
-    write, save, room = checkpoint.write_into, torch.save, [3]
+    write = checkpoint.write_into
+    save = torch.save
+    room = [3]
 
     def check() -> None:
         if len(committed(RUN)) >= room[0]:

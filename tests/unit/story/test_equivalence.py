@@ -124,7 +124,9 @@ def test_each_sample_counts_once(data: st.DataObject) -> None:
     alone = 1 in (num_samples, layout.micro_batch) or (layout.global_batch == 1 and not per_worker)
     fewest = 1 if alone else 2
     epoch_order = EpochOrder(data.draw(st.integers(0, 2**63 - 1)), data.draw(st.integers(0, 99)), num_samples)
-    cursor, taken, sizes = 0, [], []
+    cursor = 0
+    taken = []
+    sizes = []
     while cursor < num_samples:
         size = data.draw(st.integers(1, 6), label="world size")
         if per_worker:

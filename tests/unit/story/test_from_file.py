@@ -15,7 +15,8 @@ from hvd_train.world.world import LocalWorld
 from tests.support.runs import equal, small_config, trained
 from tests.support.worlds import StoppingWorld
 
-FIRST, SECOND = Path("first"), Path("second")
+FIRST = Path("first")
+SECOND = Path("second")
 
 
 def file_of(after: int = 15, **settings: Any) -> Path:

@@ -39,7 +39,9 @@ class Poisoned(nn.Module):
 
     def __init__(self, bad: Callable[[int], bool]) -> None:
         super().__init__()
-        self.body, self.calls, self.bad = runs.batch_norm(10), 0, bad
+        self.body = runs.batch_norm(10)
+        self.calls = 0
+        self.bad = bad
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.body(images)
@@ -116,7 +118,8 @@ class Ticking(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.now = linear(10), 0.0
+        self.body = linear(10)
+        self.now = 0.0
 
     def forward(self, images: Tensor) -> Tensor:
         self.now += 1.0 if self.training else 1000.0 * (self.now > 0)  # the first pass is a check
@@ -190,7 +193,8 @@ def test_the_record_of_an_epoch_has_its_means_and_its_scores() -> None:
 
 def test_an_equal_evaluation_is_not_better() -> None:
     """By top-1 or by loss; NaN is never better, and any number is better than NaN."""
-    top1, loss = goal_of(runs.CLASSIFY, None, ""), goal_of(runs.CLASSIFY, "loss", "")
+    top1 = goal_of(runs.CLASSIFY, None, "")
+    loss = goal_of(runs.CLASSIFY, "loss", "")
     assert [top1.better(value, 0.5) for value in (0.6, 0.5, 0.4)] == [True, False, False]
     assert [loss.better(value, 1.0) for value in (0.9, 1.0, math.nan)] == [True, False, False]
     assert loss.better(5.0, math.nan)

@@ -33,7 +33,8 @@ class Base(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.head = nn.Linear(64, 24), nn.Linear(24, 10)
+        self.body = nn.Linear(64, 24)
+        self.head = nn.Linear(24, 10)
 
     def features(self, values: Tensor) -> Tensor:
         return values
@@ -113,7 +114,8 @@ class Sparse(Base):
 class Extra(Base):
     def __init__(self, state: Any) -> None:
         super().__init__()
-        self.state, self.loaded = state, list[Any]()
+        self.state = state
+        self.loaded = list[Any]()
 
     def get_extra_state(self) -> Any:
         return self.state
@@ -131,7 +133,8 @@ class Keeps(Base):
 class Tied(Base):
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.back = nn.Linear(64, 24, bias=False), nn.Linear(64, 24, bias=False)
+        self.body = nn.Linear(64, 24, bias=False)
+        self.back = nn.Linear(64, 24, bias=False)
         self.back.weight = self.body.weight
 
     def features(self, values: Tensor) -> Tensor:

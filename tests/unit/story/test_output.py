@@ -36,7 +36,8 @@ class Clock:
     """A clock whose sleeps take ten seconds, during which something may happen."""
 
     def __init__(self) -> None:
-        self.now, self.sleeps = 1000.0, 0
+        self.now = 1000.0
+        self.sleeps = 0
         self.meanwhile: Callable[[], None] = lambda: None
 
     def sleep(self, seconds: float) -> None:

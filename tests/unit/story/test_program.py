@@ -32,7 +32,8 @@ Outcome = list[tuple[Weights, dict[str, float], int]]
 
 def folds(world: World, at: Callable[[str, int], None] = lambda *_: None, **changes: Any) -> Outcome:
     """Return the weights, scores and steps of each fold, and let `at` know of each step that is trained."""
-    found, data = Outcome(), digits(runs.NUM_SAMPLES, "train")
+    found = Outcome()
+    data = digits(runs.NUM_SAMPLES, "train")
     for number, name in enumerate(FOLDS):
         model = network()
         config = small_config(warmup_epochs=0.0, learning_rate=0.1, epochs=1, ledger=True, **changes)
@@ -71,7 +72,8 @@ def test_each_training_of_a_program_has_its_own_run() -> None:
 @pytest.mark.parametrize("settings", [{"output_dir": Path("mine")}, {"output_dir": None}])
 def test_a_program_resumes_in_the_training_that_was_stopped(settings: dict[str, Any]) -> None:
     """Finished trainings give their weights and scores without a step."""
-    whole, trained = folds(LocalWorld(), output_dir=Path("whole")), list[tuple[str, int]]()
+    whole = folds(LocalWorld(), output_dir=Path("whole"))
+    trained = list[tuple[str, int]]()
     with pytest.raises(Stopped):
         folds(StoppingWorld(18, vote_at=2), **settings)
     equal(folds(LocalWorld(), lambda *step: trained.append(step), **settings), whole)
@@ -189,7 +191,8 @@ def test_a_session_without_room_for_its_final_files_ends_the_program(monkeypatch
 
 
 def test_a_model_is_trained_again_with_another_optimizer() -> None:
-    model, world = network(), LocalWorld()
+    model = network()
+    world = LocalWorld()
     for name, rate in (("pretrain", 0.1), ("finetune", 0.01)):
         optimizer = torch.optim.SGD(model.parameters(), lr=rate)
         config = small_config(warmup_epochs=0.0, learning_rate=0.1, epochs=1)

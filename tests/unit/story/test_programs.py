@@ -437,7 +437,8 @@ class Complex(nn.Module):
 class Words(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.out = nn.Embedding(5, 8, sparse=True), nn.Linear(8, 3)
+        self.words = nn.Embedding(5, 8, sparse=True)
+        self.out = nn.Linear(8, 3)
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs: Tensor = self.out(self.words((inputs * 2 + 2).long()).mean(1))

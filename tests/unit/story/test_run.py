@@ -25,7 +25,8 @@ from tests.support.runs import Weights, largest_difference, small_config, traine
 from tests.support.worlds import StoppingWorld, own_generator, run_ranks
 
 TOLERANCE = 1e-5
-EPOCHS, GLOBAL_BATCH = 2, 20
+EPOCHS = 2
+GLOBAL_BATCH = 20
 
 Loss = Callable[[nn.Module, Tensor, Tensor, int], Tensor]
 Optimizer = Callable[[nn.Module], torch.optim.Optimizer]
@@ -67,7 +68,8 @@ def adam(kind: Callable[..., torch.optim.Optimizer], decay: float) -> Optimizer:
 
 
 SLOW = {"learning_rate": 0.003}
-LARS, LAMB = {"lr": 0.5, "momentum": 0.9, "weight_decay": 5e-4}, {"lr": 0.01, "weight_decay": 5e-4}
+LARS = {"lr": 0.5, "momentum": 0.9, "weight_decay": 5e-4}
+LAMB = {"lr": 0.01, "weight_decay": 5e-4}
 CASES: dict[str, tuple[dict[str, Any], Optimizer, Loss]] = {
     "sgd": ({}, sgd(), plain),
     "nesterov": ({"nesterov": True}, sgd(nesterov=True), plain),

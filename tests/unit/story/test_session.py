@@ -142,7 +142,8 @@ def adversarial(
     session: Session, models: Any, optimizers: Any, val: TensorDataset, at: Callable[[str, int], None] = lambda *_: None
 ) -> None:
     """Train two networks against each other; a registered counter decides how often the critic is updated."""
-    maker, critic = models["maker"], models["critic"]
+    maker = models["maker"]
+    critic = models["critic"]
     own = session.register(ticks=0)
 
     def fakes(micro: MicroBatch) -> Tensor:  # threads share torch's random numbers
@@ -450,8 +451,10 @@ def test_a_step_counts_before_a_break(several: bool, ranks: int) -> None:
     assert [(line["step"], "val_loss" in line) for line in epochs] == [(4, True), (8, True)]
 
     # the same by plain torch
-    model, data = network(), digits(NUM_SAMPLES, "train")
-    optimizer, average = of(model), to_host(model.state_dict())
+    model = network()
+    data = digits(NUM_SAMPLES, "train")
+    optimizer = of(model)
+    average = to_host(model.state_dict())
     for epoch in range(2):
         order = EpochOrder(0, epoch, NUM_SAMPLES)
         for step in range(4):
@@ -584,7 +587,9 @@ class Twice(torch.optim.SGD):
     def second_step(self) -> None: ...
 
 
-SGD, LINEAR, DATA = torch.optim.SGD, nn.Linear(4, 2), TensorDataset(torch.zeros(8, 4), torch.zeros(8))
+SGD = torch.optim.SGD
+LINEAR = nn.Linear(4, 2)
+DATA = TensorDataset(torch.zeros(8, 4), torch.zeros(8))
 
 
 @pytest.mark.parametrize("data", [torch.ones(8, 2), np.ones((8, 2), np.float32), [1.0] * 8, "a text."], ids=type)
@@ -617,9 +622,12 @@ def test_a_foreign_parameter_that_is_added_later_is_one_line() -> None:
         played(LocalWorld(), program)
 
 
-TWO_LAYERS, PARALLEL = nn.Sequential(LINEAR, nn.Linear(2, 1)), DataParallel.__new__(DataParallel)
-ITS_PARAMETERS, MORE = [*LINEAR.parameters()], nn.Parameter(torch.ones(1))
-OWN, TWO_OPTIMIZERS = SGD(ITS_PARAMETERS), {"a": SGD(ITS_PARAMETERS), "b": SGD(ITS_PARAMETERS[:1])}
+TWO_LAYERS = nn.Sequential(LINEAR, nn.Linear(2, 1))
+PARALLEL = DataParallel.__new__(DataParallel)
+ITS_PARAMETERS = [*LINEAR.parameters()]
+MORE = nn.Parameter(torch.ones(1))
+OWN = SGD(ITS_PARAMETERS)
+TWO_OPTIMIZERS = {"a": SGD(ITS_PARAMETERS), "b": SGD(ITS_PARAMETERS[:1])}
 
 
 @pytest.mark.parametrize(
@@ -668,7 +676,8 @@ def test_registered_values_are_plain_or_have_a_state() -> None:
     own = SimpleNamespace(level=1, names=["a", {"b": None}], layer=nn.Linear(1, 1))
     own.level += 1
     copied = values_of(own)
-    own.level, own.layer.bias.data = 5, torch.ones(1)
+    own.level = 5
+    own.layer.bias.data = torch.ones(1)
     set_values(own, copied)
     assert (own.level, own.names, own.layer.bias.item() == 1) == (2, ["a", {"b": None}], False)
     own.file = Path()
@@ -720,7 +729,8 @@ def test_an_evaluation_may_be_without_figures(names: list[str]) -> None:
 
 
 def test_a_set_that_is_made_for_each_evaluation_has_one_loader_process() -> None:
-    model, val = network(), digits(NUM_VAL, "val")
+    model = network()
+    val = digits(NUM_VAL, "val")
     before = len(multiprocessing.active_children())
     with Session(model, of(model), DATA, **{**SMALL, "workers": 1}, world=LocalWorld()) as session:
         for first in range(2):
@@ -745,7 +755,8 @@ class Levels(TensorDataset):
 
 
 def test_a_set_that_changes_with_the_epochs_is_not_evaluated_as_well() -> None:
-    data, model = Levels(*digits(NUM_SAMPLES, "train").tensors), network()
+    data = Levels(*digits(NUM_SAMPLES, "train").tensors)
+    model = network()
     with (
         pytest.raises(UsageError, match=r"Levels.begin_epoch would change the set to evaluate, too"),
         Session(model, of(model), Subset(data, range(90)), **SMALL, world=LocalWorld()) as session,
@@ -848,7 +859,9 @@ def test_samples_are_dropped_through_faults() -> None:
 def test_a_session_reads_items_without_a_trace(workers: int) -> None:
     """Numbers that the program draws after it was made are neither the first ones of its seed nor those of an item."""
     torch.manual_seed(5)
-    first, model, data = torch.rand(3), network(), runs.Jittered(20, jitter=True)
+    first = torch.rand(3)
+    model = network()
+    data = runs.Jittered(20, jitter=True)
     torch.manual_seed(5)
     with Session(model, of(model), data, **{**SMALL, "workers": workers}, world=LocalWorld()):
         after = torch.rand(3)

@@ -88,7 +88,8 @@ def test_states_that_differ_in_anything_have_different_digests(what: str) -> Non
 
 def test_equal_tensors_have_the_same_digest_on_any_host() -> None:
     """In any order and memory format."""
-    body, head = torch.arange(6.0).view(2, 3), torch.arange(6.0, 12.0).view(2, 3)
+    body = torch.arange(6.0).view(2, 3)
+    head = torch.arange(6.0, 12.0).view(2, 3)
     for tensors in ({"body": body, "head": head}, {"head": head, "body": body}):
         assert digest_of("step 3", tensors.items()) == "634b48708cdb7ccc1750c356885d3b4e"
     for shape in ((2, 3, 4, 5), (2, 1, 4, 5), (2, 3, 1, 1)):
@@ -100,7 +101,8 @@ def test_equal_tensors_have_the_same_digest_on_any_host() -> None:
 def test_later_steps_change_nothing_of_a_snapshot() -> None:
     """It can be loaded more than once."""
     state = complete()
-    snapshot, same = state.snapshot(), complete()
+    snapshot = state.snapshot()
+    same = complete()
     for change in CHANGES.values():
         change(state)
     same.load(snapshot)
@@ -114,7 +116,9 @@ def test_later_steps_change_nothing_of_a_snapshot() -> None:
 
 def test_a_rank_that_is_behind_keeps_what_its_code_has_set() -> None:
     """It gets weights, progress and what the last collective gave; a newcomer also gets the point."""
-    ahead, behind, newcomer = complete(), complete(), complete()
+    ahead = complete()
+    behind = complete()
+    newcomer = complete()
     behind.best = Evaluation(2, {"loss": 0.25})
     behind.answers.clear()
     ahead.best = None
@@ -168,7 +172,8 @@ def test_a_snapshot_fits_another_memory_format() -> None:
         return state.model.weight.detach().clone()
 
     for there, here in itertools.permutations((torch.channels_last, torch.contiguous_format)):
-        first, second = fresh(there), fresh(here)
+        first = fresh(there)
+        second = fresh(here)
         stepped(first)
         second.load(first.snapshot())
         torch.testing.assert_close(stepped(second), stepped(first), atol=1e-6, rtol=1e-5)

@@ -140,7 +140,8 @@ def test_a_stop_is_not_called_committed_if_it_is_not(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("what", [checkpoint.FINAL, run_folder.SUMMARY, ledger.LEDGER])
 def test_a_run_whose_final_files_are_not_on_disk_is_not_finished(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All ranks know it, and the same command finishes the run when there is room."""
-    writing, appending = RunFolder.writing, AppendedFile.write
+    writing = RunFolder.writing
+    appending = AppendedFile.write
 
     def fails(folder: RunFolder, name: str) -> AbstractContextManager[BinaryIO]:
         if name == what:
@@ -166,7 +167,8 @@ def test_a_run_whose_final_files_are_not_on_disk_is_not_finished(what: str, monk
 
 @pytest.mark.parametrize("file", [f"checkpoints/step-{STEPS:010}.ckpt", checkpoint.FINAL])
 def test_a_rank_that_dies_in_the_last_write_is_replaced(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    writing, deaths = RunFolder.writing, [Killed("while it writes")]
+    writing = RunFolder.writing
+    deaths = [Killed("while it writes")]
 
     def dies_once(folder: RunFolder, name: str) -> AbstractContextManager[BinaryIO]:
         if name == file and deaths:

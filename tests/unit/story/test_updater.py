@@ -34,7 +34,8 @@ class InDoublePrecision(nn.Module):
         return self.body(images.double())
 
 
-INPUTS, TARGETS = torch.cos(torch.arange(8 * 64.0).view(8, 1, 8, 8)), torch.arange(8)
+INPUTS = torch.cos(torch.arange(8 * 64.0).view(8, 1, 8, 8))
+TARGETS = torch.arange(8)
 
 
 def batch(micro: int, rank: int = 0, size: int = 1) -> Batch:
@@ -61,7 +62,8 @@ def take(config: Config, state: TrainState, part: Batch) -> Answer:
 )
 def test_a_step_equals_plain_torch(micro: int, clip: float | None, scale: float | None) -> None:
     """Accumulated, clipped, scaled, and with an unused weight; the sums are of the weights before it."""
-    model, by_hand = InDoublePrecision(), InDoublePrecision()
+    model = InDoublePrecision()
+    by_hand = InDoublePrecision()
     optimizer = torch.optim.SGD(by_hand.parameters(), lr=0.1)
     logits = by_hand(INPUTS)
     F.cross_entropy(logits, TARGETS).backward()
@@ -112,7 +114,8 @@ def test_the_norm_of_a_large_gradient_is_accurate() -> None:
     """One float32 sum of squares would lose all ones next to 2^24: 0.8% of the norm."""
     part = Batch(4, 1, (MicroBatch(0, np.arange(4), (INPUTS[:4], torch.ones(4, dtype=torch.long))),))
     result = take(Config(), state_of(LargeLayer()), part)
-    ones, large = 64 * 2**18, 64 * 2.0**24
+    ones = 64 * 2**18
+    large = 64 * 2.0**24
     assert result.gradient_norm == pytest.approx(0.1 * (large + ones) ** 0.5, rel=2**18 / large)
 
 

@@ -150,7 +150,9 @@ class Meter:
     """Has a state_dict of what people keep."""
 
     def __init__(self) -> None:
-        self.values, self.window, self.counts = np.zeros(3, np.float32), deque[Any](maxlen=3), Counter[int]()
+        self.values = np.zeros(3, np.float32)
+        self.window = deque[Any](maxlen=3)
+        self.counts = Counter[int]()
 
     def add(self, number: int, loss: float) -> None:
         assert isinstance(self.values, np.ndarray)
@@ -170,7 +172,8 @@ def test_values_of_numpy_and_of_other_classes_survive() -> None:
     """As they are: numbers of float32 round in another way than Python's."""
 
     def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
-        phase, mean = Phase.FIRST, Mean(np.float32(0), [np.float16(1)])
+        phase = Phase.FIRST
+        mean = Mean(np.float32(0), [np.float16(1)])
         own = session.register(level=np.float32(0.1), lowest=np.inf, phase=phase, mean=mean, meter=Meter())
         for step in session.steps():
             optimizer.param_groups[0]["lr"] = np.float32(0.05 * (1 + np.cos(np.pi * step.position / 4)))
@@ -359,7 +362,8 @@ def test_values_of_each_sample_are_in_no_checkpoint() -> None:
 
     asks = False
     check_survives(program)
-    folder, asks = Path("asks"), True
+    folder = Path("asks")
+    asks = True
     with pytest.raises(Interrupted):
         played(LocalWorld(), program, folder, stop_at=7)
     assert max(path.stat().st_size for path in committed(folder)) < 150_000

@@ -83,7 +83,8 @@ def test_evaluation_leaves_each_layer_in_its_mode() -> None:
 
 def test_small_losses_count_next_to_a_large_one() -> None:
     """Next to a loss of 2^24, float32 would round each loss of log 2 away."""
-    large, count = 2.0**24, 100
+    large = 2.0**24
+    count = 100
     logits = torch.zeros(1 + count, 2)
     logits[0, 1] = large
     found = scores(Table(), logits, [0] * (1 + count), micro=1)

@@ -83,13 +83,15 @@ def test_a_student_learns_from_a_teacher_as_well_on_any_number_of_ranks() -> Non
     before = to_host(teacher.state_dict())
 
     def student_of(world: World, share: float = 1.0, folder: str = "") -> nn.Module:
-        model, task = own_generator(nn.Linear(4, 3)), distillation(copy.deepcopy(teacher), 2.0, share)
+        model = own_generator(nn.Linear(4, 3))
+        task = distillation(copy.deepcopy(teacher), 2.0, share)
         data = made(lambda x: torch.zeros(len(x), dtype=torch.int64), 4)
         config = small_config(epochs=30, learning_rate=0.5, output_dir=Path(folder or f"{world.place.size}-{share}"))
         train(config, model=lambda: model, data=data, task=task, world=world)
         return model
 
-    student, by_labels = student_of(LocalWorld()), student_of(LocalWorld(), 0.0)
+    student = student_of(LocalWorld())
+    by_labels = student_of(LocalWorld(), 0.0)
     x = torch.rand(50, 4, generator=torch.Generator().manual_seed(0))
     wanted = teacher.eval()(x).log_softmax(1)
     assert torch.dist(student(x).log_softmax(1), wanted) < 0.3 < torch.dist(by_labels(x).log_softmax(1), wanted)
@@ -191,7 +193,8 @@ def with_wrong(name: str, part: int, at: int, value: float) -> Callable[[Any], t
 )
 def test_a_target_out_of_range_is_named(name: str, value: float, says: str, part: int, at: int) -> None:
     """With its sample, in the first two samples, which are measured before the first step, and in others."""
-    network, config = CASES[name][1], small_config(task=name, epochs=1)
+    network = CASES[name][1]
+    config = small_config(task=name, epochs=1)
     with pytest.raises(UsageError, match=f"sample {at} {says}"):
         train(config, model=network, data=with_wrong(name, part, at, value), world=LocalWorld())
 

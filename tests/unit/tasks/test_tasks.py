@@ -81,7 +81,8 @@ def test_goals_that_a_task_does_not_have_are_refused(settings: Any, task: Task |
 def test_a_count_weighs_as_in_one_batch() -> None:
     """Equal to plain torch, whatever the micro-batches and ranks, and though some have no odd digit."""
     config = small_config(epochs=1, augment="none", schedule="constant", warmup_epochs=0.0)
-    model, few = own_generator(runs.convnet(10)), runs.few_digits(config.data)
+    model = own_generator(runs.convnet(10))
+    few = runs.few_digits(config.data)
 
     def on_rank(world: World) -> runs.Weights:
         folder = Path(f"run-{world.place.size}")
@@ -130,7 +131,8 @@ def test_values_of_each_sample_come_in_the_order_of_the_set() -> None:
     def summary(scores: Scores) -> dict[str, float]:
         values, labels = scores.each("scores").unbind(1)
         seen.append(labels)
-        ones, zeros = values[labels == 1], values[labels == 0]
+        ones = values[labels == 1]
+        zeros = values[labels == 0]
         return {"auc": float((ones[:, None] > zeros).double().mean()) if len(ones) and len(zeros) else 0.0}
 
     task = Task(measure, summary=summary, best="auc", higher=True)

@@ -19,7 +19,8 @@ Starts = list[Place]
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[str]]:
     """Return the answers of a driver, each used once, and the requests to it."""
-    answers, asked = list[str](), list[str]()
+    answers = list[str]()
+    asked = list[str]()
 
     def ask(environ: Mapping[str, str], path: str, *rest: object) -> str:
         asked.append(path)
@@ -79,7 +80,8 @@ def test_a_worker_keeps_its_slot_and_so_its_gpu(starts: Starts, monkeypatch: pyt
 
 def test_a_fault_and_a_change_lead_into_the_next_world(starts: Starts) -> None:
     """The ranks synchronize the state in each world."""
-    world, synced = ElasticWorld(), list[int]()
+    world = ElasticWorld()
+    synced = list[int]()
     starts += [Place(0, 4), Place(0, 3), Place(0, 2), Place(0, 3), Place(0, 5)]
     faults = [None, RankLost("gone"), HorovodInternalError("gone"), None, None]
 

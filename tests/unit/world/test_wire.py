@@ -15,7 +15,8 @@ from tests.support.faults import Malicious
 
 def test_large_tensors_are_split_and_small_ones_packed() -> None:
     """No operation exceeds the time limit of a slow link, and few are nearly empty."""
-    large, small = torch.arange(25, dtype=torch.uint8), [torch.full((3,), n, dtype=torch.uint8) for n in range(4)]
+    large = torch.arange(25, dtype=torch.uint8)
+    small = [torch.full((3,), n, dtype=torch.uint8) for n in range(4)]
     sent = [outgoing(piece) for piece in pieces([large, *small], most_bytes=10)]
     assert [len(payload) for payload in sent] == [10, 10, 8, 9]
     assert torch.equal(torch.cat(sent), torch.cat([large, *small]))
