@@ -55,7 +55,7 @@ def test_what_a_link_shows_is_not_copied() -> None:
     Path("one/tensorboard").mkdir(parents=True)
     Path("one/tensorboard/planted").symlink_to(Path("key").resolve())
     Path("one/tensorboard/own").touch()
-    remote.Copies(URL, RunFolder(Path("one")), print).close()
+    job("one", []).close()
     assert names("tensorboard") == {"own"}
 
 
@@ -64,7 +64,7 @@ def test_a_run_is_not_fetched_through_a_link(storage: Any) -> None:
     Path("precious").mkdir()
     Path("two.fetched").symlink_to("precious")
     with pytest.raises(UsageError, match="cannot fetch the run"):
-        remote.fetch(URL, Path("two"), print)
+        Copies(URL, Path("two"), print).fetch()
     assert not list(Path("precious").iterdir())
 
 

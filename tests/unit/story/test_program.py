@@ -208,6 +208,9 @@ def test_a_model_is_trained_again_with_another_optimizer() -> None:
 def started_as(monkeypatch: pytest.MonkeyPatch, path: str, world: World | None = None, **changes: Any) -> Result:
     """Train as the script at `path` does, in a program of its own."""
     monkeypatch.setattr(sys, "argv", [path])
+    script = sys.modules["__main__"]
+    monkeypatch.setattr(script, "__file__", path, raising=False)
+    monkeypatch.setattr(script, "__spec__", None)
     world = world or LocalWorld()
     return train(small_config(epochs=1, **changes), model=runs.convnet, data=runs.few_digits, world=world)
 

@@ -731,11 +731,17 @@ def test_an_evaluation_may_be_without_figures(names: list[str]) -> None:
 def test_a_set_that_is_made_for_each_evaluation_has_one_loader_process() -> None:
     model = network()
     val = digits(NUM_VAL, "val")
-    before = len(multiprocessing.active_children())
-    with Session(model, of(model), DATA, **{**SMALL, "workers": 1}, world=LocalWorld()) as session:
-        for first in range(2):
-            session.evaluate(Subset(val, range(first, first + 4)), measure)
-        assert len(multiprocessing.active_children()) == before + 1
+    processes = []
+    with Session(model, of(model), digits(8, "train"), **{**SMALL, "workers": 1}, world=LocalWorld()) as session:
+        for epoch in session.epochs():
+            session.evaluate(Subset(val, range(epoch.number, epoch.number + 4)), measure)
+            processes.append(len(multiprocessing.active_children()))
+            for step in epoch:
+                for micro in step:
+                    micro.backward(**measure(model, micro.batch))
+                break
+    assert len(processes) > 1
+    assert len({*processes[1:]}) == 1
 
 
 def test_ranks_that_evaluate_other_data_are_refused() -> None:

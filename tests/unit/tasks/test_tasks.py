@@ -236,7 +236,7 @@ def test_items_may_be_any_trees_of_tensors() -> None:
     [
         (lambda: Embedded(), regression(None), r"do not fit into a batch \(.*, or give Task .*: collate="),
         (lambda: Detached(), regression(), r"the loss depends on no trained parameter: leave out detach\(\)"),
-        (lambda num_classes: Embedded(), regression(), "takes num_classes, but the training set has no .*classes"),
+        (lambda num_classes: Embedded(), regression(), "needs num_classes, but .* the training set has no .*classes"),
     ],
 )
 def test_what_a_task_needs_of_data_and_model_is_said(model: Any, task: Task, says: str) -> None:
