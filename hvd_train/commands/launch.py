@@ -75,7 +75,8 @@ def launch(arguments: list[str]) -> int:
     command = _command(words, str if options.image or options.way == "apptainer" else start.shown)
     if options.requeue:
         command = _in_one_folder(command)
-    line = [*start.with_variables(passed, _begin(options, command[0])), *command]
+    begin = start.with_variables(passed, _begin(options, command[0]))
+    line = [*begin, *command]
     if options.dry_run:
         show(shlex.join(line))
         return 0
@@ -86,6 +87,8 @@ def launch(arguments: list[str]) -> int:
             return checked.returncode
     if options.way == "slurm" and not options.elastic:
         return _in_slurm(line, in_batch=options.requeue)
+    if options.way == "mpirun":
+        return start.under_mpirun(begin, command, hosts.named(options.hosts) if options.hosts is not None else ())
     sys.stdout.flush()
     os.execvp(line[0], line)  # noqa: S606  # this process becomes the launcher
     raise AssertionError

@@ -13,6 +13,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hvd_train.console import say
 from hvd_train.errors import UsageError
 from hvd_train.launch import ssh
 from hvd_train.launch.hosts import Host, printed_by
@@ -95,6 +96,26 @@ def mpirun(ranks: int, hosts: Sequence[Host], environ: Mapping[str, str]) -> lis
     else:
         raise UsageError(f"this mpirun is neither Open MPI's nor MPICH's: {text.strip().partition(os.linesep)[0]}")
     return with_variables(variables, [command, "-np", str(ranks), *flags])
+
+
+def under_mpirun(begin: Sequence[str], command: Sequence[str], hosts: Sequence[Host]) -> int:
+    """Run `command` on each rank by the mpirun of `begin`; return the exit code of the first rank that fails.
+
+    mpirun alone kills its ranks a second after a signal. Like `horovodrun --mpi`, this starts a small process beside
+    each rank, which gives it `HVD_TRAIN_GRACE_SECONDS` to commit.
+    """
+    from horovod.runner import mpi_job
+    from horovod.runner.common.util.outcome import JobFailedError
+
+    ranks = int(begin[begin.index("-np") + 1])
+    listed = ",".join(f"{host.name}:{host.slots}" for host in hosts) or f"localhost:{ranks}"
+    line = shlex.join([*begin, *mpi_job.guarded(list(command))])
+    try:
+        mpi_job.run_mpirun(line, os.environ, Namespace(num_proc=ranks, hosts=listed))
+    except JobFailedError as error:
+        say(f"mpirun: {error}")
+        return int(error.exit_code)
+    return 0
 
 
 def _open_mpi(launcher: str) -> dict[str, str]:

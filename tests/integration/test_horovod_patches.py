@@ -66,7 +66,9 @@ def run_world(size: int, worker: str, before: Sequence[str] = (), **env: object)
 
 
 def horovodrun(controller: str, worker: str, ranks: int = 2) -> list[str]:
-    """Return Python's arguments that run a function of ranks.py by horovodrun."""
+    """Return Python's arguments that run a function of ranks.py by horovodrun, or by our mpirun."""
+    if controller == "mpirun":
+        return ["-m", "hvd_train", "launch", "--with", "mpirun", "--np", str(ranks), "--", PYTHON, RANKS, worker]
     return ["-m", "horovod.runner.launch", controller, "-np", str(ranks), PYTHON, RANKS, worker]
 
 
@@ -270,6 +272,15 @@ def test_l1_a_signal_lets_the_ranks_finish(tmp_path: Path, controller: str, what
     for rank in (0, 1):
         assert (tmp_path / f"term.{rank}").read_text() == f"{signal.SIGTERM.value}\n"
         assert (tmp_path / f"committed.{rank}").exists()
+
+
+def test_hvd_train_launch_with_mpirun_lets_the_ranks_finish(tmp_path: Path) -> None:
+    """mpirun alone would kill them after a second."""
+    if not has("mpi"):
+        pytest.skip("this build has no MPI")
+    status, lines = job(tmp_path, "mpirun", "stop", signal.SIGTERM)
+    assert status == 143, lines
+    assert (tmp_path / "committed.0").exists() and (tmp_path / "committed.1").exists()
 
 
 def test_l1_a_rank_that_does_not_end_is_killed_after_the_grace_time(tmp_path: Path, controller: str) -> None:

@@ -324,7 +324,7 @@ def c12_addresses() -> None:
 def l1_job() -> None:
     """Train until a SIGTERM; WHAT says what rank 1 does to itself.
 
-    Each rank writes `FOLDER/pid.RANK`, and a line to `FOLDER/term.RANK` for every SIGTERM. It finishes in half a second
+    Each rank writes `FOLDER/pid.RANK`, and a line to `FOLDER/term.RANK` for every SIGTERM. It finishes in two seconds
     with exit code 143, or 0 if WHAT=finish. With WHAT=ignore it does not end.
     """
     hvd.init()
@@ -351,7 +351,7 @@ def l1_job() -> None:
     while time.monotonic() < deadline and not (stops and what != "ignore"):
         time.sleep(0.02)
     if stops:
-        time.sleep(0.5)
+        time.sleep(2)
         (folder / f"committed.{rank}").write_text("yes")
     os._exit(128 + signal.SIGTERM if stops and what != "finish" else 0)
 
