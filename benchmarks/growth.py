@@ -144,7 +144,7 @@ def driver() -> dict[str, Any]:
 
 def reports() -> dict[str, Any]:
     """Return the seconds in which a rank reads the reports of `CLIENTS` ranks at a rendezvous."""
-    from hvd_train.elastic.members import Member, RankReport
+    from hvd_train.membership import Member, RankReport
     from hvd_train.world.wire import packed, unpacked
 
     place = 1, 2, 101, 0

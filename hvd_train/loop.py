@@ -1,23 +1,26 @@
 """The training loop, the page to read first. A loop of your own looks like it."""
 
-from hvd_train.loops import TaskLoops
+from hvd_train.loops import Loops
 from hvd_train.network import freeze, optim
 from hvd_train.progress.order import learning_rate_factor, peak_learning_rate
 
 
-def train(session: TaskLoops) -> None:
+def train(loops: Loops) -> None:
     """Train to the last epoch. Raises Stopped if a rank was asked to stop earlier."""
-    training, config, parts = session.training, session.training.config, session.training.parts
-    for epoch in session.epochs():
+    config = loops.ranks.config
+    parts = loops.ranks.parts
+    for epoch in loops.epochs():
+        state = loops.ranks.state
         freeze.apply(config.model, parts.model, epoch.number - 1, parts.heads)
         for step in epoch:
             # the learning rate in the middle of this step, as a function of the samples seen
-            peak = peak_learning_rate(config.optimizer, training.state.layout.global_batch)
+            peak = peak_learning_rate(config.optimizer, state.layout.global_batch)
             factor = learning_rate_factor(config.schedule, step.position)
-            optim.set_learning_rate(training.state.optimizer, peak * factor)
+            optim.set_learning_rate(state.optimizer, peak * factor)
             # this rank's part; at the end of the loop all ranks have the new weights
             for micro in step:
                 micro.backward(**parts.task.measure(parts.model, micro.batch))
-        is_last = epoch.number == config.schedule.epochs or training.time_is_up
+        is_last = epoch.number == config.schedule.epochs or loops.time_is_up
         if (is_last or epoch.number % config.run.eval_epochs == 0) and parts.val_loader is not None:
-            session.keep_best(session.evaluate())
+            scores = loops.evaluate(parts.task, parts.evaluation, parts.val_loader, "val")
+            loops.keep_best(scores.figures, parts.goal)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,26 +16,27 @@ import numpy as np
 from torch import nn
 from typing_extensions import Self
 
-from hvd_train import checkpoint
+from hvd_train import checkpoint, end
 from hvd_train.data.loader import Loader
 from hvd_train.data.trees import map_tensors
-from hvd_train.errors import Diverged, RankLost, UsageError
-from hvd_train.network import optim
-from hvd_train.network.buffers import Modes
-from hvd_train.network.device import peak_memory_gib
+from hvd_train.errors import RankLost, UsageError, first_few
+from hvd_train.history import HEAD, STEPS, TAIL, Place
+from hvd_train.membership import Membership, Overtaken
+from hvd_train.network import buffers, optim
+from hvd_train.network.device import gpu_load, peak_memory_gib
+from hvd_train.progress.clock import Timer
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import Indices
+from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, Stopped
 from hvd_train.run_files.journal import TAKEN, EpochRecord, StepRecord
 from hvd_train.run_files.ledger import Entry, extended
-from hvd_train.state import HEAD, START, STEPS, TAIL, Answer, Evaluation, Point, TrainState, set_values
+from hvd_train.state import Answer, Evaluation, TrainState, set_values
 from hvd_train.tasks.task import LOSS, Goal, Measure, Measures, Measuring, Scores, Task
-from hvd_train.training import Overtaken, Training
-from hvd_train.updater import key_of
-from hvd_train.world.world import World, result_of_rank_0
+from hvd_train.updater import Votes, key_of
+from hvd_train.world.world import World
 
-MOST_SKIPPED_STEPS = 10
-"""In a row; then a run ends with an error."""
+_GPU_SECONDS = 10.0  # from one look at the load of the GPU to the next
 IN_EVALUATION_MODE = (
     "the model was in evaluation mode when a step began: it is set to training mode at the begin of each step; "
     "a layer that should stay in evaluation mode needs eval() of its own"
@@ -45,53 +46,59 @@ IN_EVALUATION_MODE = (
 class Loops:
     """The loops of a training. Its `with` block ends with the final files.
 
-    Two kinds of places alternate. At a point, which the iterators come to, the state is whole for any rank: there ranks
-    commit, stop, and let others in. In between runs the code of the program, with updates and evaluations of all ranks.
-    After a fault there, each rank continues at its own place; `_collective` says how.
+    Two kinds of places alternate. At a point, which the iterators come to, every rank holds a complete state: only
+    there do ranks commit, stop, or admit others. In between runs the code of the program, with updates and evaluations
+    of all ranks. After a fault there, each rank continues at its own place (`history`).
     """
 
     result: Result  # how the training ended, after the block
 
-    def __init__(self, training: Training) -> None:
-        self.training = training
-        self._own = SimpleNamespace()
-        self._at = Point()  # the last point of this rank's program
-        self._count = 0  # updates and evaluations since then
-        self._resumed: Point | None = None  # of the others or a checkpoint, until the program comes there
+    def __init__(
+        self, ranks: Membership, stop: StopSignal, models: Sequence[nn.Module] = (), *, is_users: bool = False
+    ) -> None:
+        """`models` are those of a loop that `is_users`: it may write to them, or do something else on another rank."""
+        self.ranks = ranks
+        self.own = SimpleNamespace()  # the registered state
+        self.writes = buffers.Writes(ranks.parts.model if is_users else nn.Module())
+        self._stop = stop
+        self._history = ranks.history
+        self._is_users = is_users
+        self._modes = buffers.Modes(models or [ranks.parts.model])
         self._scores: Scores | None = None  # of the epoch
         self._ends = ""  # why the loops end early
         self._before: Callable[[list[nn.Parameter]], object] | None = None  # is called before each update
-        self._in_step = False  # whether the program runs passes of a step
+        self.in_step = False  # whether the program runs passes of a step
         self._after_steps = False  # whether the steps of the epoch have ended in the program
         self._place: tuple[int, ...] = ()  # of the last evaluation
         self._names = set[str]()  # of the evaluations there
         self._step: Step | None = None  # which the program is in
         self._closed = False
-        self._modes = Modes([training.parts.model])
+        self._differing_buffers = set[str]()  # of which the user has been told
+        self._gpu_timer = Timer(_GPU_SECONDS)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        training = self.training
         ended = error
         self._closed = True
         if error is None:
             try:
-                training.join()
+                self.joined()
                 self._leave_step()
                 self.result = self._finish()
             except BaseException as raised:  # noqa: BLE001  # raised again below, after the last commit
                 ended = raised
         self._step = None
-        if ended is not None and self._in_step:
-            training.undo_step()
+        if ended is not None and self.in_step:
+            self._give_up_step()
         if ended is None or isinstance(ended, Stopped):
-            training.ended_with(self.result)
+            end.report_end(self.ranks, self.result)
             if ended is None and not self.result.saved:
                 raise Stopped(self.result.exit_code)
             return
-        final = training.end_with(ended)
+        self.look_for_writes()
+        final = end.end_with(ended, self.ranks, self._stop)
         if final is not error:
             raise final from (ended if final is not ended else ended.__cause__)
 
@@ -104,26 +111,25 @@ class Loops:
         """
         if self._closed:
             raise UsageError("the session has ended: its loops belong into its `with` block")
-        training, state = self._joined()
-        if state.point.part != START:
-            self._resumed = state.point
+        history = self._history
+        state = self.joined()
+        history.begin_at(state.point.place)
         while not self._is_over:
-            if self._resumed is None and self._stays_at_last_epoch():
-                return
-            if self._resumed is None:
-                self._come_to(state.progress.epoch, HEAD)
-            else:
-                self._at = Point(self._resumed.epoch, HEAD)
-                self._count = 0
+            if history.is_replayed:
+                history.begin_epoch_again()
                 self._after_steps = False
-                set_values(self._own, self._resumed.own_at_epoch)
-            if state.point.part == HEAD and training.why():
+                set_values(self.own, state.point.own_at_epoch)
+            elif self._stays_at_last_epoch():
                 return
-            number = self._at.epoch
+            else:
+                self._come_to(state.progress.epoch, HEAD)
+            if state.point.part == HEAD and self._reason_to_end():
+                return
+            number = history.at.epoch
             yield Epoch(self, number)
             self._leave_step()
-            if self._at.part == TAIL or not self._is_over:
-                _end_epoch(training, number, self._scores)
+            if history.at.part == TAIL or not self._is_over:
+                self._end_epoch(number)
             self._scores = None
 
     def _stays_at_last_epoch(self) -> bool:
@@ -132,48 +138,50 @@ class Loops:
         A program of several trainings that repeats a finished one runs that code again, with recorded scores, and so
         has its values.
         """
-        training = self.training
-        state = self.training.state
-        if not training.name:
+        state = self.ranks.state
+        if not self.ranks.name:
             return False
-        training.look_for_writes()  # weights that this code has changed would be changed twice
-        if state.point.part != TAIL or not training.is_whole or not training.why():
+        self.look_for_writes()  # weights that this code has changed would be changed twice
+        if state.point.part != TAIL or not self._history.is_whole or not self._reason_to_end():
             return False
-        self._at = replace(state.point, epoch=state.progress.epoch, part=HEAD)
-        self._count = 0
+        self._history.stay_at(replace(state.point.place, epoch=state.progress.epoch, part=HEAD))
         return True
+
+    def _reason_to_end(self) -> str | None:
+        return end.reason_to_end(self.ranks.config, self.ranks.state, self.ranks.parts.task)
+
+    @property
+    def time_is_up(self) -> bool:
+        """Whether the run has trained for as long as it may, in which all ranks agree."""
+        return end.time_is_up(self.ranks.config, self.ranks.state)
 
     @property
     def _is_over(self) -> bool:
-        """Whether the loops end here, or within the epoch that this rank and its program are in."""
-        training, progress = self.training, self.training.state.progress
-        within = progress.epoch == self._at.epoch and progress.cursor < training.epoch_size
-        return bool(self._ends) or (within and training.time_is_up)
+        """Whether the loops end here: by `stop`, or by the time limit within the epoch of this program."""
+        return bool(self._ends) or (self.time_is_up and self._has_steps(self._history.at.epoch))
 
-    def _steps(self, epoch: int) -> Iterator[Step]:
-        training, state = self._joined()
-        num_samples = training.epoch_size
-        resumed = self._resumed
-        self._resumed = None
-        if resumed is not None and resumed.part == HEAD:
-            resumed = None
-        elif resumed is not None:
-            self._at = resumed
-            self._count = 0
-            set_values(self._own, resumed.own)
-            state.set_settings(resumed.settings)  # the code at the head of the epoch may have set them again
-            state.set_trained(resumed)
-        training.begin_epoch()
+    def _has_steps(self, epoch: int) -> bool:
+        """Return whether an epoch is the current one and has samples left."""
+        progress = self.ranks.state.progress
+        return progress.epoch == epoch and progress.cursor < self.ranks.batches.epoch_size
+
+    def steps(self, epoch: int) -> Iterator[Step]:
+        """Yield the steps of an epoch that are left."""
+        history = self._history
+        state = self.joined()
+        if history.begin_steps():
+            point = state.point
+            set_values(self.own, point.own)
+            state.set_settings(point.settings)  # the code at the head of the epoch may have set them again
+            state.set_trained(point)
+        self._restart_clocks()
+        self.ranks.batches.restart()
         self._after_steps = False
-        while resumed is not None or not self._is_over:  # the last step before an end is answered from the record
-            if resumed is None and state.progress.epoch == epoch and state.progress.cursor < num_samples:
-                self._come_to(epoch, STEPS)
-            elif resumed is None or resumed.part != STEPS or resumed.cursor >= num_samples:
-                break
-            resumed = None
-            step = self._step = Step(self, self._at)
+        # The last step before an end is answered from the record.
+        while history.repeats_step(self.ranks.batches.epoch_size) or self._comes_to_step(epoch):
+            step = self._step = Step(self, history.at)
             if self._modes.begin_step():
-                training.output.journal.event("note", IN_EVALUATION_MODE)
+                self.ranks.output.journal.event("note", IN_EVALUATION_MODE)
             try:
                 yield step
             except GeneratorExit:  # the program has left the loop
@@ -183,8 +191,19 @@ class Loops:
             self._step = None
             step.end()
         self._after_steps = True
-        if not self._is_over and (resumed is None or resumed.part != TAIL):
+        if not self._is_over and history.at.part != TAIL:
             self._come_to(epoch, TAIL)
+
+    def _comes_to_step(self, epoch: int) -> bool:
+        """Come to the next step of an epoch; return whether there is one."""
+        if self._is_over or self._history.at.part == TAIL or not self._has_steps(epoch):
+            return False
+        self._come_to(epoch, STEPS)
+        return True
+
+    def _restart_clocks(self) -> None:
+        self.ranks.clock.stopwatch.restart()
+        self.ranks.split.restart()
 
     def _leave_step(self) -> None:
         """End the step whose loop the program has left, also if it keeps the iterator."""
@@ -192,34 +211,50 @@ class Loops:
         self._step = None
         if step is None:
             return
-        if step.answers and not self._in_step:
+        if step.answers and not self.in_step:
             step.end()
         self._after_steps = True
 
-    def _evaluate(
+    def stop(self, why: str) -> None:
+        """End the loops after this step or epoch. All ranks call it alike."""
+        self._ends = why
+
+    def call_before_updates(self, function: Callable[[list[nn.Parameter]], object]) -> None:
+        """Call this function before each update (`Session.before_update`)."""
+        self._before = function
+
+    def evaluate(
         self, task: Task, measuring: Measuring, loader: Loader, name: str, facts: Mapping[str, str] | None = None
     ) -> Scores:
         """Return the scores of a set, the same on every rank.
 
         Raises UsageError if `facts` of it differ, for a name that files cannot have, and for one that is used already.
         """
-        training = self.training
+        ranks = self.ranks
         of_epoch = name == "val" and self._after_steps
         self._take_name(name)
 
         def act() -> Answer:
-            with training.stopwatch.paused():
+            with ranks.clock.stopwatch.paused():
                 if facts is not None:
-                    World.compare(training.world, facts)  # at once, in an elastic job as well
-                scores = training.evaluate(task, measuring, loader, training.state.result)
-            training.split.restart()
-            shown = not (of_epoch and self._at.part == TAIL)  # the line of a whole epoch has the others
-            training.output.journal.evaluation(name, scores, training.state.progress.step, shown=shown)
+                    World.compare(ranks.world, facts)  # at once, in an elastic job as well
+                scores = end.scores_of(ranks, task, measuring, loader, ranks.state.result)
+            ranks.split.restart()
+            shown = not (of_epoch and self._history.at.part == TAIL)  # the line of a whole epoch has the others
+            ranks.output.journal.evaluation(name, scores, ranks.state.progress.step, shown=shown)
             return Answer(scores)
 
-        scores = self._collective(act).scores
+        if self.in_step:
+            raise UsageError("an evaluation within a step: call it after the loop over micro-batches")
+        state = self.joined()
+        while not self._history.is_recorded:
+            with self._surviving():
+                self._begin_collective()
+                self._record(act())
+        scores: Scores = self._history.take_result().scores
         if of_epoch:
-            self._scores, training.state.last = scores, Evaluation(self._at.epoch + 1, scores.figures)
+            self._scores = scores
+            state.last = Evaluation(self._history.at.epoch + 1, scores.figures)
         return scores
 
     def _take_name(self, name: str) -> None:
@@ -228,119 +263,279 @@ class Loops:
             raise UsageError(
                 f"evaluate(name={name!r}) names scores: take another name, of letters, digits, '_' and '-'"
             )
-        place = *self._at.label(-1), self._after_steps
+        place = *self._history.at.label(-1), self._after_steps
         if place != self._place:
             self._place = place
             self._names = set()
         if name in self._names:
-            step = self.training.state.progress.step
+            step = self.ranks.state.progress.step
             raise UsageError(f"two evaluations after step {step} have the name {name!r}: give each its own, name=...")
         self._names.add(name)
 
-    def _keep_best(self, figures: Mapping[str, float], goal: Goal) -> bool:
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """The figures of the evaluation of this epoch, if there was one."""
+        return self._scores.figures if self._scores else {}
+
+    def keep_best(self, figures: Mapping[str, float], goal: Goal) -> bool:
         """Keep the weights as the best ones if the goal's figure is better than before; return whether it is."""
-        training, state = self._joined()
+        state = self.joined()
         better = state.best is None or goal.better(figures[goal.name], state.best.figures[goal.name])
         if better:
-            state.best = Evaluation(self._at.epoch + 1, figures)
-            if (store := training.output.store) is not None:
+            state.best = Evaluation(self._history.at.epoch + 1, figures)
+            if (store := self.ranks.output.store) is not None:
                 store.save_weights(checkpoint.BEST, state)
         return better
 
     # What all ranks do together
 
-    def _joined(self) -> tuple[Training, TrainState]:
-        self.training.join()
-        return self.training, self.training.state
+    def joined(self) -> TrainState:
+        """Return the state, once the ranks have met."""
+        if not self.ranks.has_joined:
+            self.ranks.join()
+            self.writes.note()
+        return self.ranks.state
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:
-        """After a RankLost in this block, undo passes of a step, and meet the other ranks. Raises as `meet` does."""
+        """Meet the other ranks again if one is lost in this block. Raises as `Membership.meet` does."""
         try:
             yield
-        except RankLost as error:
-            self.training.updater.undo()
-            self.training.meet(error)
+        except RankLost as lost:
+            self.ranks.meet(lost)
+            self.writes.note()
 
-    def _collective(self, act: Callable[[], Answer]) -> Answer:
-        """Do something with all ranks, again after each fault, or return what others have recorded of it."""
-        training, state = self._joined()
-        if self._in_step:
-            raise UsageError("an evaluation within a step: call it after the loop over micro-batches")
-        label = self._at.label(self._count)
-        while label not in state.answers:
-            with self._surviving():
-                training.begin(label, self._own)
-                training.record(label, act())
-        self._count += 1
-        return state.answers[label]
+    def _begin_collective(self) -> None:
+        """Come to an update or evaluation of all ranks. Raises as `Membership.compare` does."""
+        self.look_for_writes()
+        self._history.begin_collective()
+        self._arrive()
+        self.ranks.compare(self.own)
+
+    def _record(self, answer: Answer, agreed: Agreed | None = None, *, is_whole: bool = True) -> None:
+        """Note what an update or evaluation has given."""
+        self._history.record(answer, agreed, is_whole=is_whole)
+        updater = self.ranks.updater
+        updater.drop_attempt()
+        if found := updater.differing_buffers - self._differing_buffers:
+            self._differing_buffers |= found
+            names = first_few(sorted(found), 3)
+            kept = "only those of its first one are kept: see Buffers in docs/loops.md"
+            self.ranks.output.journal.event(
+                "note", f"each micro-batch of a step has its own changes of {names}; {kept}"
+            )
+        self.writes.note()
+
+    def _arrive(self) -> None:
+        if self.ranks.arrive():
+            self.writes.note()
+
+    def look_for_writes(self) -> None:
+        """Note whether the program has written to weights or buffers."""
+        if self.writes.found():
+            self._history.spoil()
 
     def _come_to(self, epoch: int, part: int) -> None:
-        """Come to a point: the state is whole for any rank. Do what the ranks have agreed on."""
-        training, state = self._joined()
-        state.come_to(epoch, part, self._own)
-        self._at = state.point
-        self._count = 0
+        """Come to a point, and do what the ranks have agreed on."""
+        ranks = self.ranks
+        state = self.joined()
+        state.come_to(epoch, part, self.own)
         self._after_steps = self._after_steps and part == TAIL
-        training.come_to(state.point.label(-1))
-        training.note_writes()
-        training.is_whole = True
-        update = training.last_update
-        training.last_update = None
-        if update is None:
-            return
-        answer, agreed = update
+        ranks.come_to_point()
+        self.writes.note()
+        agreed = self._history.take_agreed()
+        if agreed is not None:
+            self._do_agreed(*agreed)
+        if self._is_users and part == HEAD:  # once an epoch: code may have done something else on another rank
+            ranks.expect_differences()
+
+    def _do_agreed(self, last: Answer, agreed: Votes) -> None:
+        """Give up, stop, commit or change the world, as the ranks have voted in the last update."""
+        ranks = self.ranks
         changes = False
         with self._surviving():
-            _give_up_if_diverged(training, answer)
+            end.give_up_if_diverged(ranks, last)
             if agreed.stop:
-                self.result = training.finish(finished=False)
+                self.result = end.write_final_files(ranks, self._stop, finished=False)
                 raise Stopped(self.result.exit_code)
-            store = training.output.store
-            if agreed.commit and (store is None or store.commit(state)):
-                training.commit_timer.reset()
+            store = ranks.output.store
+            if agreed.commit and (store is None or store.commit(ranks.state)):
+                ranks.clock.commits.reset()
             if not agreed.change:
-                training.split.mark("other")
-                training.profile.step_done(state.progress.step)
+                ranks.split.mark("other")
+                ranks.profile.step_done(ranks.state.progress.step)
             changes = agreed.change
         if changes:
-            training.meet()
+            ranks.meet()
+            self.writes.note()
 
     def _finish(self) -> Result:
-        training = self.training
+        """Write the final files, in as many worlds as it takes."""
         try:
             while True:
-                training.catch_up(self._at.label(self._count))
+                self._history.begin_collective()
+                self._arrive()
                 with self._surviving():
-                    return training.finish(finished=True, why=self._ends or "the loop has ended")
+                    why = self._ends or "the loop has ended"
+                    return end.write_final_files(self.ranks, self._stop, finished=True, why=why)
         except Overtaken as over:  # this rank alone does not know of the end yet
-            return replace(over.result, run_dir=training.output.path)
+            return replace(over.result, run_dir=self.ranks.output.path)
+
+    # Updates
+
+    def update(self, step: Step, optimizers: Sequence[str]) -> Generator[MicroBatch, None, Answer]:
+        """Yield this rank's micro-batches of an update, again after each fault; return its result."""
+        is_only = optimizers == ("",)
+        if self.in_step or step.is_over or (is_only and step.answers):
+            raise UsageError(f"step {step.number}: its micro-batches come once, in one loop")
+        while not self._history.is_recorded:
+            with self._surviving():
+                self._begin_collective()
+                self.in_step = True
+                taken, agreed = yield from self._attempt(step, optimizers)
+                self.ranks.state.seconds = agreed.seconds
+                if is_only:
+                    self.count_step(taken)
+                self._record(taken, (taken, agreed), is_whole=is_only)
+        self.in_step = False
+        answer: Answer = self._history.take_result()
+        return answer
+
+    def _attempt(self, step: Step, optimizers: Sequence[str]) -> Generator[MicroBatch, None, Agreed]:
+        """Attempt an update once. Raises RankLost."""
+        ranks = self.ranks
+        batch = ranks.batches.next(step.epoch - 1)
+        turn = sum(earlier == key_of(optimizers) for earlier, _ in step.answers)
+        attempt = ranks.updater.begin(ranks.state, batch, self._votes(), optimizers, turn)
+        measuring = attempt.measuring
+        if not (measuring.fields or batch.micro_batches):
+            # A rank without a micro-batch must know which measures the others sum.
+            example = ranks.parts.train_loader.example(2)
+            with attempt.rehearsal():
+                yield MicroBatch(partial(measuring.checked, num_samples=2), 0, example, np.arange(2))
+        for micro in batch.micro_batches:
+            attempt.start(micro)
+            own = map_tensors(micro.batch, lambda tensor: tensor)  # the program may change a dict
+            mine = MicroBatch(attempt.backward, micro.number, own, micro.samples)
+            yield mine
+            if attempt.lost is not None:
+                raise attempt.lost
+            if not mine.done:
+                raise UsageError(f"step {step.number}: micro.backward was not called")
+        return attempt.finish(ranks.batches.prepare, self._before)
+
+    def _give_up_step(self) -> None:
+        """Undo what the passes of a step have changed that does not end."""
+        updater = self.ranks.updater
+        attempt = updater.attempt
+        updater.undo()
+        self.writes.note()
+        if attempt is not None and attempt.has_changed_state:
+            self._history.spoil()
+
+    def _votes(self) -> Votes:
+        """Return the votes of this rank for the end of the next step."""
+        ranks = self.ranks
+        every = ranks.config.run.commit_steps
+        by_steps = every is not None and (ranks.state.progress.step + 1) % every == 0
+        got_signal = self._stop.received is not None
+        request = ranks.world.requested(got_signal=got_signal)
+        return Votes(
+            stop=request == "stop",
+            commit=by_steps or ranks.clock.commits.due or (got_signal and request == "change"),
+            change=request == "change",
+            seconds=ranks.clock.seconds if ranks.world.place.rank == 0 else 0.0,
+        )
+
+    # What is counted and written down
+
+    def count_step(self, result: Answer) -> None:
+        """Count a step that all ranks have done, show it, and write it down."""
+        ranks = self.ranks
+        state = ranks.state
+        stopwatch = ranks.clock.stopwatch
+        num_samples = ranks.batches.epoch_size
+        state.count_step(result.totals, skipped=result.skipped, loss_scale=result.loss_scale)
+        stopwatch.step(result.totals.count)
+        journal = ranks.output.journal
+        progress = state.progress
+        speed = stopwatch.samples_per_second
+        if result.fingerprint is not None:
+            # It is summed with the gradients, so every rank that has finished a step has its entry. This drops the
+            # entries of the epoch before. Their lines are on disk: all ranks have begun this step.
+            positions = progress.cursor - result.totals.count, progress.cursor
+            entry = Entry(progress.epoch, (progress.step,) * 2, ranks.world.place.size, positions, result.fingerprint)
+            state.recent = extended(state.recent, entry, num_samples)
+            journal.took(state.recent[-1])
+        means = state.totals.means()
+        so_far = EpochRecord(progress.epoch + 1, progress.step, means, None, speed, total_seconds=ranks.clock.seconds)
+        journal.progress(so_far, progress.cursor)
+        change = ranks.change
+        if change is not None and progress.step == change.step + 1:
+            seconds = time.perf_counter() - ranks.left_at
+            journal.world(change.describe(seconds), change.facts(progress.step, seconds))
+        if result.skipped and not result.has_finite_loss:
+            journal.event("skipped", f"step {progress.step} is skipped: its loss is not finite", step=progress.step)
+        if progress.step % ranks.config.run.log_steps == 0:
+            state.last_step = StepRecord(
+                epoch=progress.epoch + 1,
+                step=progress.step,
+                samples=progress.epoch * num_samples + progress.cursor,
+                measures=result.totals.means(),
+                learning_rate=optim.learning_rate_of(state.optimizer),
+                gradient_norm=result.gradient_norm,
+                loss_scale=state.scaler.get_scale() if state.scaler.is_enabled() else None,
+                skipped_steps=progress.skipped,
+                samples_per_second=speed,
+                split=ranks.split.take(),
+                gpu=self._gpu_load(),
+            )
+            journal.step(state.last_step)
+
+    def _end_epoch(self, number: int) -> None:
+        """Log epoch `number` (from 0) and begin the next one, unless this rank got a state that is in the next one."""
+        ranks = self.ranks
+        state = ranks.state
+        if state.progress.epoch != number:
+            return
+        seconds = ranks.clock.seconds
+        before = state.last_epoch.total_seconds if state.last_epoch else 0.0
+        state.last_epoch = EpochRecord(
+            epoch=number + 1,
+            step=state.progress.step,
+            measures=state.totals.means(),
+            scores=self._scores.figures if self._scores else None,
+            samples_per_second=ranks.clock.stopwatch.samples_per_second,
+            seconds=round(seconds - before, 3),
+            total_seconds=round(seconds, 3),
+            peak_memory_gib=round(peak_memory_gib(ranks.parts.device), 3),
+        )
+        ranks.output.journal.epoch(state.last_epoch)
+        state.progress = replace(state.progress, epoch=number + 1, cursor=0)
+        state.totals = Totals()
+
+    def _gpu_load(self) -> dict[str, float]:
+        """Return the load of this rank's GPU, if the last look at it is long ago; else nothing."""
+        if not self._gpu_timer.due:
+            return {}
+        self._gpu_timer.reset()
+        return gpu_load(self.ranks.parts.device)
 
 
-class TaskLoops(Loops):
-    """The loops of a training that evaluates the task of its config."""
-
-    def evaluate(self) -> Scores:
-        """Return the scores on the validation set."""
-        parts = self.training.parts
-        assert parts.val_loader is not None
-        return self._evaluate(parts.task, parts.evaluation, parts.val_loader, "val")
-
-    def keep_best(self, scores: Scores) -> bool:
-        """Keep the weights as the best ones if these scores are better than before; return whether they are."""
-        return self._keep_best(scores.figures, self.training.parts.goal)
+Agreed = tuple[Answer, Votes]
+"""The result of an update, and what the ranks have decided with it for the next point."""
 
 
 class Epoch:
     """The steps of an epoch; `number` counts from 1."""
 
-    def __init__(self, session: Loops, number: int) -> None:
-        self._session = session
+    def __init__(self, loops: Loops, number: int) -> None:
+        self._loops = loops
         self._index = number
         self.number = number + 1
 
     def __iter__(self) -> Iterator[Step]:
-        return self._session._steps(self._index)
+        return self._loops.steps(self._index)
 
 
 class Update:
@@ -350,55 +545,16 @@ class Update:
     skipped: bool  # whether loss or gradient was not finite, so that nothing changed
     gradient_norm: float  # before it was clipped
 
-    def __init__(self, session: Loops, step: Step, optimizers: Sequence[str]) -> None:
-        self._session = session
+    def __init__(self, loops: Loops, step: Step, optimizers: Sequence[str]) -> None:
+        self._loops = loops
         self._step = step
         self._optimizers = optimizers
 
     def __iter__(self) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches. If a rank is lost, they come again, divided among the others."""
-        session = self._session
-        training = self._session.training
-        step = self._step
-        step._check(self._optimizers)
-        is_only = self._optimizers == ("",)
-        name = key_of(self._optimizers)
-        if session._in_step or step.is_over or (is_only and step.answers):
-            raise UsageError(f"step {step.number}: its micro-batches come once, in one loop")
-        state = training.state
-        label = session._at.label(session._count)
-        turn = sum(earlier == name for earlier, _ in step.answers)
-        while label not in state.answers:
-            with session._surviving():
-                training.begin(label, session._own)
-                session._in_step = True
-                batch = training.next_batch(step.epoch - 1)
-                attempt = training.updater.begin(state, batch, training.votes(), self._optimizers, turn)
-                measuring = attempt.measuring
-                if not (measuring.fields or batch.micro_batches):
-                    # A rank without a micro-batch must know which measures the others sum.
-                    example = training.parts.train_loader.example(2)
-                    two = np.arange(2)
-                    with attempt.rehearsal():
-                        yield MicroBatch(partial(measuring.checked, num_samples=2), 0, example, two)
-                for micro in batch.micro_batches:
-                    attempt.start(micro)
-                    own = map_tensors(micro.batch, lambda tensor: tensor)  # the program may change a dict
-                    yield (mine := MicroBatch(attempt.backward, micro.number, own, micro.samples))
-                    if attempt.lost is not None:
-                        raise attempt.lost
-                    if not mine.done:
-                        raise UsageError(f"step {step.number}: micro.backward was not called")
-                training.last_update = answer, agreed = attempt.finish(training.prepare_next_batch, session._before)
-                state.seconds = agreed.seconds
-                if is_only:
-                    _count_step(training, answer)
-                training.record(label, answer)
-                training.is_whole = training.is_whole and is_only
-        session._count = session._count + 1
-        session._in_step = False
-        answer = state.answers[label]
-        step.answers.append((name, answer))
+        self._step.check(self._optimizers)
+        answer = yield from self._loops.update(self._step, self._optimizers)
+        self._step.answers.append((key_of(self._optimizers), answer))
         self.scores = answer.scores
         self.skipped = answer.skipped
         self.gradient_norm = answer.gradient_norm
@@ -407,11 +563,10 @@ class Update:
 class Step(Update):
     """One step: a loop over its micro-batches; with several optimizers, a loop over each of its updates."""
 
-    def __init__(self, session: Loops, at: Point) -> None:
-        super().__init__(session, self, ("",))
-        training = session.training
-        layout = training.state.layout
-        num_samples = training.epoch_size
+    def __init__(self, loops: Loops, at: Place) -> None:
+        super().__init__(loops, self, ("",))
+        layout = loops.ranks.state.layout
+        num_samples = loops.ranks.batches.epoch_size
         self.size = len(layout.batches(range(at.cursor, num_samples))[0])  # samples of all ranks
         self.number = at.step + 1  # both count from 1
         self.epoch = at.epoch + 1
@@ -426,26 +581,27 @@ class Step(Update):
         Parameters of the other optimizers have no gradient meanwhile. Each optimizer may do any number of updates: all
         of them see the same samples, and the first ones also the same random numbers.
         """
-        self._check(optimizers)
-        return Update(self._session, self, optimizers)
+        self.check(optimizers)
+        return Update(self._loops, self, optimizers)
 
     @property
     def samples(self) -> Indices:
         """The numbers of the samples of all ranks in the set, int64 [size], in the order of `Scores.each`."""
-        return self._session.training.samples_of(self.epoch - 1, self._cursor, self.size)
+        return self._loops.ranks.batches.samples_of(self.epoch - 1, self._cursor, self.size)
 
     def end(self) -> None:
         """End the step. With several optimizers it counts now, unless this rank got a state that has it."""
-        training = self._session.training
         self.is_over = True
-        if self._session._in_step or not self.answers:
+        if self._loops.in_step or not self.answers:
             raise UsageError(f"step {self.number}: its loop over micro-batches did not run to its end")
-        if "" not in training.state.optimizers and training.state.progress.step < self.number:
-            _count_step(training, _of_updates(self.answers, self.size))
-            training.note_writes()
+        state = self._loops.ranks.state
+        if "" not in state.optimizers and state.progress.step < self.number:
+            self._loops.count_step(_of_updates(self.answers, self.size))
+            self._loops.writes.note()
 
-    def _check(self, optimizers: Sequence[str]) -> None:
-        names = self._session.training.state.optimizers
+    def check(self, optimizers: Sequence[str]) -> None:
+        """Raise UsageError if a step has no update by these optimizers."""
+        names = self._loops.ranks.state.optimizers
         if not optimizers or len({*optimizers} & names.keys()) < len(optimizers):
             known = " or ".join(f"step.update({name!r})" for name in names) if "" not in names else "the step"
             raise UsageError(f"step {self.number}: iterate over {known}")
@@ -467,7 +623,7 @@ class MicroBatch:
         return len(self.samples)
 
     def backward(self, loss: Measure, **measures: Measure) -> None:
-        """Run the backward pass; call it once for each micro-batch. It never raises what befalls other ranks.
+        """Run the backward pass; call it once for each micro-batch. It never raises RankLost.
 
         `loss` has one number for each sample, or is a `Mean`; so have other measures, which are summed over all ranks
         and written down. Raises UsageError for other shapes or names than in the first micro-batch.
@@ -476,48 +632,6 @@ class MicroBatch:
             raise UsageError("micro.backward was called twice for one micro-batch: add the losses")
         self.done = True
         self._take({LOSS: loss, **measures})
-
-
-def _count_step(training: Training, result: Answer) -> None:
-    """Count a step that all ranks have done, show it, and write it down."""
-    state = training.state
-    stopwatch = training.stopwatch
-    num_samples = training.epoch_size
-    state.count_step(result.totals, skipped=result.skipped, loss_scale=result.loss_scale)
-    stopwatch.step(result.totals.count)
-    journal = training.output.journal
-    progress = state.progress
-    speed = stopwatch.samples_per_second
-    if result.fingerprint is not None:
-        # It is summed with the gradients, so every rank that has finished a step has its entry. This drops the entries
-        # of the epoch before. Their lines are on disk: all ranks have begun this step.
-        positions = progress.cursor - result.totals.count, progress.cursor
-        entry = Entry(progress.epoch, (progress.step,) * 2, training.world.place.size, positions, result.fingerprint)
-        state.recent = extended(state.recent, entry, num_samples)
-        journal.took(state.recent[-1])
-    means = state.totals.means()
-    so_far = EpochRecord(progress.epoch + 1, progress.step, means, None, speed, total_seconds=training.seconds)
-    journal.progress(so_far, progress.cursor)
-    change = training.membership.change
-    if change is not None and progress.step == change.step + 1:
-        journal.world(change, progress.step, time.perf_counter() - training.membership.left_at)
-    if result.skipped and not math.isfinite(result.totals.sums[LOSS]):
-        journal.event("skipped", f"step {progress.step} is skipped: its loss is not finite", step=progress.step)
-    if progress.step % training.config.run.log_steps == 0:
-        state.last_step = StepRecord(
-            epoch=progress.epoch + 1,
-            step=progress.step,
-            samples=progress.epoch * num_samples + progress.cursor,
-            measures=result.totals.means(),
-            learning_rate=optim.learning_rate_of(state.optimizer),
-            gradient_norm=result.gradient_norm,
-            loss_scale=state.scaler.get_scale() if state.scaler.is_enabled() else None,
-            skipped_steps=progress.skipped,
-            samples_per_second=speed,
-            split=training.split.take(),
-            gpu=training.gpu_load(),
-        )
-        journal.step(state.last_step)
 
 
 def _of_updates(answers: Sequence[tuple[str, Answer]], num_samples: int) -> Answer:
@@ -537,40 +651,3 @@ def _of_updates(answers: Sequence[tuple[str, Answer]], num_samples: int) -> Answ
     scores = Scores(totals.means(), num_samples)
     last = answers[-1][1]
     return Answer(scores, totals, skipped, norm, last.fingerprint, last.loss_scale)
-
-
-def _give_up_if_diverged(training: Training, result: Answer) -> None:
-    """If too many steps in a row were skipped, commit the weights, which they have not changed, and raise Diverged."""
-    progress = training.state.progress
-    if progress.skipped_in_row < MOST_SKIPPED_STEPS:
-        return
-    saved = result_of_rank_0(training.world, training.output.commit_last(training.state))
-    finite = math.isfinite(result.totals.sums[LOSS])
-    cause = "the loss is finite, but not its gradient" if finite else "the loss is not finite"
-    kept = "committed" if saved else "NOT committed (see above)"
-    raise Diverged(
-        f"{progress.skipped_in_row} steps in a row were skipped; in the last one, step {progress.step}, {cause}; "
-        f"the weights are those before them, and {kept}; try a smaller --learning-rate or --clip-norm"
-    )
-
-
-def _end_epoch(training: Training, number: int, scores: Scores | None) -> None:
-    """Log epoch `number` (from 0) and begin the next one, unless this rank got a state that is in the next one."""
-    state = training.state
-    if state.progress.epoch != number:
-        return
-    seconds = training.seconds
-    before = state.last_epoch.total_seconds if state.last_epoch else 0.0
-    state.last_epoch = EpochRecord(
-        epoch=number + 1,
-        step=state.progress.step,
-        measures=state.totals.means(),
-        scores=scores.figures if scores else None,
-        samples_per_second=training.stopwatch.samples_per_second,
-        seconds=round(seconds - before, 3),
-        total_seconds=round(seconds, 3),
-        peak_memory_gib=round(peak_memory_gib(training.parts.device), 3),
-    )
-    training.output.journal.epoch(state.last_epoch)
-    state.progress = replace(state.progress, epoch=number + 1, cursor=0)
-    state.totals = Totals()

@@ -183,6 +183,10 @@ class Output:
             return False
         return True
 
+    def write_summary(self, values: Any) -> bool:
+        """Complete the ledger, then write the summary, which marks the run as finished; return False if that failed."""
+        return self.journal.complete() and self.write(run_folder.SUMMARY, values)
+
     def close(self) -> None:
         """Finish what is being written and give up the folder."""
         if self.store is not None:

@@ -21,6 +21,7 @@ from hvd_train.data.loader import Collate, Loader, Prepare, open_loader
 from hvd_train.data.own_order import OwnOrder, digest_of_orders, orders_of
 from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError, in_user_code
+from hvd_train.history import History
 from hvd_train.network import buffers, freeze, models, normalization, optim, weights
 from hvd_train.network.device import autocast, choose_device, loss_scaler, num_cores, uses_channels_last, wire_format
 from hvd_train.network.models import Builder, micro_batch_sizes
@@ -251,9 +252,14 @@ def _heads(task: Task, network: nn.Module, example: Any) -> tuple[str, ...]:
 
 
 def fresh_state(
-    config: Config, world: World, parts: Parts, optimizers: Optimizers, layout: order.BatchLayout = order.UNDECIDED
+    config: Config,
+    world: World,
+    parts: Parts,
+    optimizers: Optimizers,
+    layout: order.BatchLayout = order.UNDECIDED,
+    history: History | None = None,
 ) -> TrainState:
-    """Return the state before the first step."""
+    """Return the state before the first step, of a program with this history."""
     parameters = [*parts.model.parameters()]
     is_wide = any(parameter.dtype == torch.float64 or parameter.is_complex() for parameter in parameters)
     if config.precision.compression == "auto" and is_wide:
@@ -269,6 +275,7 @@ def fresh_state(
         optimizers=optimizers,
         scaler=scaler,
         layout=layout,
+        history=history or History(),
         average=average,
     )
 

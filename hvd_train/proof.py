@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from hvd_train import checkpoint, plain_file
+from hvd_train.batches import REVERSED
 from hvd_train.console import say
 from hvd_train.elastic.roster import FIRST_NUMBER
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.run_files import ledger, run_folder
 from hvd_train.state import TENSORS
-from hvd_train.training import REVERSED
 
 Act = Callable[[subprocess.Popen[bytes]], None]
 IN_ANOTHER_ORDER = {REVERSED: "1", "OMP_NUM_THREADS": "1"}

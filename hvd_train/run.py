@@ -26,7 +26,8 @@ from hvd_train.data.random_numbers import seed_all
 from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError
 from hvd_train.launch import exit_report, launcher
-from hvd_train.loops import TaskLoops
+from hvd_train.loops import Loops
+from hvd_train.membership import Membership
 from hvd_train.network import freeze, models, weights
 from hvd_train.network.models import Builder
 from hvd_train.parts import NOTHING, Optimizers, Own, Parts, build, warm_parts
@@ -37,7 +38,6 @@ from hvd_train.run_files import remote, run_folder, trackers
 from hvd_train.tasks import builtin as tasks
 from hvd_train.tasks.builtin import CLASSIFICATION
 from hvd_train.tasks.task import Each, Measure, Measuring, Scores, Task
-from hvd_train.training import Training
 from hvd_train.validate import evaluate as evaluate_model
 from hvd_train.world.world import AloneWorld, LocalWorld, Place, World, together
 
@@ -67,18 +67,18 @@ def train(
     config = config.replace(**{name: reference(value) for name, value in given.items()})
     if given:
         config = of_script(config)
-    with opened(config, name, world, lambda here: warm_parts(config, here, own)) as training:
-        session = TaskLoops(training)
-        with suppress(Stopped), session:
-            loop.train(session)
-        return session.result
+    with opened(config, name, world, lambda here: warm_parts(config, here, own)) as (ranks, stop):
+        loops = Loops(ranks, stop)
+        with suppress(Stopped), loops:
+            loop.train(loops)
+        return loops.result
 
 
 @contextmanager
 def opened(
     config: Config, name: str, world: World | None, build: Callable[[World], tuple[Parts, Optimizers]]
-) -> Iterator[Training]:
-    """Connect the ranks, or use `world`, and build a training; close it after the block. Raises UsageError."""
+) -> Iterator[tuple[Membership, StopSignal]]:
+    """Connect the ranks, or use `world`, and build what they train; close it after the block. Raises UsageError."""
     console.outlive()
     with (
         # The driver decides what the loss of ssh means for a worker.
@@ -90,8 +90,8 @@ def opened(
         replays = output.finished(here.joins_folder, config, name)
         here = job if replays is None else AloneWorld(job)
         parts, optimizers = here.prepare(lambda: build(here))
-        with closing(Training(config, here, stop, parts, optimizers, name, replays)) as training:
-            yield training
+        with closing(Membership(config, here, parts, optimizers, name, replays)) as ranks:
+            yield ranks, stop
 
 
 def begin(world: World, config: Config, name: str) -> None:

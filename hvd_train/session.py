@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
-from typing_extensions import override
+from typing_extensions import Self
 
 from hvd_train.config import GROUPS, Config
 from hvd_train.data import identity
@@ -26,15 +26,16 @@ from hvd_train.data.random_numbers import seed_all, unchanged_numbers
 from hvd_train.data.sources import check_apart, check_map_style
 from hvd_train.errors import UsageError, first_few
 from hvd_train.flags import settings_parser
+from hvd_train.history import START
 from hvd_train.launch.exit_report import report_in_one_line
-from hvd_train.loops import Loops, Step
+from hvd_train.loops import Epoch, Loops, Step
 from hvd_train.network import buffers, models, optim
-from hvd_train.network.buffers import Modes
 from hvd_train.parts import loader_processes, of_a_loop
 from hvd_train.progress.metrics import FACTS
 from hvd_train.progress.order import in_order
+from hvd_train.result import Result
 from hvd_train.run import OWN, check, of_script, opened
-from hvd_train.state import HEAD, START, values_of
+from hvd_train.state import values_of
 from hvd_train.tasks.task import Function, Goal, Measuring, Scores, Task
 from hvd_train.world.world import World
 
@@ -50,7 +51,7 @@ _INSTEAD = {
 }
 
 
-class Session(Loops):
+class Session:
     """A training with a loop of your own: iterate over epochs, steps and micro-batches.
 
     >>> with hvd_train.Session(model, optimizer, data, epochs=10, batch_size=32) as session:
@@ -113,11 +114,11 @@ class Session(Loops):
         network = model if isinstance(model, nn.Module) else nn.ModuleDict(_named(model))
         with ExitStack() as stack:
             build = lambda world: of_a_loop(config, world, network, optimizers, data, collate, order)  # noqa: E731
-            super().__init__(stack.enter_context(opened(config, name, world, build)))
+            self._ranks, stop = stack.enter_context(opened(config, name, world, build))
             self._open = stack.pop_all()
         self._open.callback(self._close_loaders)
-        self.training.writes = buffers.Writes(network)
-        self._modes = Modes([model] if isinstance(model, nn.Module) else [*network.children()])
+        networks = [model] if isinstance(model, nn.Module) else [*network.children()]
+        self._loops = Loops(self._ranks, stop, networks, is_users=True)
         for each in optimizers.values():
             replaced = {"step": optim.Closed, "zero_grad": optim.Closed, "add_param_group": optim.AddsOnce}
             for name, kind in replaced.items():
@@ -125,43 +126,44 @@ class Session(Loops):
                 setattr(each, name, kind(getattr(each, name)))
             each._opt_called = True  # type: ignore[attr-defined]  # else schedulers warn of a missing step
 
-    @override
+    def __enter__(self) -> Self:
+        return self
+
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            super().__exit__(kind, error, trace)
+            self._loops.__exit__(kind, error, trace)
         finally:
             self._open.__exit__(*sys.exc_info())
 
-    @override
-    def _come_to(self, epoch: int, part: int) -> None:
-        super()._come_to(epoch, part)
-        if part == HEAD:  # once an epoch: code may have done something else on another rank
-            self.training.compares = True
+    @property
+    def result(self) -> Result:
+        """How the training ended, after the block."""
+        return self._loops.result
 
     @property
     def device(self) -> torch.device:
         """The device of this rank, on which the batches are."""
-        return self.training.parts.device
+        return self._ranks.parts.device
 
     @property
     def rank(self) -> int:
         """The number of this process among the ranks; for display only, since it may change."""
-        return self.training.world.place.rank
+        return self._ranks.world.place.rank
 
     @property
     def size(self) -> int:
         """The number of ranks; for display only, since it may change."""
-        return self.training.world.place.size
+        return self._ranks.world.place.size
 
     @property
     def global_batch(self) -> int:
         """The samples of a step on all ranks; the last step of an epoch may have fewer."""
-        return self._joined()[1].layout.global_batch
+        return self._loops.joined().layout.global_batch
 
     @property
     def run_dir(self) -> Path | None:
         """The run folder; None on ranks that do not write."""
-        return self.training.output.path
+        return self._ranks.output.path
 
     def register(self, **state: Any) -> SimpleNamespace:
         """Let state of yours survive: what has a state_dict (schedulers, modules) and plain values; return it by name.
@@ -169,11 +171,12 @@ class Session(Loops):
         A plain value is changed by setting an attribute of what this returns. Raises UsageError for anything else, and
         after the first epoch has begun.
         """
-        if self._at.part != START:
+        if self._ranks.history.at.part != START:
             raise UsageError("register state before the loop over epochs")
-        vars(self._own).update(state)
-        values_of(self._own)  # raises UsageError
-        return self._own
+        own = self._loops.own
+        vars(own).update(state)
+        values_of(own)  # raises UsageError
+        return own
 
     def evaluate(self, data: Any, measure: Function, *, name: str = "val", collate: Collate | None = None) -> Scores:
         """Return the scores of `measure(model, batch)` over a set: each sample counts once, for any number of ranks.
@@ -186,7 +189,8 @@ class Session(Loops):
         of_set = self._evaluated(name, data, collate or self._collate)
         task = Task(measure, best="")
         measuring = Measuring(measure, trains=False)
-        return self._evaluate(task, measuring, of_set.loader, name, identity.facts_of_items(name, of_set.digest))
+        facts = identity.facts_of_items(name, of_set.digest)
+        return self._loops.evaluate(task, measuring, of_set.loader, name, facts)
 
     def constant(self, module: M) -> M:
         """Move a module that is not trained, such as a teacher, to this rank's device, and return it.
@@ -194,11 +198,11 @@ class Session(Loops):
         It is in evaluation mode and its parameters have no gradient. Checkpoints do not have it. If it differs between
         ranks, all raise UsageError. Raises UsageError after the first loop or evaluation has begun.
         """
-        if self.training.has_joined:
+        if self._ranks.has_joined:
             raise UsageError("call session.constant before the first loop or evaluation")
         self._constants += 1
         module.to(self.device).eval().requires_grad_(requires_grad=False)
-        self.training.world.compare({f"constant module {self._constants}": buffers.digest_of_module(module)})
+        self._ranks.world.compare({f"constant module {self._constants}": buffers.digest_of_module(module)})
         return module
 
     def before_update(self, function: Callable[[list[nn.Parameter]], object]) -> None:
@@ -208,7 +212,7 @@ class Session(Loops):
         It may change or remove it. torch draws the same random numbers on all ranks. `--clip-norm` acts afterwards. A
         step whose loss or gradient is not finite is skipped before.
         """
-        self._before = function
+        self._loops.call_before_updates(function)
 
     @contextmanager
     def aside(self) -> Iterator[bool]:
@@ -216,21 +220,30 @@ class Session(Loops):
 
         There are no gradients. Afterwards modes, buffers and random numbers are as before.
         """
-        model = self.training.parts.model
+        model = self._ranks.parts.model
         device = self.device
         devices = [device] if device.type == "cuda" else []
-        self.training.look_for_writes()
+        self._loops.look_for_writes()
         with unchanged_numbers(devices), torch.no_grad(), buffers.unchanged(model):
             yield self.run_dir is not None
-        self.training.note_writes()
+        self._loops.writes.note()
 
     def log(self, **values: float) -> None:
         """Write numbers by name, with the number of steps done, into metrics.jsonl and TensorBoard, on one rank."""
         if wrong := FACTS & values.keys():
             raise UsageError(f"session.log({first_few(sorted(wrong))}=...): take another name")
         figures = {name: number(value, f"session.log({name}=...)") for name, value in values.items()}
-        _, state = self._joined()
-        self.training.output.journal.log(figures, state.progress.step)
+        state = self._loops.joined()
+        self._ranks.output.journal.log(figures, state.progress.step)
+
+    def epochs(self) -> Iterator[Epoch]:
+        """Yield the epochs that are left; the first one may have begun.
+
+        They end after the last epoch, after `stop`, or as `--max-time`, `--patience` or `--target` say. Raises:
+        Stopped: after a commit, if the training was asked to stop; RankLost: if no other world can form; Diverged: if
+        many steps in a row have a loss or a gradient that is not finite.
+        """
+        return self._loops.epochs()
 
     def steps(self) -> Iterator[Step]:
         """Yield the steps that are left, of all epochs. Raises as `epochs` does."""
@@ -240,11 +253,11 @@ class Session(Loops):
     def keep_best(self, value: float, *, higher: bool = True) -> bool:
         """Keep the weights as the best ones, if `value` is better than before; return whether it is."""
         best = number(value, "session.keep_best(...)")
-        return self._keep_best({**(self._scores or {}), "best": best}, Goal("best", higher))
+        return self._loops.keep_best({**self._loops.figures, "best": best}, Goal("best", higher))
 
     def stop(self, why: str) -> None:
         """End the loops after this step or epoch. All ranks call it alike."""
-        self._ends = why
+        self._loops.stop(why)
 
     def _evaluated(self, name: str, data: Any, collate: Collate) -> _Evaluated:
         """Return the loader of a set to evaluate: the last one of this name, if set, length and `collate` are equal."""
@@ -255,11 +268,10 @@ class Session(Loops):
             del self._loaders[name]
             known.loader.close()
         check_map_style("the set to evaluate", data)
-        training = self.training
-        config = training.config
-        parts = training.parts
+        config = self._ranks.config
+        parts = self._ranks.parts
         check_apart(parts.data.train, data)
-        workers = loader_processes(config.data, training.world.place)
+        workers = loader_processes(config.data, self._ranks.world.place)
         loader = open_loader(data, None, parts.device, config.seed, workers, collate)
         with unchanged_numbers():  # torch's DataLoader draws one, which programs would notice
             digest = loader.start()

@@ -19,6 +19,7 @@ from hvd_train.data.identity import Identity
 from hvd_train.data.plain import from_plain, text_of, to_plain, with_plain_numbers
 from hvd_train.data.trees import map_tensors
 from hvd_train.errors import ReplicasDiffer, UsageError, counted, first_few
+from hvd_train.history import HEAD, START, STEPS, History, Place
 from hvd_train.network import buffers, optim, weights
 from hvd_train.network.buffers import digest_of, tensors_in
 from hvd_train.progress.metrics import Totals
@@ -27,11 +28,6 @@ from hvd_train.run_files.journal import EpochRecord, StepRecord
 from hvd_train.run_files.ledger import Entry
 from hvd_train.tasks.task import LOSS, Scores
 from hvd_train.world.world import World
-
-START, HEAD, STEPS, TAIL = range(4)
-"""The parts of a program: before the loop; in an epoch before its steps, its steps, and after them."""
-Label = tuple[int, int, int, int]
-"""A collective of the user's program: epoch, part, step (0 outside of STEPS), and its number there."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +50,17 @@ class Answer:
     fingerprint: int | None = None  # of the samples of all ranks (`progress.order`), if the run keeps a ledger
     loss_scale: float = 0.0  # of its gradients; 0 without one
 
+    @property
+    def has_finite_loss(self) -> bool:
+        """Whether the loss of an update is finite."""
+        return math.isfinite(self.totals.sums[LOSS])
+
 
 @dataclass(frozen=True)
 class Point:
-    """A point of the program, and the values that its code had set there; without any code, the start.
+    """A point of the program (`history.Place`), and the values that its code had set there; by default its start.
 
-    A rank that comes later runs the code from here on, with these values. What the others have computed together since
-    then is answered from their record.
+    A rank that comes later runs the code from here on, with these values.
     """
 
     epoch: int = -1  # epochs before this one
@@ -76,9 +76,10 @@ class Point:
     own: Mapping[str, Any] = field(default_factory=dict)  # registered values by name
     own_at_epoch: Mapping[str, Any] = field(default_factory=dict)  # the same at the beginning of the epoch
 
-    def label(self, number: int) -> Label:
-        """Return the label of a collective after this point; they are counted from 0."""
-        return self.epoch, self.part, self.step + 1 if self.part == STEPS else 0, number
+    @property
+    def place(self) -> Place:
+        """Where this point is in the program."""
+        return Place(self.epoch, self.part, self.step, self.cursor)
 
 
 Snapshot = dict[str, Any]  # plain values and CPU tensors only, so that loading it runs no code
@@ -127,7 +128,7 @@ class TrainState:
     best: Evaluation | None = None
     last: Evaluation | None = None
     point: Point = field(default_factory=Point)  # the last one
-    answers: dict[Label, Answer] = field(default_factory=dict)  # since the point, and others that ranks may need
+    history: History = field(default_factory=History)  # of this rank's program, with the results of all ranks
     recent: list[Entry] = field(default_factory=list)  # ledger entries of the epoch that may not be on disk yet
     last_step: StepRecord | None = None  # another rank may have to write these two records if rank 0 is lost
     last_epoch: EpochRecord | None = None
@@ -190,13 +191,7 @@ class TrainState:
         trained = [parameter.requires_grad for parameter in self._parameters()]
         modes = [module.training for module in self.model.modules()]
         self.point = Point(epoch, part, step, cursor, self.best, self.last, settings, trained, modes, values, at_epoch)
-        # A newcomer needs answers before the loop and at the head of the epoch; a survivor behind lacks the last one.
-        last = next(reversed(self.answers), None)
-        self.answers = {
-            label: answer
-            for label, answer in self.answers.items()
-            if label == last or label[1] == START or label[:2] == (epoch, HEAD)
-        }
+        self.history.come_to(self.point.place)
 
     def settings(self) -> list[dict[str, Any]]:
         """Return the settings of each parameter group, which the program may change, in plain types."""
@@ -280,7 +275,7 @@ class TrainState:
                 for path, tensor in tensors_in({"optimizers": states, "point": point})
                 if tensor.device.type != self._device.type
             },
-            "answers": [(label, _fields(answer)) for label, answer in self.answers.items()],
+            "answers": [(label, _fields(answer)) for label, answer in self.history.results.items()],
             "recent": [_fields(entry) for entry in self.recent],
             "seconds": self.seconds,
             "exponents": dict(self.exponents),
@@ -316,7 +311,7 @@ class TrainState:
         for name, kind in _VALUES.items():
             setattr(self, name, snapshot[name] and kind(**snapshot[name]))
         answers = {tuple(label): _answer(**answer) for label, answer in snapshot["answers"]}
-        self.answers = {**self.answers, **answers} if behind else answers
+        self.history.load(answers, behind=behind)
         if not behind:
             self.best, self.last = (snapshot[name] and Evaluation(**snapshot[name]) for name in ("best", "last"))
             self.point = Point(**kept["point"], best=self.best, last=self.last)
@@ -335,11 +330,8 @@ class TrainState:
 
     def _forget_without_values(self) -> None:
         """Forget evaluations whose values of `Each` are lost, if the weights are still those that they had."""
-        place = self.point.label(0)[:3]
         if self.point.part != STEPS:  # else an update may have followed
-            lost = [label for label, each in self.answers.items() if label[:3] == place and each.scores.kept is None]
-            for label in lost:
-                del self.answers[label]
+            self.history.forget(self.point.place, lambda answer: answer.scores.kept is None)
 
     def digest(self) -> str:
         """Return a fingerprint of weights, buffers, optimizer state and progress."""

@@ -102,7 +102,7 @@ class Updater:
                 attempt.backward(attempt.measuring.function(state.model, micro.batch))
             return attempt.finish(meanwhile)[0]
         except (ValueError, RuntimeError) as error:
-            if (advice := of_use(error, batch)) is None:
+            if (advice := advice_for(error, batch)) is None:
                 raise
             raise advice from None
 
@@ -167,6 +167,10 @@ class Updater:
     def differing_buffers(self) -> set[str]:
         """The buffers that have got other values in one micro-batch than in another."""
         return self.buffers.differing
+
+    def drop_attempt(self) -> None:
+        """Forget the attempt, which is recorded now, so that nothing undoes it."""
+        self.attempt = None
 
     def undo(self) -> None:
         """Undo what the passes of an attempt have changed that does not end."""
@@ -548,7 +552,7 @@ def _constant(value: float | tuple[float, ...], device: torch.device, dtype: tor
     return torch.tensor(value, dtype=dtype, device=device)  # to make one takes longer than to use it
 
 
-def of_use(error: Exception, batch: Batch) -> UsageError | None:
+def advice_for(error: Exception, batch: Batch) -> UsageError | None:
     """Return what to type if an error of torch in a pass comes from the settings, else None."""
     if isinstance(error, torch.OutOfMemoryError):
         images = len(batch.micro_batches[0].samples)

@@ -116,6 +116,32 @@ class Timer:
         self._start = self._now()
 
 
+class TrainingClock:
+    """Times a training: its speed, its seconds over all resumes, and when the next commit is due."""
+
+    def __init__(self, commit_seconds: float | None, now: Callable[[], float] = time.perf_counter) -> None:
+        self.stopwatch = Stopwatch(now)
+        self.commits = Timer(commit_seconds, now)
+        self._since_start = Timer(None, now)
+        self._since_join = Timer(None, now)
+        self._before = 0.0
+
+    def join(self, before: float) -> None:
+        """Begin to train, after `before` seconds of the run."""
+        self._since_join.reset()
+        self._before = before
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training of the run so far."""
+        return self._before + self._since_join.seconds
+
+    @property
+    def of_process(self) -> float:
+        """Seconds since this training was built."""
+        return self._since_start.seconds
+
+
 def duration(seconds: float) -> str:
     """Format a number of seconds: `1.5 s`, `3:20` or `2:05:00`."""
     if seconds < 60:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hvd_train.console import printable
-from hvd_train.elastic.members import Change
 from hvd_train.plain_file import read_bytes
 from hvd_train.progress.clock import duration
 from hvd_train.run_files.durable import AppendedFile
@@ -180,13 +179,11 @@ class Journal:
         self._write("event", {"name": "evaluation", "message": text, "step": step, **values})
         self._plot({f"{name}/{figure}": value for figure, value in figures.items()}, step)
 
-    def world(self, change: Change, step: int, seconds: float) -> None:
+    def world(self, message: str, facts: Mapping[str, Any]) -> None:
         """Report a change of world, which cost `seconds` until its first step."""
-        facts = {"step": step, "why": change.reason, "seconds": round(seconds, 3), "steps_lost": change.steps_lost}
-        sizes = {"world_size": len(change.after), "previous_size": len(change.before)}
-        members = {"left": list(map(str, change.left)), "came": list(map(str, change.came))}
-        self.event("world", change.describe(seconds), **facts, **sizes, **members)
-        self._plot({"world/size": len(change.after), "world/seconds_to_next_step": seconds}, step)
+        self.event("world", message, **facts)
+        sizes = {"world/size": facts["world_size"], "world/seconds_to_next_step": facts["seconds"]}
+        self._plot(sizes, facts["step"])
 
     def took(self, entry: Entry) -> None:
         """Write a new or extended entry of the ledger, if there is one."""

@@ -64,8 +64,8 @@ def played(
     config = small_config(output_dir=folder, **{**settings, **changes})
     with Session(model, optimizer, DATA, config=config, name=name, world=world) as session:
         program(session, model, optimizer, stop)
-    state = session.training.state
-    return to_host(model.state_dict()), values_of(session._own), state.settings()
+    state = session._ranks.state
+    return to_host(model.state_dict()), values_of(session._loops.own), state.settings()
 
 
 def check_same(found: Outcome, expected: Outcome, allowed: float = 0.0) -> None:

@@ -19,15 +19,15 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("progress", "launch", "elastic", "world", "doctor", "data", "network", "tasks", "run_files"), ()),
     "the story": (
-        *("state", "checkpoint", "updater", "validate", "profiling", "parts", "output", "result"),
-        *("membership", "training", "loops", "loop", "run", "session", "export", "proof"),
+        *("history", "state", "checkpoint", "updater", "validate", "profiling", "parts", "output", "result"),
+        *("batches", "membership", "end", "loops", "loop", "run", "session", "export", "proof"),
     ),
     **dict.fromkeys(("report", "bench", "commands"), ()),
     "the front door": ("cli", "__main__"),
 }
 AT_THE_TOP = {
     "vocabulary": "What a run can be, and what can go wrong: the config, its recipes and flags, the errors. No torch.",
-    "the story": "What training is. Read `loop`, then `updater`, `state`, `parts` and `training`.",
+    "the story": "What training is. Read `loop`, `session`, `loops`, `history`, `updater` and `membership`.",
     "the front door": "`hvd-train COMMAND`: finds the command, turns errors into lines and exit codes.",
 }
 

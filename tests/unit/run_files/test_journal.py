@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hvd_train.elastic.members import Change, Member
+from hvd_train.membership import Change, Member
 from hvd_train.run_files import journal as journals
 from hvd_train.run_files.journal import EpochRecord, Journal, StepRecord
 from hvd_train.run_files.ledger import Entry, read
@@ -88,7 +88,7 @@ def test_a_change_of_world_says_who_when_and_why(capsys: pytest.CaptureFixture[s
     members = [Member("h1", 1), Member("h2", 2), Member("h3", 3)]
     change = Change(tuple(members[:2]), (members[0], members[2]), "a rank was lost", step=7, steps_lost=3)
     with journal() as opened:
-        opened.world(change, 8, 1.25)
+        opened.world(change.describe(1.25), change.facts(8, 1.25))
     (line,) = lines()
     assert (line["name"], line["step"], line["seconds"], line["steps_lost"]) == ("world", 8, 1.25, 3)
     assert (line["why"], line["previous_size"], line["world_size"]) == ("a rank was lost", 2, 2)

@@ -40,8 +40,8 @@ def fails(error: BaseException) -> Act:
 
 
 def sent(number: int) -> Act:
-    """As if this signal had come; it counts in the next step."""
-    return lambda session: setattr(session.training.stop, "received", number)
+    """The signal counts in the next step."""
+    return lambda session: signal.raise_signal(number)
 
 
 def resumes_at(world: World) -> int:
@@ -50,7 +50,7 @@ def resumes_at(world: World) -> int:
 
     def program(session: Session, *_: object) -> None:
         assert session.global_batch
-        found.append(session.training.state.progress.step)
+        found.append(session._ranks.state.progress.step)
 
     played(world, program, Path("run"))
     return found[0]
@@ -100,7 +100,7 @@ def test_losses_that_are_not_finite() -> None:
 def test_a_lost_rank() -> None:
     codes = run_ranks(2, lambda world: end(world, nothing), [Fault(1, step=4)])
     assert codes[0] == 3
-    assert resumes_at(LocalWorld()) == 3
+    assert resumes_at(LocalWorld()) in (3, 4)  # rank 1 may have sent all of step 4
 
 
 def test_the_exit_codes_are_documented() -> None:

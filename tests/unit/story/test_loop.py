@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from hvd_train import checkpoint, training
+from hvd_train import checkpoint, membership
 from hvd_train.checkpoint import Store
 from hvd_train.errors import Diverged, UsageError
-from hvd_train.progress.clock import Stopwatch, Timer
+from hvd_train.progress.clock import TrainingClock
 from hvd_train.run import evaluate
 from hvd_train.state import TrainState
 from hvd_train.tasks.task import goal_of
@@ -74,7 +74,7 @@ def test_a_step_that_is_not_finite_changes_nothing(optimizer: str, monkeypatch: 
 
 def test_too_many_bad_steps_in_a_row_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the step; the last good weights are committed."""
-    monkeypatch.setattr("hvd_train.loops.MOST_SKIPPED_STEPS", 3)
+    monkeypatch.setattr("hvd_train.end.MOST_SKIPPED_STEPS", 3)
     config = small_config(epochs=1, ledger=True, batch_size=10)
     for last in (8, 9):
         make = lambda _, last=last: own_generator(Poisoned(lambda step: step >= 6 or last == 9))  # noqa: E731
@@ -130,8 +130,7 @@ class Ticking(nn.Module):
 def ticking(monkeypatch: pytest.MonkeyPatch) -> Ticking:
     model = Ticking()
 
-    monkeypatch.setattr(training, "Timer", lambda limit, passed=0.0: Timer(limit, lambda: model.now))
-    monkeypatch.setattr(training, "Stopwatch", lambda: Stopwatch(lambda: model.now))
+    monkeypatch.setattr(membership, "TrainingClock", lambda limit: TrainingClock(limit, lambda: model.now))
     return model
 
 

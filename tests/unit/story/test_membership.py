@@ -8,8 +8,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from hvd_train.errors import RankLost, ReplicasDiffer
-from hvd_train.membership import synchronize
-from hvd_train.state import STEPS, Evaluation
+from hvd_train.history import STEPS
+from hvd_train.membership import send_state
+from hvd_train.state import Evaluation
 from hvd_train.world.world import LocalWorld
 from tests.support.worlds import Killed, ThreadWorld, run_ranks
 from tests.unit.story.test_state import state_after, step
@@ -28,7 +29,7 @@ def test_all_ranks_load_the_state_of_one(root: int) -> None:
         state = state_after(4 if rank == root else rank % 2, seed=rank)
         state.best = Evaluation(rank, {"loss": 0.5})
         state.come_to(0, STEPS, SimpleNamespace())
-        synchronize(state, world, root)
+        send_state(state, world, root)
         taken = state.digest(), state.best.epoch
         step(state, 9)
         return *taken, state.digest()
@@ -38,7 +39,7 @@ def test_all_ranks_load_the_state_of_one(root: int) -> None:
     assert (digest, best) == (expected.digest(), root)
     step(expected, 9)
     assert after == expected.digest()
-    synchronize(expected, LocalWorld(), 0)
+    send_state(expected, LocalWorld(), 0)
     assert after == expected.digest()
 
 
@@ -56,7 +57,7 @@ def test_a_rank_keeps_its_state_if_the_sender_dies(turn: int) -> None:
         state = state_after(3 if world.place.rank == 1 else 4)
         before = state.digest()
         with pytest.raises(RankLost):
-            synchronize(state, world, 0)
+            send_state(state, world, 0)
         return state.digest() == before, state.progress.step
 
     assert run_ranks(3, body, kind=Dying)[1:] == [(True, 3), (True, 4)]
@@ -80,7 +81,7 @@ def test_a_damaged_state_is_not_loaded() -> None:
         state = state_after(3 if rank == 0 else 1, seed=rank)
         before = state.digest()
         with pytest.raises(ReplicasDiffer, match=r"the state of rank 0 arrived damaged on ranks 2$"):
-            synchronize(state, world, 0)
+            send_state(state, world, 0)
         return state.digest() == before
 
     assert run_ranks(3, body, kind=LosesTheLast) == [True] * 3

@@ -79,7 +79,7 @@ def played(
     data = digits(NUM_SAMPLES, "train")
     with Session(model, optimizer, data, order=order, config=config, world=world) as session:
         program(session, model, optimizer, digits(NUM_VAL, "val"))
-    return to_host(session.training.parts.model.state_dict()), values_of(session._own)
+    return to_host(session._ranks.parts.model.state_dict()), values_of(session._loops.own)
 
 
 def of(model: nn.Module) -> torch.optim.Optimizer:
@@ -436,7 +436,7 @@ def test_a_step_counts_before_a_break(several: bool, ranks: int) -> None:
                         micro.backward(loss_of(networks, micro))
                     if step.number % 4 == 0:
                         break
-                assert session.training.state.progress.step == 4 * epoch.number
+                assert session._ranks.state.progress.step == 4 * epoch.number
                 session.evaluate(val, lambda model, batch: {"loss": measure(unpacked(model), batch)["loss"]})
 
         make = lambda: {"a": network()} if several else network()  # noqa: E731
@@ -822,7 +822,7 @@ def test_a_run_keeps_its_order() -> None:
     def program(session: Session, *_: Any) -> None:
         for step in session.steps():
             for micro in step:
-                micro.backward(micro.batch[0].sum((1, 2, 3)) * next(session.training.parts.model.parameters()).sum())
+                micro.backward(micro.batch[0].sum((1, 2, 3)) * next(session._ranks.parts.model.parameters()).sum())
             if step.number == 3:
                 raise Interrupted
 

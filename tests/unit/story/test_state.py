@@ -11,10 +11,11 @@ from torch import nn
 
 from hvd_train.config import OptimizerConfig
 from hvd_train.errors import ReplicasDiffer, UsageError
+from hvd_train.history import HEAD, TAIL
 from hvd_train.network import optim
 from hvd_train.network.buffers import digest_of
 from hvd_train.progress.order import BatchLayout
-from hvd_train.state import HEAD, TAIL, Answer, Evaluation, TrainState, confirm_equal
+from hvd_train.state import Answer, Evaluation, TrainState, confirm_equal
 from hvd_train.tasks.task import Scores
 from tests.support import runs
 from tests.support.worlds import ThreadWorld, own_generator, run_ranks
@@ -54,7 +55,7 @@ def complete() -> TrainState:
     state.count_step(runs.totals(), skipped=False)
     state.best = state.last = Evaluation(1, {"loss": 0.5, "top1": 0.75})
     state.come_to(0, TAIL, SimpleNamespace(level=3))
-    state.answers[0, TAIL, 0, 0] = Answer(Scores({"loss": 0.5}, 60, {"pairs": torch.ones(2, 2)}))
+    state.history.results[0, TAIL, 0, 0] = Answer(Scores({"loss": 0.5}, 60, {"pairs": torch.ones(2, 2)}))
     return state
 
 
@@ -110,7 +111,7 @@ def test_later_steps_change_nothing_of_a_snapshot() -> None:
     state.load(snapshot)  # over a state that differs in everything
     assert state.digest() == same.digest()
     assert (state.layout, state.point, state.scaler.get_scale()) == (same.layout, same.point, 64.0)
-    (answer,) = state.answers.values()
+    (answer,) = state.history.results.values()
     assert torch.equal(answer.scores.total("pairs"), torch.ones(2, 2))
 
 
@@ -120,7 +121,7 @@ def test_a_rank_that_is_behind_keeps_what_its_code_has_set() -> None:
     behind = complete()
     newcomer = complete()
     behind.best = Evaluation(2, {"loss": 0.25})
-    behind.answers.clear()
+    behind.history.results.clear()
     ahead.best = None
     ahead.come_to(1, HEAD, SimpleNamespace(level=4))
     behind.load(ahead.snapshot(), behind=True)
@@ -131,7 +132,7 @@ def test_a_rank_that_is_behind_keeps_what_its_code_has_set() -> None:
         {"level": 3},
     )
     assert (newcomer.best, newcomer.point) == (None, ahead.point)
-    assert [*behind.answers] == [*newcomer.answers] == [(0, TAIL, 0, 0)]
+    assert [*behind.history.results] == [*newcomer.history.results] == [(0, TAIL, 0, 0)]
 
 
 def test_ranks_that_deviate_are_named() -> None:

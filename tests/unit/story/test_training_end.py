@@ -218,7 +218,7 @@ def test_an_error_in_the_users_loop_is_raised_after_a_commit(ranks: int, where: 
                 raise ZeroDivisionError
 
         def program(session: Session, model: nn.Module, *_: object) -> None:
-            session.before_update(lambda _: fail("in its update", session.training.state.progress.step + 1))
+            session.before_update(lambda _: fail("in its update", session._ranks.state.progress.step + 1))
             for step in session.steps():
                 for micro in step:
                     micro.backward(F.cross_entropy(model(micro.batch[0]), micro.batch[1], reduction="none"))

@@ -383,7 +383,7 @@ def test_a_finished_training_evaluates_again_for_values_of_each_sample() -> None
                 take(step, model)
             scores = session.evaluate(DATA, measure)
             widths.append(scores.each("wide").std())
-        assert session.training.state.progress.step == 10
+        assert session._ranks.state.progress.step == 10
 
     widths = list[Tensor]()
     for _ in range(2):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hvd_train.elastic.members import Member, RankReport
 from hvd_train.errors import UsageError
+from hvd_train.membership import Member, RankReport
 from hvd_train.world.wire import outgoing, packed, pieces, unpacked
 from tests.support.faults import Malicious
 

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from hvd_train.elastic.members import Change, Member, RankReport, change_between, most_advanced, survivors_differ
+from hvd_train.errors import ReplicasDiffer
+from hvd_train.membership import Change, Member, RankReport, change_between, decide
 
 A, B, C = (Member(host, 1) for host in "abc")
 
@@ -10,12 +11,24 @@ A, B, C = (Member(host, 1) for host in "abc")
 def survivor(member: Member, step: int, epoch: int = 0, digest: str = "x") -> RankReport:
     why = "a rank was lost"
     report = RankReport(member, True, step, digest, reason=why)
-    return replace(report, waits=(epoch, step), state_at=(epoch, step))
+    return replace(report, waits=(epoch, 2, step, 0), state_at=(epoch, 2, step, 0))
 
 
 def behind(member: Member, step: int, state_at: int, digest: str = "x") -> RankReport:
     """Return the report of a survivor that has loaded a state which is further on than its program."""
-    return replace(survivor(member, step, digest=digest), step=state_at, state_at=(0, state_at))
+    return replace(survivor(member, step, digest=digest), step=state_at, state_at=(0, 2, state_at, 0))
+
+
+def root_of(reports: list[RankReport]) -> int:
+    return decide(reports).root
+
+
+def survivors_differ(reports: list[RankReport]) -> bool:
+    try:
+        decide(reports)
+    except ReplicasDiffer:
+        return True
+    return False
 
 
 def change(reports: list[RankReport], step: int = 7) -> Change:
@@ -25,17 +38,17 @@ def change(reports: list[RankReport], step: int = 7) -> Change:
 
 
 def test_the_most_advanced_rank_sends_its_state() -> None:
-    assert most_advanced([survivor(A, 6), survivor(B, 7)]) == 1
-    assert most_advanced([survivor(A, 7), survivor(B, 7)]) == 0
-    assert most_advanced([survivor(A, 7), survivor(B, 7, epoch=1)]) == 1
-    assert most_advanced([RankReport(C), survivor(B, 0)]) == 1
-    assert most_advanced([RankReport(C, step=8), survivor(B, 7)]) == 1
+    assert root_of([survivor(A, 6), survivor(B, 7)]) == 1
+    assert root_of([survivor(A, 7), survivor(B, 7)]) == 0
+    assert root_of([survivor(A, 7), survivor(B, 7, epoch=1)]) == 1
+    assert root_of([RankReport(C), survivor(B, 0)]) == 1
+    assert root_of([RankReport(C, step=8), survivor(B, 7)]) == 1
 
 
 def test_a_state_that_was_received_counts_before_the_program_is_there() -> None:
     """The rank that sent it may be gone when others have not loaded it yet."""
-    assert most_advanced([survivor(A, 6), behind(B, 6, state_at=7), RankReport(C)]) == 1
-    assert most_advanced([behind(A, 6, state_at=7), survivor(B, 7)]) == 1
+    assert root_of([survivor(A, 6), behind(B, 6, state_at=7), RankReport(C)]) == 1
+    assert root_of([behind(A, 6, state_at=7), survivor(B, 7)]) == 1
     assert not survivors_differ([survivor(A, 7), behind(B, 6, state_at=7), survivor(C, 6, digest="y")])
     assert not survivors_differ([behind(B, 6, state_at=7), survivor(C, 6, digest="y")])
 

@@ -1,0 +1,66 @@
+"""The batches of this rank, step after step, in any world."""
+
+import os
+from dataclasses import replace
+
+from hvd_train.config import Config
+from hvd_train.data.loader import Ahead
+from hvd_train.parts import Parts
+from hvd_train.progress.clock import Split
+from hvd_train.progress.order import Batch, Indices, Order, assignments, epoch_size
+from hvd_train.state import TrainState
+from hvd_train.world.world import Place
+
+REVERSED = "HVD_TRAIN_REVERSED"  # add up the micro-batches of a rank in the opposite order, for `hvd-train prove`
+
+
+class Batches:
+    """This rank's part of each step, as a function of the progress and the world."""
+
+    def __init__(self, config: Config, parts: Parts, state: TrainState, place: Place, split: Split) -> None:
+        self._config = config
+        self._parts = parts
+        self._state = state
+        self._place = place
+        self._split = split
+        self._ahead: Ahead | None = None
+        self._last: tuple[int, Batch] | None = None  # the last batch, and the steps before it
+
+    @property
+    def epoch_size(self) -> int:
+        """The samples of an epoch."""
+        return epoch_size(self._config.batch, self._state.layout, self._parts.train_loader.num_samples)
+
+    def restart(self) -> None:
+        """Drop what was made ahead: an epoch begins, or the layout has changed."""
+        self._ahead = None
+
+    def next(self, epoch: int) -> Batch:
+        """Return the part of the step after the last one that is counted, which is of this epoch.
+
+        Raises UsageError if a sample cannot be used.
+        """
+        state = self._state
+        place = self._place
+        if self._ahead is None:
+            self._last = None
+            cursor = state.progress.cursor
+            work = assignments(self._order(epoch), cursor, state.layout, place.rank, place.size, self.epoch_size)
+            if os.environ.get(REVERSED):
+                work = (replace(batch, micro_batches=batch.micro_batches[::-1]) for batch in work)
+            self._ahead = Ahead(self._parts.train_loader.load(epoch, work), self._split.mark)
+        if self._last is None or self._last[0] != state.progress.step:
+            self._last = state.progress.step, next(self._ahead)
+        return self._last[1]
+
+    def prepare(self) -> None:
+        """Make the next batch ready while gradients are reduced."""
+        if self._ahead is not None:
+            self._ahead.prepare()
+
+    def samples_of(self, epoch: int, cursor: int, size: int) -> Indices:
+        """Return the numbers of the samples of all ranks in a step, int64 [size]."""
+        return self._order(epoch)[cursor : cursor + size]
+
+    def _order(self, epoch: int) -> Order:
+        return self._parts.orders(self._config.seed, epoch, self._parts.train_loader.num_samples)

@@ -1,0 +1,195 @@
+"""Why a training ends, and what is written then."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from torch.nn import Module
+
+from hvd_train import checkpoint
+from hvd_train.config import Config
+from hvd_train.console import say
+from hvd_train.data.loader import Loader
+from hvd_train.errors import Diverged, FaultRepeats, HvdTrainError, RankLost, UsageError
+from hvd_train.launch import exit_report
+from hvd_train.membership import Membership
+from hvd_train.network import buffers, weights
+from hvd_train.network.device import peak_memory_gib
+from hvd_train.progress.stop import StopSignal
+from hvd_train.result import Result, ending, summary
+from hvd_train.state import Answer, TrainState, confirm_equal, to_host
+from hvd_train.tasks.task import Measuring, Scores, Task, targets_of
+from hvd_train.updater import advice_for
+from hvd_train.validate import evaluate
+from hvd_train.world.world import result_of_rank_0
+
+MOST_SKIPPED_STEPS = 10
+"""In a row; then a run ends with an error."""
+
+
+def time_is_up(config: Config, state: TrainState) -> bool:
+    """Return whether the run has trained for as long as it may, in which all ranks agree."""
+    limit = config.run.max_seconds
+    return limit is not None and state.seconds >= limit
+
+
+def reason_to_end(config: Config, state: TrainState, task: Task) -> str | None:
+    """Return why the training ends now, or None. It follows from the state, so no restart trains beyond it."""
+    schedule = config.schedule
+    best = state.best
+    last = state.last
+    epoch = state.progress.epoch
+    if epoch >= schedule.epochs:
+        return "done"
+    if time_is_up(config, state):
+        return f"--max-time {config.run.max_time} reached"
+    for goal, value in targets_of(task, schedule).items():
+        if last and not goal.better(value, last.figures[goal.name]):
+            return f"target {goal.name} {value:g} reached"
+    if best and schedule.patience and epoch - best.epoch >= schedule.patience:
+        return f"nothing better since epoch {best.epoch}"
+    return None
+
+
+def scores_of(ranks: Membership, task: Task, measuring: Measuring, loader: Loader, model: Module) -> Scores:
+    """Return a model's scores on all samples of a loader, the same on every rank. Raises RankLost."""
+    return evaluate(ranks.config, ranks.parts.device, task, measuring, model, loader, ranks.world)
+
+
+def give_up_if_diverged(ranks: Membership, last: Answer) -> None:
+    """If too many steps in a row were skipped, commit the weights, which they have not changed, and raise Diverged."""
+    progress = ranks.state.progress
+    if progress.skipped_in_row < MOST_SKIPPED_STEPS:
+        return
+    saved = result_of_rank_0(ranks.world, ranks.output.commit_last(ranks.state))
+    finite = last.has_finite_loss
+    cause = "the loss is finite, but not its gradient" if finite else "the loss is not finite"
+    kept = "committed" if saved else "NOT committed (see above)"
+    raise Diverged(
+        f"{progress.skipped_in_row} steps in a row were skipped; in the last one, step {progress.step}, {cause}; "
+        f"the weights are those before them, and {kept}; try a smaller --learning-rate or --clip-norm"
+    )
+
+
+def write_final_files(ranks: Membership, stop: StopSignal, *, finished: bool, why: str = "") -> Result:
+    """Write the final files and return the result once they are on disk.
+
+    If a rank is lost meanwhile, nothing is closed yet: the next world of an elastic job writes the files. Raises
+    RankLost.
+    """
+    config = ranks.config
+    state = ranks.state
+    world = ranks.world
+    output = ranks.output
+    task = ranks.parts.task
+    ranks.profile.drop("the training has ended")
+    if finished:
+        confirm_equal(state, world)
+    received, peaks = zip(*world.gather((stop.received, peak_memory_gib(ranks.parts.device))), strict=True)
+    signals = [number for number in received if number is not None]
+    saved = result_of_rank_0(world, output.commit_last(state, final_weights=finished))
+    test = _test(ranks) if finished else None
+    best = state.best
+    last = state.last
+    progress = state.progress
+    result = Result(
+        run_dir=output.path,
+        finished=finished,
+        saved=saved,
+        stopped_by=signals[0] if signals and not finished else None,
+        epochs=progress.epoch,
+        steps=progress.step,
+        scores=last.figures if last else {},
+        best=best.figures if best else {},
+        best_epoch=best.epoch if best else None,
+        test=test.figures if test else {},
+        why=reason_to_end(config, state, task) or why,
+        samples_per_second=ranks.clock.stopwatch.samples_per_second,
+        world_size=world.place.size,
+        seconds=ranks.clock.of_process,
+        peak_memory_gib=round(max(peaks), 3),
+    )
+    if test is not None:
+        output.journal.evaluation("test", test.figures, progress.step, shown=False)
+    if finished and saved:  # a summary marks the run as finished
+        saved = output.write_summary(summary(result, config))
+        result = replace(result, saved=world.broadcast(saved, 0))
+    output.journal.event("end", ending(result, task))
+    if config.run.copy_to and not result_of_rank_0(world, output.copy_last()):
+        result = replace(result, saved=False)
+    return result
+
+
+def _test(ranks: Membership) -> Scores | None:
+    """Score the best weights on the test set, if any; the last ones if no best ones are on disk."""
+    parts = ranks.parts
+    run_dir = ranks.output.path or ranks.output.replays
+    if parts.test_loader is None:
+        return None
+    best = ranks.world.broadcast(checkpoint.read_weights(run_dir / checkpoint.BEST) if run_dir else None, 0)
+    model = ranks.state.result
+    last = to_host(buffers.kept(model.state_dict()))
+    if best is not None:
+        weights.load(best, model)
+    try:
+        return scores_of(ranks, parts.task, parts.evaluation, parts.test_loader, model)
+    finally:
+        weights.load(last, model)
+
+
+def report_end(ranks: Membership, result: Result) -> None:
+    """Tell the driver of an elastic job that the training has ended, finished or stopped."""
+    ranks.world.leave(failed=False)
+    ranks.world.program.ended.append(result)
+    exit_report.training_ended(os.environ, result.exit_code, result.steps, is_last=not ranks.name)
+
+
+def end_with(error: BaseException, ranks: Membership, stop: StopSignal) -> BaseException:
+    """Commit what is done, tell the driver of an elastic job, and return the error that ends this process."""
+    ranks.world.leave(failed=isinstance(error, Exception))
+    if isinstance(error, RankLost):
+        return _after_lost_rank(error, ranks)
+    if isinstance(error, SystemExit):  # the job continues without this process, or ends
+        _commit_at_end(ranks)
+        return error if stop.received is None else SystemExit(128 + stop.received)
+    if not isinstance(error, Exception):
+        return error
+    in_training = ranks.during == "training"
+    if isinstance(error, (ValueError, RuntimeError)) and in_training:
+        attempt = ranks.updater.attempt
+        error = (advice_for(error, attempt.batch) if attempt else None) or error
+    is_of_user = in_training and not isinstance(error, HvdTrainError)
+    if ranks.steps and (is_of_user or isinstance(error, (UsageError, FaultRepeats))) and _commit_at_end(ranks):
+        say(f"step {ranks.steps} is committed; the same command resumes from there")
+    if isinstance(error, HvdTrainError) and ranks.members and not error.of_all_ranks:
+        error.raised_by = ranks.world.place.rank
+    exit_report.send(os.environ, error, ranks.during, ranks.steps)
+    return error
+
+
+def _commit_at_end(ranks: Membership) -> bool:
+    """Commit what this rank has, if it is whole; return whether it is on disk."""
+    if not ranks.survives or ranks.output.path is None:
+        return False
+    if not ranks.history.is_whole:
+        say("weights have changed since the last step, so a commit now could not be resumed exactly")
+        return False
+    try:
+        return ranks.output.commit_last(ranks.state).result()
+    except UsageError as error:
+        say(f"there is no commit now: {error}")
+        return False
+
+
+def _after_lost_rank(error: RankLost, ranks: Membership) -> RankLost:
+    """Commit the last finished step, and return the error with the outcome."""
+    if not ranks.survives:
+        return error
+    if ranks.output.path is None:
+        kept = "done, and for rank 0 to commit; the same command resumes from the last commit"
+    elif _commit_at_end(ranks):
+        kept = "committed; the same command resumes from there"
+    else:
+        kept = "NOT committed (see above); the same command resumes from the last commit"
+    return RankLost(f"another rank ended or cannot be reached ({error}); step {ranks.steps} is {kept}")
