@@ -30,7 +30,7 @@ from hvd_train.output import Output
 from hvd_train.parts import Optimizers, Parts, fresh_state
 from hvd_train.profiling import Profile
 from hvd_train.progress.clock import TrainingClock
-from hvd_train.progress.order import choose_layout, resized_layout
+from hvd_train.progress.order import layout_for, resized_layout
 from hvd_train.result import Result, describe
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.run_folder import RunFolder
@@ -355,7 +355,8 @@ class Membership:
         claim = self.output.claim(
             state,
             next((report.run_dir for report in reports if report.run_dir), None),
-            lambda: choose_layout(self.config.batch, place.size, self.parts.train_loader.num_samples),
+            layout_for(self.config.batch, place.size),  # if the run is new
+            self.parts.train_loader.num_samples,
             from_disk=decision.from_disk,
         )
         self._run_dir = claim.path

@@ -19,7 +19,7 @@ from hvd_train.console import say
 from hvd_train.data import identity
 from hvd_train.errors import UsageError
 from hvd_train.launch import client, launcher
-from hvd_train.progress.order import BatchLayout
+from hvd_train.progress.order import BatchLayout, check_fits
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.journal import Journal
 from hvd_train.run_files.remote import Copies
@@ -57,13 +57,13 @@ class Output:
         return self._folder.path if self._folder else None
 
     def claim(
-        self, state: TrainState, run_dir: Path | None, first_layout: Callable[[], BatchLayout], *, from_disk: bool
+        self, state: TrainState, run_dir: Path | None, layout: BatchLayout, num_samples: int, *, from_disk: bool
     ) -> RunFolder:
         """Take the run folder for rank 0 and, if `from_disk`, load the newest checkpoint.
 
-        Without one, the state comes from the file that the user named, or is fresh with `first_layout()`. `run_dir` is
-        the folder in which ranks of this world have trained. Raises UsageError, before a folder changes, if the folder
-        belongs to another run or process or the file cannot be loaded, and what `first_layout` raises.
+        Without one, the state comes from the file that the user named, or is fresh with this layout. `run_dir` is the
+        folder in which ranks of this world have trained. Raises UsageError, before a folder changes, if the folder
+        belongs to another run or process, the file cannot be loaded, or the layout does not fit `num_samples`.
         """
         if self._folder is not None and not from_disk:
             return dataclasses.replace(self._folder, from_file=False)
@@ -90,9 +90,9 @@ class Output:
                 found = checkpoint.newest_good(named, notes.append) if named.is_dir() else checkpoint.read(named)
                 if found is None:
                     raise UsageError(f"--resume {named}: it has no checkpoint")
-                self._load(state, _adapted(found, state, self._config, first_layout, notes.append))
+                self._load(state, _adapted(found, state, self._config, layout, num_samples, notes.append))
             elif from_disk:
-                state.layout = first_layout()
+                state.layout = check_fits(layout, num_samples)
 
         if self._copy_to and config.run.output_dir:
             resumes = config.run.resume
@@ -250,12 +250,13 @@ def _adapted(
     snapshot: Snapshot,
     state: TrainState,
     config: Config,
-    first_layout: Callable[[], BatchLayout],
+    layout: BatchLayout,
+    num_samples: int,
     note: Callable[[str], None],
 ) -> Snapshot:
     """Return the snapshot in the file `config.run.resume` with the settings of `config`; note what differs.
 
-    Raises UsageError for another model and for settings that cannot change, and as `first_layout()` does.
+    Raises UsageError for another model, for settings that cannot change, and for a layout that does not fit.
     """
     file = config.run.resume
     progress = Progress(**snapshot["progress"])
@@ -275,7 +276,7 @@ def _adapted(
     if differences:
         note(f"other settings than in {file} hold from here on: {'; '.join(differences)}")
     if any(mine[name] != theirs[name] for name in _OF_CUT):
-        changed["layout"] = dataclasses.asdict(first_layout())
+        changed["layout"] = dataclasses.asdict(check_fits(layout, num_samples))
     if any(mine[name] != theirs[name] for name in _OF_GROUPS):
         changed["point"] = {**snapshot["point"], "settings": []}  # else they are set last, over the new ones
         changed["optimizers"] = {}

@@ -131,17 +131,12 @@ class Updater:
         self.sums_of_layers.begin_step(len(batch.micro_batches), batch.num_micro_batches)
         self.buffers.begin()
         self._watched_updates = max(0, self._watched_updates - 1)
-        self.attempt = Attempt(
-            self,
-            state,
-            batch,
-            votes,
-            name,
-            [state.optimizers[each] for each in names],
-            turn,
-            self._measurings[name],
-            Trained(trained, fixed, self._parameters, self._trained[name][1], trains_others),
+        digest = self._trained[name][1]
+        optimizers = [state.optimizers[each] for each in names]
+        of = Trained(
+            name, turn, optimizers, self._measurings[name], trained, fixed, self._parameters, digest, trains_others
         )
+        self.attempt = Attempt(self, state, batch, votes, of)
         return self.attempt
 
     def _note_trained(self, name: str, trained: Sequence[nn.Parameter], state: TrainState) -> bool:
@@ -180,10 +175,14 @@ class Updater:
 
 @dataclass(frozen=True)
 class Trained:
-    """The parameters of an update."""
+    """What an update trains."""
 
-    parameters: Sequence[nn.Parameter]  # trained in this update
-    fixed: Sequence[nn.Parameter]  # of other optimizers
+    name: str  # of the update, by its optimizers
+    turn: int  # the updates of the same optimizers in this step before it
+    optimizers: Sequence[Optimizer]
+    measuring: Measuring
+    parameters: Sequence[nn.Parameter]  # of these optimizers
+    fixed: Sequence[nn.Parameter]  # of the others
     all: Sequence[nn.Parameter]  # of the model
     digest: tuple[float, ...]  # of the names of the trained ones, in bits
     are_others: bool  # than in the last update by the same optimizers
@@ -195,29 +194,15 @@ class Attempt:
     If a rank is lost, `undo` restores what the passes have changed, and another attempt begins.
     """
 
-    def __init__(
-        self,
-        updater: Updater,
-        state: TrainState,
-        batch: Batch,
-        votes: Votes,
-        name: str,
-        optimizers: Sequence[Optimizer],
-        turn: int,
-        measuring: Measuring,
-        trained: Trained,
-    ) -> None:
+    def __init__(self, updater: Updater, state: TrainState, batch: Batch, votes: Votes, trained: Trained) -> None:
         """Hold the parameters of other optimizers fixed until `finish` or `undo`."""
         self.batch = batch
-        self.measuring = measuring
+        self.measuring = trained.measuring
         self.lost: RankLost | None = None  # noticed in a pass
         self.has_changed_state = False
         self._updater = updater
         self._state = state
         self._votes = votes
-        self._name = name
-        self._optimizers = optimizers
-        self._turn = turn
         self._trained = trained
         self._forward = ExitStack()  # what a forward pass runs in
         self._sums_of_passes = list[Tensor]()
@@ -240,7 +225,8 @@ class Attempt:
         if self._is_last:
             updater.sums_of_layers.begin_last_micro_batch()
         updater.buffers.put_back()
-        again = (self._turn,) if self._turn else ()
+        turn = self._trained.turn
+        again = (turn,) if turn else ()
         step = self._state.progress.step
         seed(updater.device, order.key(updater.seed, MICRO_BATCH, step, micro.number, *again))
         self._forward.enter_context(updater.autocast)
@@ -280,7 +266,9 @@ class Attempt:
 
     def _exponent(self, term: int) -> int:
         """Return the power of two near the count of a term of the loss for each sample, as far as it is known."""
-        return self._state.exponents.get(key_of_term(self._name, term), self.measuring.exponent if term == 0 else 0)
+        return self._state.exponents.get(
+            key_of_term(self._trained.name, term), self.measuring.exponent if term == 0 else 0
+        )
 
     def _share(self, term: int) -> Tensor:
         """Return what a backward pass multiplies a sum by, so that half precision can hold the gradient."""
@@ -416,7 +404,7 @@ class Attempt:
         batch = self.batch
         measuring = self.measuring
         buffers = updater.buffers
-        optimizers = self._optimizers
+        optimizers = self._trained.optimizers
         if self.lost is not None:
             raise self.lost
         self._check_gradients()
@@ -448,7 +436,7 @@ class Attempt:
         if ahead or not broken:
             self.has_changed_state = True
             buffers.finish(changes.masked_fill(broken, 0), batch.num_micro_batches)
-            seed(updater.device, order.key(updater.seed, UPDATE, state.progress.step, self._turn))
+            seed(updater.device, order.key(updater.seed, UPDATE, state.progress.step, self._trained.turn))
             if before is not None:
                 before([parameter for parameter in self._trained.all if parameter.grad is not None])
                 self._clip(own_gradients(self._trained.all), None, updater.clip_norm)
@@ -466,7 +454,7 @@ class Attempt:
         skipped = not math.isfinite(sum(sums[: measuring.num_of_loss]) + norm_before)
         for term, at in enumerate(measuring.counts_at):
             if at is not None and sums[at] > 0:
-                state.exponents[key_of_term(self._name, term)] = nearest_exponent(sums[at] / batch.size)
+                state.exponents[key_of_term(self._trained.name, term)] = nearest_exponent(sums[at] / batch.size)
         self._release()
         updater.mark("optimizer")
         stop, commit, change = (on_host.votes > 0).tolist()

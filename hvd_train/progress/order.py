@@ -230,12 +230,20 @@ def assignments(
 
 def choose_layout(batch: BatchConfig, size: int, num_samples: int) -> BatchLayout:
     """Return the layout of a new run on `size` ranks. Raises UsageError if it is too large or lacks a batch size."""
+    return check_fits(layout_for(batch, size), num_samples)
+
+
+def layout_for(batch: BatchConfig, size: int) -> BatchLayout:
+    """Return the layout of a new run for any training set. Raises UsageError if it lacks a batch size."""
     if batch.global_batch_size is None:
-        layout = _per_worker(batch, size)
-    elif batch.batch_size is None and batch.accumulation_steps > 1:
+        return _per_worker(batch, size)
+    if batch.batch_size is None and batch.accumulation_steps > 1:
         raise UsageError("--accumulation-steps with --global-batch-size needs --batch-size, the samples of a pass")
-    else:
-        layout = BatchLayout(batch.global_batch_size, batch.batch_size or _micro_batch_size(batch.global_batch_size))
+    return BatchLayout(batch.global_batch_size, batch.batch_size or _micro_batch_size(batch.global_batch_size))
+
+
+def check_fits(layout: BatchLayout, num_samples: int) -> BatchLayout:
+    """Return the layout of a new run. Raises UsageError if its batch is larger than the training set."""
     if layout.global_batch > num_samples:
         raise UsageError(
             f"a global batch of {layout.global_batch} samples is larger than the training set of {num_samples}; "

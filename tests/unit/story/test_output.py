@@ -19,7 +19,7 @@ from tests.unit.story.test_checkpoint import RUN, steps_on_disk
 
 
 def claim(config: Config, state: TrainState, output: Output | None = None) -> RunFolder:
-    return (output or Output(config, Program())).claim(state, None, lambda: BatchLayout(20, 4), from_disk=True)
+    return (output or Output(config, Program())).claim(state, None, BatchLayout(20, 4), 60, from_disk=True)
 
 
 def opened(config: Config, state: TrainState) -> Output:
