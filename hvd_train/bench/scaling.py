@@ -67,10 +67,8 @@ def run(
             show(f"{name}: trained already, in {path}")
         else:
             launcher = start.horovodrun(workers, hosts, controller)
-            settings = path.with_suffix(".yaml").resolve()
-            line = [*launcher, program("hvd-train"), "train", "--config", str(settings)]
-            show(f"{name}: {shlex.join(line)}")
-            failed = train(line, config, path)
+            show(f"{name}: {shlex.join(launcher)} hvd-train train")
+            failed = train(launcher, config, path)
         rows.append({"workers": workers, "failed": failed} if failed else row_of(workers, config, path))
         add_efficiency(rows)
         show(f"{name}: {failed or '{:,.1f} images/s'.format(rows[-1]['samples_per_second'] or math.nan)}")
@@ -88,10 +86,15 @@ def run(
     return measured
 
 
-def train(line: Sequence[str], config: Config, folder: Path) -> str | None:
-    """Train one size; return why it failed, or None. Raises KeyboardInterrupt after a signal."""
-    durable.write_text(folder.with_suffix(".yaml"), config_file.dump(config))
-    log_file = folder.with_suffix(".log")
+def train(launcher: Sequence[str], config: Config, folder: Path) -> str | None:
+    """Train in processes of their own; return why it failed, or None. Raises KeyboardInterrupt after a signal.
+
+    The settings and all that the processes print are files next to the run folder.
+    """
+    settings = folder.with_name(f"{folder.name}.yaml")
+    durable.write_text(settings, config_file.dump(config))
+    log_file = folder.with_name(f"{folder.name}.log")
+    line = [*launcher, program("hvd-train"), "train", "--config", str(settings.resolve())]
     child = Child(STOPPING)
     with open(log_file, "ab", opener=plain_file.in_place) as log:
         begins = log.tell()

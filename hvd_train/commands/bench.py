@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import zlib
-from argparse import Namespace
 from pathlib import Path
 
 from hvd_train.commands.train import check_local, parse_train
@@ -21,16 +20,11 @@ TOOLS = """usage: hvd-train bench TOOL ...
 
   throughput [RECIPE] [flags of train] [--steps N] [--repetitions R]
                            images/s of the real step, and where its time goes: on random images, or on --data
-  batch [RECIPE] [flags of train] [--largest N]
-                           images/s of batches of 2, 4, 8, ...: the fastest one, and the largest that fits
   scaling --np 1,2,4 [--hosts FILE] [RECIPE] [flags of train] [--mode weak|strong] [--controller gloo|mpi]
                            a training on each number of workers, and a table of them, with charts
 
 All take --json FILE. On several ranks: horovodrun -np 2 hvd-train bench throughput. scaling starts its ranks itself.
 """
-
-
-_DEFAULTS = {"throughput": {"steps": 20, "repetitions": 5}, "batch": {"largest": 4096, "steps": 5, "repetitions": 3}}
 
 
 def bench(arguments: list[str]) -> int:
@@ -39,42 +33,42 @@ def bench(arguments: list[str]) -> int:
         print(TOOLS, end="")
         return 0 if arguments else 2
     tool = arguments[0]
-    if tool not in (tools := [*_DEFAULTS, "scaling"]):
+    if tool not in (tools := ["scaling", "throughput"]):
         raise unknown_name("tool of bench", tool, tools)
-    if tool != "throughput":
+    if tool == "scaling":
         launcher.refuse_others(os.environ, [PROGRAM, "bench", *arguments], alone=True)
     if {"-h", "--help"} & set(arguments):
         print(TOOLS)  # the flags of a training follow
     options, rest = take(arguments[1:], json=None)
     path = Path(options.json) if options.json else None
-    return _scaling(rest, path) if tool == "scaling" else _time_steps(tool, *take(rest, **_DEFAULTS[tool]), path)
+    return (_scaling if tool == "scaling" else _throughput)(rest, path)
 
 
-def _time_steps(tool: str, options: Namespace, rest: list[str], path: Path | None) -> int:
-    config = parse_train(rest, f"bench {tool}")
+def _throughput(arguments: list[str], path: Path | None) -> int:
+    options, rest = take(arguments, steps=20, repetitions=5)
+    config = parse_train(rest, "bench throughput")
     flags = {argument.partition("=")[0].replace("_", "-") for argument in rest}
     roll_call.started(os.environ)
     import torch
 
-    from hvd_train.bench import batch, record, throughput
+    from hvd_train.bench import record, throughput
     from hvd_train.network.device import gpu_name
     from hvd_train.run import check, connect
     from hvd_train.world.world import together
 
-    module = {"throughput": throughput, "batch": batch}[tool]
     config = throughput.without_files(config, own_data=bool(flags & {"--data", "--data-dir"}))
     check(config)
     with contextlib.closing(connect(config)) as world:
         first = world.place.rank == 0
         together(world, lambda: record.check_target(path) if first else None)
         world.meet()
-        measurement = module.measure(config, world, **vars(options))
+        measurement = throughput.measure(config, world, **vars(options))
         names = world.gather(socket.gethostname())
         if first:
-            show(module.table(measurement))
+            show(throughput.table(measurement))
         if first and path is not None:
             about = run_folder.environment(names, gpu_name(torch.device(measurement["device"])))
-            record.write(path, {"bench": tool, "environment": about, **measurement})
+            record.write(path, {"bench": "throughput", "environment": about, **measurement})
     return 0
 
 

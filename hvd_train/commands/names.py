@@ -7,8 +7,8 @@ COMMANDS = {
     "predict": ("runs", "RUN|CHECKPOINT IMAGE|FOLDER ...", "the most probable classes of images"),
     "config": ("train", "[RECIPE] [FLAGS] [--trust]", "check and print the settings of `train`, for --config FILE"),
     "audit": ("runs", "RUN", "check that every sample counted exactly once (of a run with --ledger)"),
-    "sweep": ("sweep", "[RECIPE] [FLAGS] [--workers-per-run N]", "a training for each combination: --lr 0.1,0.05"),
-    "bench": ("bench", "throughput|batch|scaling [RECIPE] [FLAGS]", "measure; `hvd-train bench` says more"),
+    "sweep": ("sweep", "[RECIPE] [FLAGS] [--np N]", "a training for each combination: --lr 0.1,0.05"),
+    "bench": ("bench", "throughput|scaling [RECIPE] [FLAGS]", "measure; `hvd-train bench` says more"),
     "prove": ("prove", "python FILE.py ...", "run a script alone, resumed, on 3 ranks, with a worker killed; compare"),
     "export": ("runs", "RUN|CHECKPOINT", "weights and a program of the trained model (torch.export)"),
     "report": ("runs", "RUN [RUN ...]", "one page about runs: curves, throughput, differences; opens anywhere"),
@@ -18,4 +18,4 @@ COMMANDS = {
     "completion": ("completion", "bash|zsh", "a script for the TAB key: source <(hvd-train completion bash)"),
 }
 """The module of a command's function, what follows its name, and what it does; RANKED may run on several ranks."""
-RANKED = ("train", "evaluate", "sweep", "bench")
+RANKED = ("train", "evaluate", "bench")

@@ -5,14 +5,11 @@ here, and waits at the store until all are (patch C14), so the number of request
 itself waits for ranks, busily and silently. Once the ranks have connected, `World.compare` compares what they run.
 """
 
-import io
 import itertools
 import socket
 import time
-from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 from hvd_train.console import say
 from hvd_train.errors import RankLost, UsageError, first_few, whole_number
@@ -21,8 +18,6 @@ from hvd_train.launch import client, launcher
 PATIENCE = "HVD_TRAIN_START_TIMEOUT_SECONDS"
 _FIRST_NOTICE_S = 15.0  # doubles with each notice
 _REQUEST_S = 30.0
-_SHORTEST_PAUSE_S = 0.0005  # while MPI waits
-_LONGEST_PAUSE_S = 0.05
 _calls = itertools.count()
 
 
@@ -94,26 +89,3 @@ def disagreement(facts_of: Sequence[Mapping[str, str]]) -> str | None:
             usual = "start all of them with the same arguments" if name.startswith("--") else "set up the same on all"
             return f"the ranks differ in {what}: {values}; {cure or usual}"
     return None
-
-
-def gathered(communicator: Any, text: str) -> list[str]:
-    """Gather the texts of all ranks of an mpi4py communicator on each rank."""
-    sent = text.encode()  # mpi4py's own gather sends pickles, which may run code when they are read
-    lengths = array("q", [0]) * communicator.size
-    communicator.Allgather(array("q", [len(sent)]), lengths)
-    received = bytearray(sum(lengths))
-    communicator.Allgatherv(sent, [received, lengths.tolist()])
-    texts = io.BytesIO(received)
-    return [texts.read(length).decode() for length in lengths]
-
-
-def come_together(communicator: Any) -> None:
-    """Wait, asleep, until all ranks of an mpi4py communicator are here.
-
-    MPI waits busily: a finished rank would take the core from ranks that train, and from threads that write files.
-    """
-    all_here = communicator.Ibarrier()
-    pause = _SHORTEST_PAUSE_S
-    while not all_here.Test():
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE_S)

@@ -6,7 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -35,19 +34,14 @@ _PIECES_UNDER_WAY = 4  # while one is sent, the ranks agree on the next ones, wh
 
 
 class HorovodWorld(World):
-    """The ranks that horovodrun, mpirun or srun has started, or a group of them.
+    """The ranks that horovodrun, mpirun or srun has started.
 
-    `facts` are values, by name, that must be equal on all ranks. A group is given by mpi4py's `communicator` of its
-    ranks, and its place by `local`: the rank and size among all ranks of the job on this host, which decide the GPU.
-    The constructor waits for all ranks. Raises: UsageError: if facts differ; RankLost: if a rank does not start.
+    `facts` are values, by name, that must be equal on all ranks. The constructor waits for all ranks.
+    Raises: UsageError: if facts differ; RankLost: if a rank does not start.
     """
 
-    def __init__(
-        self, facts: Mapping[str, str] | None = None, communicator: Any = None, local: tuple[int, int] | None = None
-    ) -> None:
+    def __init__(self, facts: Mapping[str, str] | None = None) -> None:
         self._facts = facts or {}
-        self._communicator = communicator
-        self._local = local
         # Fusion depends on timing, and the order of additions on the place in the fused buffer: runs would differ.
         os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
         # After a minute Horovod names a live rank that does not take part; this ends the job.
@@ -63,11 +57,9 @@ class HorovodWorld(World):
 
     def _connect(self) -> None:
         """Start Horovod with all ranks, which sets `place`, and compare their facts."""
-        if self._communicator is None and roll_call.has_store(os.environ):
+        if roll_call.has_store(os.environ):
             roll_call.call(os.environ)
-        self.place = start(self._communicator)
-        if self._local is not None:
-            self.place = replace(self.place, local_rank=self._local[0], local_size=self._local[1])
+        self.place = start()
         try:
             self.compare(self._facts)
         except UsageError:
@@ -198,13 +190,13 @@ class HorovodWorld(World):
         stop()
 
 
-def start(communicator: Any = None) -> Place:
+def start() -> Place:
     """Start Horovod, wait for all ranks, and return the place of this one.
 
     Raises: RankLost, ValueError or OSError: if the ranks cannot connect.
     """
     with as_rank_lost():
-        hvd.init(comm=communicator)
+        hvd.init()
     return Place(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from hvd_train import cli, train
 from hvd_train.commands import sweep
-from hvd_train.config import DataConfig
+from hvd_train.config import Config, DataConfig
 from hvd_train.data.sources import open_data
 from hvd_train.doctor.machine import Finding, Verdict
 from hvd_train.errors import RankLost, UsageError
@@ -110,18 +110,21 @@ def test_values_of_a_sweep_are_combined() -> None:
         assert {name: " ".join(words) for name, words in sweep.combinations(line.split())} == runs
 
 
-def test_a_sweep_without_a_launcher_trains_sequentially(capsys: pytest.CaptureFixture[str]) -> None:
-    """The table has the best first; a failed training has a reason and does not end the others."""
-    line = "sweep digits --epochs 1 --device cpu --lr 0.2,1e30,0.001 --output-dir out"
-    assert cli.run(line.split()) == 1
+@pytest.mark.parametrize(("higher", "order"), [(True, "0.1 0.2 9"), (False, "0.2 0.1 9")])
+def test_sweep_lists_the_best_first(monkeypatch: pytest.MonkeyPatch, higher: bool, order: str) -> None:
+    """A failed training is the last; an error is better if it is smaller."""
+
+    def train(_begin: list[str], config: Config, folder: Path) -> str | None:
+        write(folder, [start(best="score", higher=higher)])
+        rate = config.optimizer.learning_rate
+        (folder / "summary.json").write_text(json.dumps({"best_score": 1 / rate}))
+        return "diverged" if rate > 1 else None
+
+    monkeypatch.setattr("hvd_train.bench.scaling.train", train)
+    assert cli.run(["sweep", "digits", "--lr", "9,0.2,0.1", "--output-dir", "out"]) == 1
     rows = json.loads(Path("out/sweep.json").read_text())
-    assert [row["name"] for row in rows] == ["lr=0.2", "lr=0.001", "lr=1e30"]
-    assert rows[0]["best"] > rows[1]["best"]
-    assert [row["failed"] is None for row in rows] == [True, True, False]
-    assert "the loss is not finite" in rows[2]["failed"]
-    assert "epoch 1/1" not in capsys.readouterr().out
-    assert "epoch 1/1" in Path("out/000-lr=0.2.log").read_text()
-    assert Path("out/002-lr=0.001/model-best.pt").exists()
+    assert [row["name"] for row in rows] == [f"lr={rate}" for rate in order.split()]
+    assert (rows[0]["figure"], rows[2]["failed"]) == ("score", "diverged")
 
 
 def test_an_error_in_the_users_code_shows_their_code(capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,7 +219,7 @@ def test_control_characters_are_not_printed(
     finding = Finding(HOSTILE, "broken", HOSTILE, HOSTILE)
     monkeypatch.setattr("hvd_train.doctor.machine.examine", lambda: [finding])
     shown(1, "doctor")
-    monkeypatch.setattr("hvd_train.run.train", Mock(side_effect=ValueError(HOSTILE)))
+    monkeypatch.setattr("hvd_train.bench.scaling.train", Mock(return_value=HOSTILE))
     shown(1, "sweep", "digits", "--output-dir", "out")
     scores = Scores({"loss": 1.0, "top1": 0.5}, 2, per_class={f"{HOSTILE}\nb": 0.5})
     monkeypatch.setattr("hvd_train.run.evaluate", lambda *_, **__: scores)
@@ -227,15 +230,3 @@ def test_control_characters_are_not_printed(
     for text in printed:
         assert "title" in text
         assert not OBEYED & set(text), text
-
-
-def test_a_sweep_of_another_task_has_the_best_of_its_figure_first() -> None:
-    """The error of a regression is better if it is smaller."""
-    line = "sweep diabetes-regression --epochs 2 --device cpu --lr 0.0001,0.01 --output-dir out"
-    assert cli.run(line.split()) == 0
-    rows = json.loads(Path("out/sweep.json").read_text())
-    assert [(row["name"], row["figure"], row["higher"]) for row in rows] == [
-        ("lr=0.01", "error", False),
-        ("lr=0.0001", "error", False),
-    ]
-    assert 0 < rows[0]["best"] < rows[1]["best"]

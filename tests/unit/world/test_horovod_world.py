@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from hvd_train.errors import RankLost
-from hvd_train.world import horovod_world
 from hvd_train.world.horovod_world import HorovodInternalError, HorovodWorld, hvd
 from hvd_train.world.world import Place
 
@@ -51,11 +50,3 @@ def test_an_operation_that_breaks_is_a_lost_rank(
     with pytest.raises(RankLost) as lost:
         operation(world)
     assert str(lost.value) == "connection closed"
-
-
-def test_runs_of_a_sweep_keep_the_gpus_of_the_whole_job(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise each run would take GPU 0."""
-    monkeypatch.setattr(HorovodWorld, "compare", Mock())
-    monkeypatch.setattr(horovod_world, "start", lambda communicator: Place(0, 2, 0, 2))
-    place = HorovodWorld(communicator=Mock(), local=(2, 4)).place
-    assert place == Place(0, 2, 2, 4)
