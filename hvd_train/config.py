@@ -16,7 +16,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from hvd_train.errors import UsageError, unknown_name
+from hvd_train.errors import UsageError, flag, unknown_name
 
 T = TypeVar("T")
 _SCHEDULES = ("constant", "cosine", "linear", "step", "one-cycle")
@@ -326,7 +326,7 @@ class Config:
         for name, value in self.settings().items():
             wanted = _FIELDS[name].metadata.get("wanted")
             if wanted and value is not None and not _FITS[wanted](value):
-                raise UsageError(f"--{name.replace('_', '-')} is {value:g}; it must be {wanted}")
+                raise UsageError(f"{flag(name)} is {value:g}; it must be {wanted}")
         if (warmup := self.schedule.warmup_epochs) > self.schedule.epochs:
             raise UsageError(f"--warmup-epochs {warmup:g} is more than --epochs {self.schedule.epochs}")
 
@@ -408,7 +408,7 @@ def typed(name: str, value: Any, hint: Any) -> Any:
                 return option(value)
     one_of = f"one of {', '.join(get_args(hint))}" if get_origin(hint) is Literal else None
     wanted = one_of or " or ".join(_WORDS.get(option, "a list") for option in options)
-    raise UsageError(f"--{name.replace('_', '-')} is {value!r}; it must be {wanted}")
+    raise UsageError(f"{flag(name)} is {value!r}; it must be {wanted}")
 
 
 def _plain(value: Any) -> Any:

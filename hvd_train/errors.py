@@ -93,6 +93,22 @@ def in_user_code(error: BaseException) -> tuple[list[traceback.FrameSummary], st
     return frames[own[0] :], f"{last.filename}, line {last.lineno}, in {last.name}"
 
 
+def place_in_user_code(error: BaseException) -> str:
+    """Return ` (FILE, line N, in f)` for an error in the user's code, else an empty text."""
+    _, place = in_user_code(error)
+    return f" ({place})" if place else ""
+
+
+def first_line(error: object) -> str:
+    """Return the first line of an error's text, or its type without a text."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def flag(setting: str) -> str:
+    """Return the flag of a setting."""
+    return f"--{setting.replace('_', '-')}"
+
+
 def first_few(items: Sequence[object], most: int = 4) -> str:
     """Return the first `most` items in one line, and how many more there are."""
     shown = ", ".join(map(str, items[:most]))

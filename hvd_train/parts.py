@@ -20,7 +20,7 @@ from hvd_train.data.identity import Identity
 from hvd_train.data.loader import Collate, Loader, Prepare, open_loader
 from hvd_train.data.own_order import OwnOrder, digest_of_orders, orders_of
 from hvd_train.data.sources import OwnData
-from hvd_train.errors import UsageError, in_user_code
+from hvd_train.errors import UsageError, first_line, place_in_user_code
 from hvd_train.history import History
 from hvd_train.network import buffers, freeze, models, normalization, optim, weights
 from hvd_train.network.device import autocast, choose_device, loss_scaler, num_cores, uses_channels_last, wire_format
@@ -182,9 +182,8 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
         training, evaluation = _measurings(task, network, examples)
         heads = _heads(task, network, examples[0]) if config.model.freeze == "backbone" else ()
     except (RuntimeError, ValueError, AssertionError) as error:  # torch's and torchvision's
-        why, (_, of_user) = str(error).partition("\n")[0], in_user_code(error)
-        where = f" ({of_user})" if of_user else ""
-        raise UsageError(f"model {name} cannot take the first two samples: {why}{where}") from None
+        why = first_line(error) + place_in_user_code(error)
+        raise UsageError(f"model {name} cannot take the first two samples: {why}") from None
     loaders = train_loader, val_loader, test_loader
     orders = ORDERS[config.batch.order]
     return Parts(device, data, of_data, task, {"": training}, evaluation, goal, network, *loaders, orders, heads)

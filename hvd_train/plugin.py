@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hvd_train.errors import UsageError, described, in_user_code, unknown_name
+from hvd_train.errors import UsageError, described, place_in_user_code, unknown_name
 
 NAMES_CODE = ("model", "data", "task", "optimizer", "schedule")
 """The settings that may name the user's own code."""
@@ -49,9 +49,8 @@ def load(kind: str, reference: str) -> Callable[..., Any]:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
-        _, place = in_user_code(error)
         reason = f"it calls sys.exit({error})" if isinstance(error, SystemExit) else f"{error}"
-        at = f" ({place})" if place else ""
+        at = place_in_user_code(error)
         raise UsageError(f"--{kind} {reference}: cannot import {module_name}: {reason}{at}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -60,6 +59,14 @@ def load(kind: str, reference: str) -> Callable[..., Any]:
         known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise unknown_name(f"function in {module_name} for --{kind}", function_name, known)
     return function  # type: ignore[no-any-return]  # callable() narrows to Callable[..., object]
+
+
+def library(name: str, flag: str) -> Any:
+    """Import a library that only this flag needs. Raises UsageError if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise UsageError(f"{flag}: {name} is not installed: pip install {name}") from None
 
 
 def takes(function: Callable[..., Any], *arguments: object, **named: object) -> bool:

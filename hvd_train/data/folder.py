@@ -20,7 +20,7 @@ from torchvision.transforms import v2
 from hvd_train import plain_file
 from hvd_train.config import DataConfig
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet
-from hvd_train.errors import UsageError, first_few
+from hvd_train.errors import UsageError, first_few, first_line
 
 Transform = Callable[[Tensor], Tensor]
 _VAL_CROP = 224 / 256  # fraction of the shorter side that evaluation shows; usual since AlexNet
@@ -86,8 +86,7 @@ def _decoded(content: Path | bytes, name: str, max_pixels: int) -> Tensor:
     try:
         return decode(content if isinstance(content, bytes) else plain_file.read_bytes(content), max_pixels)
     except UNREADABLE as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UsageError(f"cannot read the image {name}: {reason}; fix it, or remove it") from None
+        raise UsageError(f"cannot read the image {name}: {first_line(error)}; fix it, or remove it") from None
 
 
 def images_in(paths: Sequence[Path]) -> list[Path]:

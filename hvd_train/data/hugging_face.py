@@ -1,10 +1,10 @@
 """Data sets that Hugging Face's `datasets` has saved."""
 
-import importlib
 from typing import Any
 
+from hvd_train import plugin
 from hvd_train.config import DataConfig
-from hvd_train.errors import UsageError
+from hvd_train.errors import UsageError, first_line
 
 _VALIDATION = ("validation", "val", "valid", "dev", "test")  # names of this set in a DatasetDict
 
@@ -14,14 +14,11 @@ def open_saved(path: str, config: DataConfig, *, any_items: bool) -> tuple[Any, 
 
     With `any_items`, items are mappings with tensors; else each is an image and a class number. Raises UsageError.
     """
-    try:
-        library: Any = importlib.import_module("datasets")
-    except ImportError:
-        raise UsageError(f"--data hf:{path}: datasets is not installed: pip install datasets") from None
+    library = plugin.library("datasets", f"--data hf:{path}")
     try:
         parts = library.load_from_disk(path)
     except (OSError, ValueError) as error:
-        raise UsageError(f"--data hf:{path}: {str(error).splitlines()[0]}") from None
+        raise UsageError(f"--data hf:{path}: {first_line(error)}") from None
     if "train" not in (parts if isinstance(parts, dict) else ()):
         raise UsageError(f"--data hf:{path}: it has no part called train: save a DatasetDict with train and validation")
     val = next((parts[name] for name in _VALIDATION if name in parts), None)

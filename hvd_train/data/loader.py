@@ -27,7 +27,7 @@ from hvd_train.data.identity import SEEDED, digest_of_items
 from hvd_train.data.random_numbers import seed_on_cpu, unchanged_numbers
 from hvd_train.data.sources import follows_epochs, inner_sets
 from hvd_train.data.trees import map_tensors
-from hvd_train.errors import UsageError, in_user_code
+from hvd_train.errors import UsageError, first_line, place_in_user_code
 from hvd_train.progress import order
 from hvd_train.progress.order import Batch, Indices, MicroBatch
 
@@ -190,9 +190,8 @@ def _named(what: str) -> Iterator[None]:
     except (UsageError, OSError):  # a file system may recover: the job resumes
         raise
     except Exception as error:
-        _, place = in_user_code(error)
-        reason = "".join(traceback.format_exception_only(error)).partition("\n")[0]
-        raise UsageError(f"{what} of the data raised {reason}{f' ({place})' if place else ''}") from error
+        reason = first_line("".join(traceback.format_exception_only(error)))
+        raise UsageError(f"{what} of the data raised {reason}{place_in_user_code(error)}") from error
 
 
 @dataclass
@@ -254,7 +253,7 @@ class _Reader:
         except (RuntimeError, TypeError) as error:
             if self.collate is not default_collate:
                 raise
-            reason = "different sizes" if isinstance(error, RuntimeError) else str(error).partition("\n")[0]
+            reason = "different sizes" if isinstance(error, RuntimeError) else first_line(error)
             advice = "return tensors of one size and numbers, or give Task or Session a function of a list: collate=..."
             raise UsageError(f"items do not fit into a batch ({reason}): {advice}") from None
 
@@ -407,7 +406,7 @@ class MapLoader(Loader):
                 warnings.filterwarnings("ignore", "Got pickle error")  # the error below says it
                 batches = iter(self._loader)
         except Exception as error:  # noqa: BLE001  # a data set may raise anything when it is pickled
-            reason = str(error).partition("\n")[0]
+            reason = first_line(error)
             raise UsageError(f"loader processes cannot be sent the data set ({reason}); type --workers 0") from None
         finally:
             sys.modules["__main__"] = script

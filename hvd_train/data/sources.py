@@ -22,7 +22,7 @@ from hvd_train.console import say
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, Augment, DataSet, MapDataset
 from hvd_train.data.hugging_face import open_saved
 from hvd_train.data.random_numbers import seed_all
-from hvd_train.errors import UsageError, unknown_name
+from hvd_train.errors import UsageError, first_line, unknown_name
 from hvd_train.launch import launcher
 from hvd_train.plugin import HUGGING_FACE
 
@@ -148,9 +148,8 @@ def _cifar(config: DataConfig, seed: int) -> DataSet:
                 cls(root, train=True, download=True)
         parts = [cls(root, train=train) for train in (True, False)]
     except (RuntimeError, OSError) as error:
-        reason = str(error).splitlines()[0]
         raise UsageError(
-            f"--data {name}: not found whole in {root} ({reason}); add --download or name its --data-dir"
+            f"--data {name}: not found whole in {root} ({first_line(error)}); add --download or name its --data-dir"
         ) from None
     train, val = (
         Arrays(torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(part.targets), len(part))

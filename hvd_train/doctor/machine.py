@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hvd_train import _version
+from hvd_train.errors import first_line
 from hvd_train.launch.launcher import reasons
 
 Verdict = Literal["ok", "warning", "broken"]
@@ -206,7 +207,7 @@ def _gpus() -> dict[str, Any]:
     try:
         return {"listed": subprocess.check_output(query, text=True, timeout=20).strip().splitlines()}
     except subprocess.SubprocessError as error:
-        return {"listed": [], "error": str(getattr(error, "output", "") or error).strip().partition("\n")[0]}
+        return {"listed": [], "error": first_line(getattr(error, "output", "") or error)}
 
 
 def run(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:

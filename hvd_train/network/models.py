@@ -39,7 +39,7 @@ class _MaxOfQuarters(nn.Module):
 def check_name(name: str) -> None:
     """Raise UsageError if the model is unknown, does not load, or needs timm."""
     if name.startswith(TIMM):
-        timm = _timm(name)
+        timm = plugin.library("timm", f"--model {name}")
         name_in_timm = name.removeprefix(TIMM)
         known = [*timm.list_models(), *timm.list_pretrained()]  # without repositories and folders
         if name_in_timm not in known:
@@ -48,14 +48,6 @@ def check_name(name: str) -> None:
         plugin.load("model", name)
     elif name not in (known := [*torchvision_names(), DIGITS_CONVNET]):
         raise unknown_name("model", name, known)
-
-
-def _timm(name: str) -> Any:
-    try:
-        import timm
-    except ImportError:
-        raise UsageError(f"--model {name}: timm is not installed: pip install timm") from None
-    return timm
 
 
 def torchvision_names() -> list[str]:
@@ -125,7 +117,9 @@ def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder
     seed_all(seed)
     model: nn.Module
     if own is None and name.startswith(TIMM):
-        model = _timm(name).create_model(name.removeprefix(TIMM), num_classes=num_classes, in_chans=channels)
+        model = plugin.library("timm", f"--model {name}").create_model(
+            name.removeprefix(TIMM), num_classes=num_classes, in_chans=channels
+        )
     elif own is not None or plugin.is_reference(name):
         builder: Callable[..., Any] = own or plugin.load("model", name)
         if isinstance(builder, nn.Module):

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from hvd_train import plugin
 from hvd_train.config import OptimizerConfig
-from hvd_train.errors import UsageError, counted, described, first_few
+from hvd_train.errors import UsageError, counted, described, first_few, first_line
 from hvd_train.network import buffers
 from hvd_train.world.wire import has_no_gaps
 
@@ -49,11 +49,10 @@ def _value(text: str) -> Any:
 def _built(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[str, Any]) -> Optimizer:
     of_sgd: dict[str, Any] = {"momentum": config.momentum, "nesterov": config.nesterov}
     if config.optimizer in ("lars", "lamb"):  # arXiv 1708.03888 and 1904.00962
-        try:
-            from timm.optim.lamb import Lamb
-            from timm.optim.lars import Lars
-        except ImportError:
-            raise UsageError(f"--optimizer {config.optimizer}: timm is not installed: pip install timm") from None
+        plugin.library("timm", f"--optimizer {config.optimizer}")
+        from timm.optim.lamb import Lamb
+        from timm.optim.lars import Lars
+
         return Lamb(groups, **common) if config.optimizer == "lamb" else Lars(groups, **of_sgd, **common)
     if plugin.is_reference(config.optimizer):
         return _own(config.optimizer, groups, common)
@@ -291,8 +290,9 @@ def copied(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model, memo)
     except (TypeError, RuntimeError, NotImplementedError) as error:
-        why = str(error).partition("\n")[0]
-        raise UsageError(f"--ema-decay: torch cannot copy the model ({why}): leave out the flag") from None
+        raise UsageError(
+            f"--ema-decay: torch cannot copy the model ({first_line(error)}): leave out the flag"
+        ) from None
 
 
 def _torch_copies(tensor: Tensor) -> bool:

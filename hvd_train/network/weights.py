@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
-from hvd_train import plain_file
+from hvd_train import plain_file, plugin
 from hvd_train.data.trees import map_tensors
-from hvd_train.errors import UsageError, first_few, unknown_name
+from hvd_train.errors import UsageError, first_few, first_line, unknown_name
 from hvd_train.network import buffers
 from hvd_train.network.models import head_of, torchvision_names
 
@@ -36,7 +36,7 @@ def why_unreadable(error: Exception) -> str:
     if isinstance(error, pickle.UnpicklingError) or "weights_only" in str(error):
         # torch's own text says how to run the code in the file.
         return "it is damaged, or holds more than tensors, which could run code here"
-    return str(error).partition("\n")[0] or type(error).__name__
+    return first_line(error)
 
 
 def tensors_in(path: Path) -> Any:
@@ -218,11 +218,9 @@ def _is_state(content: Any) -> bool:
 
 
 def _safetensors_in(path: Path) -> dict[str, Tensor]:
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load
-    except ImportError:
-        raise UsageError(f"--weights {path}: safetensors is not installed: pip install safetensors") from None
+    plugin.library("safetensors", f"--weights {path}")
+    from safetensors import SafetensorError
+    from safetensors.torch import load
 
     try:
         return load(plain_file.read_bytes(path, most_bytes=2**40))

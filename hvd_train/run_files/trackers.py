@@ -17,7 +17,7 @@ from typing import Any
 from typing_extensions import override
 
 from hvd_train import plain_file
-from hvd_train.errors import UsageError
+from hvd_train.errors import UsageError, first_line
 from hvd_train.run_files.run_folder import RunFolder
 
 # A tracker is two functions: one gets the values of a step by their names, the other closes it.
@@ -92,7 +92,7 @@ class _Watched:
         try:
             act()
         except self._errors as error:
-            self._fail(f"{type(error).__name__}: {error}".splitlines()[0])
+            self._fail(f"{type(error).__name__}: {first_line(error)}")
 
     def _fail(self, why: str) -> None:
         if not self._failed:

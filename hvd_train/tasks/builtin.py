@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hvd_train import plugin
 from hvd_train.config import Config, DataConfig
 from hvd_train.data.random_numbers import seed_all
-from hvd_train.errors import UsageError, in_user_code, unknown_name
+from hvd_train.errors import UsageError, place_in_user_code, unknown_name
 from hvd_train.progress.order import Indices
 from hvd_train.tasks.task import Mean, Measure, Scores, Task, Total
 
@@ -34,9 +34,8 @@ def _answers(model: nn.Module, batch: Any) -> Batch:
     try:
         found: Any = model(parts[0])
     except IndexError as error:  # of a token that an embedding does not have
-        _, place = in_user_code(error)
         values = f"{parts[0].min()} to {parts[0].max()}" if parts[0].numel() else "nothing"
-        where = f" ({place})" if place else ""
+        where = place_in_user_code(error)
         raise UsageError(f"the model cannot take inputs with values of {values}: {error}{where}") from error
     found = found["out"] if isinstance(found, dict) and "out" in found else getattr(found, "logits", found)
     if not isinstance(found, Tensor):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from hvd_train.errors import RankLost, UsageError
+from hvd_train.errors import RankLost, UsageError, first_line
 from hvd_train.launch import client, roll_call, slurm
 from hvd_train.world.buckets import Reducer, memory_of_ranks
 from hvd_train.world.wire import arrived, outgoing, packed, pieces, unpacked
@@ -211,7 +211,7 @@ def as_rank_lost() -> Iterator[None]:
     try:
         yield
     except HorovodInternalError as error:
-        why = str(error).splitlines()[0] if str(error) else "a collective operation failed"
+        why = first_line(error)
         if "shut down" in why:  # two sentences that send the user to a log
             why = "Horovod was shut down; if ranks waited for different operations, lines above name them"
         raise RankLost(why) from error
