@@ -225,26 +225,6 @@ def segmentation(classes: tuple[str, ...]) -> Task:
     return Task(measure, summary=summary, best="mean_iou", higher=True, check=check, **shown)  # type: ignore[arg-type]
 
 
-def distillation(teacher: nn.Module, temperature: float = 4.0, share: float = 0.7) -> Task:
-    """Return a task of images and class numbers [n], learnt from them and from the logits of a teacher.
-
-    The loss is `share` times the divergence from the teacher's softened answers, times the square of the `temperature`,
-    and for the rest the cross entropy (Hinton, Vinyals and Dean, arXiv 1503.02531).
-    """
-    check = _Classes("distillation")
-
-    def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
-        (logits, labels), (wanted, _) = _answers(model, batch), _answers(teacher, batch)
-        check.known(logits.shape[1], labels)
-        answers, softened = ((each / temperature).log_softmax(1) for each in (logits, wanted))
-        soft = temperature**2 * F.kl_div(answers, softened, reduction="none", log_target=True).sum(1)
-        hard = F.cross_entropy(logits, labels, reduction="none")
-        right = logits.detach().argmax(1) == labels
-        return {"loss": share * soft + (1 - share) * hard, "hard": hard.detach(), "soft": soft.detach(), "top1": right}
-
-    return Task(measure, best="top1", higher=True, constants=(teacher,), sample="image", check=check)
-
-
 def language_model() -> Task:
     """Return a task of the next token, targets [n, length]; -100 does not count. Each token weighs the same."""
     check = _Classes("language-model", IGNORED)
