@@ -1,7 +1,7 @@
 """The configuration of a run: seven groups of settings, and checks of numbers and of what goes together.
 
 The text below a field is its flag's help. Field names are unique across the groups, so flags need no prefix. Every
-field that is not made with `free` decides the result, so it must not change when a run is resumed.
+field that is not made with `may_change` must be the same when a run is resumed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 _SCHEDULES = ("constant", "cosine", "linear", "step", "one-cycle")
 _TRACKERS = "tensorboard", "csv", "wandb", "mlflow"
 _OPTIMIZERS = ("sgd", "adam", "adamw", "lars", "lamb")
-_FITS: dict[str, Callable[[float], bool]] = {
+_RANGES: dict[str, Callable[[float], bool]] = {
     "at least 0": lambda value: value >= 0,
     "at least 1": lambda value: value >= 1,
     "at least 0 and below 1": lambda value: 0 <= value < 1,
@@ -33,14 +33,17 @@ _FITS: dict[str, Callable[[float], bool]] = {
 
 
 def number(default: T, wanted: str) -> T:
-    """Return a dataclass field whose value is None or fits `wanted`, a key of _FITS."""
+    """Return a dataclass field whose value is None or fits `wanted`, a key of _RANGES."""
     value: T = field(default=default, metadata={"wanted": wanted})
     return value
 
 
-def free(default: T, wanted: str = "") -> T:
-    """Return a dataclass field that may differ on resume, since it does not change the result."""
-    value: T = field(default=default, metadata={"free": True, "wanted": wanted})
+def may_change(default: T, wanted: str = "") -> T:
+    """Return a dataclass field that may change when a run is resumed.
+
+    It does not change a step; some, such as `target`, decide which step is the last, or which weights are the best.
+    """
+    value: T = field(default=default, metadata={"may_change": True, "wanted": wanted})
     return value
 
 
@@ -50,11 +53,11 @@ class ScheduleConfig:
 
     epochs: int = number(10, "at least 1")
     """Passes over the training set."""
-    target_accuracy: float | None = free(None, "at least 0 and at most 1")
+    target_accuracy: float | None = may_change(None, "at least 0 and at most 1")
     """Stop after the evaluation whose top-1 reaches this share, 0 to 1."""
-    patience: int | None = free(None, "at least 1")
+    patience: int | None = may_change(None, "at least 1")
     """Stop when this many epochs in a row have brought no better evaluation."""
-    target: str | None = free(None)
+    target: str | None = may_change(None)
     """Stop after the evaluation in which a figure is as good as this: NAME=VALUE, as in --target loss=0.1"""
     best_by: str | None = None
     """What makes an evaluation the best one: loss (the lowest), or by default the task's figure (the highest top1)."""
@@ -84,9 +87,9 @@ class DataConfig:
     data: str = "digits"
     """Data set: digits, cifar10, cifar100, folder, synthetic, hf:FOLDER (of Hugging Face's `datasets`), or your own as
     package.module:function."""
-    data_dir: Path | None = free(None)
+    data_dir: Path | None = may_change(None)
     """Folder of the data; for `folder` it holds train/ and val/, with one folder per class."""
-    download: bool = free(False)
+    download: bool = may_change(False)
     """Fetch the data set into the data folder if it is not there (cifar10, cifar100)."""
     image_size: int | None = number(None, "at least 1")
     """Side of the square images the model sees, in pixels; default: the data set's own size."""
@@ -94,7 +97,7 @@ class DataConfig:
     """Side of the square crop that evaluation sees, in pixels, for `folder`; default: image-size."""
     val_resize_size: int | None = number(None, "at least 1")
     """Length of an image's shorter side before that crop, in pixels, for `folder`; default: 256/224 of the crop."""
-    max_image_pixels: int = free(90_000_000, "at least 1")
+    max_image_pixels: int = may_change(90_000_000, "at least 1")
     """Pixels of the largest image that is decoded, for `folder` and hf:; decoding takes up to 25 bytes a pixel."""
     augment: Literal["standard", "trivial", "rand", "none"] = "standard"
     """Random changes to images: what is usual for the data set; for `folder` also TrivialAugment or RandAugment."""
@@ -104,7 +107,7 @@ class DataConfig:
     """Blend the images of a micro-batch in pairs, with shares drawn from Beta(mixup, mixup); 0 turns it off."""
     cutmix: float = number(0.0, "at least 0")
     """Paste a rectangle of another image into each, its area from Beta(cutmix, cutmix); or mixup if both are on."""
-    workers: int | None = free(None, "at least 0")
+    workers: int | None = may_change(None, "at least 0")
     """Loader processes per rank, for files (0: the training process); default: one for each core, at most 4."""
     synthetic_samples: int = number(2048, "at least 1")
     """Number of training images of the `synthetic` data set."""
@@ -228,39 +231,39 @@ class PrecisionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Devices, output, commits and time of a run; only max_time changes the result."""
+    """Devices, output, commits and time of a run."""
 
-    device: Literal["auto", "cpu", "cuda"] = free("auto")
+    device: Literal["auto", "cpu", "cuda"] = may_change("auto")
     """Device of the model; auto: a GPU per rank if there is one."""
-    output_dir: Path | None = free(None)
+    output_dir: Path | None = may_change(None)
     """Run folder; default: the stopped run of the same command, else runs/RECIPE-TIME. s3://BUCKET/RUN is short for
     --output-dir runs/s3/BUCKET/RUN --copy-to s3://BUCKET/RUN."""
-    copy_to: str | None = free(None)
+    copy_to: str | None = may_change(None)
     """Also keep the run folder at this URL (s3://..., gs://... or another of fsspec): copied after each commit, and
     fetched where --output-dir has no run yet."""
-    resume: str = free("auto")
+    resume: str = may_change("auto")
     """auto: resume from the newest good checkpoint of the run folder; never: start again; or a checkpoint file, or the
     folder of another run, from which a new run continues: with other settings, or for more epochs."""
-    commit_steps: int | None = free(None, "at least 1")
+    commit_steps: int | None = may_change(None, "at least 1")
     """Steps from one checkpoint to the next."""
-    commit_seconds: float | None = free(60.0, "a number above 0")
+    commit_seconds: float | None = may_change(60.0, "a number above 0")
     """Write a checkpoint when the last one is this many seconds old."""
-    weights_format: Literal["pt", "safetensors"] = free("pt")
+    weights_format: Literal["pt", "safetensors"] = may_change("pt")
     """safetensors: also write the best and the final weights in that format, in addition to .pt."""
-    keep_checkpoints: int = free(3, "at least 1")
+    keep_checkpoints: int = may_change(3, "at least 1")
     """Number of the newest checkpoints to keep; one, if the disk is full."""
-    log_steps: int = free(10, "at least 1")
+    log_steps: int = may_change(10, "at least 1")
     """Steps from one line of metrics to the next."""
-    max_time: str | None = free(None)
+    max_time: str | None = may_change(None)
     """End the run after this time of training (without start-ups, over all restarts), as in 2h30m, 90m or 45s: with
     final weights, test score and summary. A longer time continues the run."""
-    log_to: str = free("tensorboard")
+    log_to: str = may_change("tensorboard")
     """Where values go besides metrics.jsonl: tensorboard, csv, wandb or mlflow, several with commas, or none."""
-    ledger: bool = free(False)
+    ledger: bool = may_change(False)
     """Write the samples of each step to ledger.jsonl, for `hvd-train audit`."""
-    eval_epochs: int = free(1, "at least 1")
+    eval_epochs: int = may_change(1, "at least 1")
     """Epochs from one evaluation to the next (the last epoch is always evaluated)."""
-    profile: str | None = free(None)
+    profile: str | None = may_change(None)
     """Trace these steps on all ranks, into files of the run folder: 20, or 20:25 (both included)."""
 
     def __post_init__(self) -> None:
@@ -325,7 +328,7 @@ class Config:
     def __post_init__(self) -> None:
         for name, value in self.settings().items():
             wanted = _FIELDS[name].metadata.get("wanted")
-            if wanted and value is not None and not _FITS[wanted](value):
+            if wanted and value is not None and not _RANGES[wanted](value):
                 raise UsageError(f"{flag(name)} is {value:g}; it must be {wanted}")
         if (warmup := self.schedule.warmup_epochs) > self.schedule.epochs:
             raise UsageError(f"--warmup-epochs {warmup:g} is more than --epochs {self.schedule.epochs}")
@@ -353,7 +356,7 @@ class Config:
         return {name: getattr(getattr(self, group) if group else self, name) for name, group in _OWNERS.items()}
 
     def differences(self, other: Config) -> list[str]:
-        """Return `name: mine, not theirs` for each setting that differs and decides the result.
+        """Return `name: mine, not theirs` for each setting that differs and must not.
 
         The recipe of an earlier version's run may not name its script, and then fits any.
         """
@@ -367,8 +370,8 @@ class Config:
         ]
 
     def decisive(self) -> dict[str, Any]:
-        """Return the value of every setting that decides the result by its name."""
-        return {name: value for name, value in self.settings().items() if not _FIELDS[name].metadata.get("free")}
+        """Return by name the value of every setting that must not change on resume."""
+        return {name: value for name, value in self.settings().items() if not _FIELDS[name].metadata.get("may_change")}
 
 
 GROUPS: dict[str, type[Any]] = {
