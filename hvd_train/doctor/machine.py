@@ -19,60 +19,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hvd_train import _version
+from hvd_train.doctor import trial
+from hvd_train.doctor.trial import ANSWER
 from hvd_train.errors import first_line
 from hvd_train.launch.launcher import reasons
 
 Verdict = Literal["ok", "warning", "broken"]
 Facts = Mapping[str, Any]
 
-ANSWER = "hvd-train doctor: "
 GB = 2**30
 # Without these, a lost worker costs half a minute, NCCL can deliver half a sum, and 127.0.1.1 keeps hosts out.
 NEEDED_PATCHES = {"C1", "C2", "C3", "C4", "C5", "C6", "C12"}
 REBUILD = "in a checkout of hvd_train type `make env`, or `python packaging/build_horovod.py`"
 REBUILD_AGAIN = "in a checkout of hvd_train type `python packaging/build_horovod.py --force`"
-_LIMIT_S = 90.0  # a program ends itself after this, even if the doctor was killed
-
-# The current folder, first on the path, may hold an unpacked Horovod. `answer` writes once: launchers mix output.
-_PRELUDE = f"""
-import json, os, signal, sys, warnings
-sys.path = [folder for folder in sys.path if folder]
-signal.alarm({_LIMIT_S:.0f})
-def answer(**facts):
-    sys.stdout.flush()
-    os.write(1, ("\\n{ANSWER}" + json.dumps(facts) + "\\n").encode())
-"""
-
-# The last answer counts: it says what was being imported if that crashed.
-PROBE = f"""{_PRELUDE}
-answer(importing="torch")
-import torch
-facts = {{"version": torch.__version__, "cuda": torch.version.cuda}}
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    facts["gpus"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
-facts["gpu_warning"] = str(caught[0].message).splitlines()[0] if caught else ""
-answer(**facts, importing="torchvision")
-import torchvision
-facts["torchvision"] = torchvision.__version__
-answer(**facts, importing="horovod")
-import horovod.torch as hvd
-answer(**facts, gloo=bool(hvd.gloo_built()), mpi=bool(hvd.mpi_built()), nccl=bool(hvd.nccl_built()))
-"""
-
-# Argument: the device. The sum is over a megabyte, so that the transport is used.
-ALLREDUCE = f"""{_PRELUDE}
-import torch
-import horovod.torch as hvd
-hvd.init()
-device = sys.argv[1]
-if device == "cuda":
-    torch.cuda.set_device(hvd.local_rank())
-total = hvd.allreduce(torch.full((262144,), hvd.rank() + 1.0, device=device), op=hvd.Sum, name="doctor")
-if hvd.rank() == 0:
-    answer(size=hvd.size(), sums=total.unique().tolist()[:4])
-hvd.shutdown()
-"""
+TRIAL = (sys.executable, trial.__file__)
 
 
 @dataclass(frozen=True)
@@ -160,7 +120,7 @@ def examine() -> list[Finding]:
     # The programs of this Python environment come first: it need not be activated.
     path = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
     environ = {**os.environ, "PATH": path}
-    probe = run((sys.executable, "-c", PROBE), environ)
+    probe = run((*TRIAL, "probe"), environ)
     shm = "/dev/shm"  # noqa: S108  # Linux has it here
     facts = {
         "probe": probe,
@@ -211,9 +171,9 @@ def _gpus() -> dict[str, Any]:
 
 
 def run(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Run a program that ends itself after `_LIMIT_S`; return its last answer, its seconds, and an "error"."""
+    """Run a program that ends itself after `trial.LIMIT_S`; return its last answer, its seconds, and an "error"."""
     started = time.monotonic()
-    line = ["timeout", "--foreground", "--kill-after=5", f"{_LIMIT_S + 20}", *command]
+    line = ["timeout", "--foreground", "--kill-after=5", f"{trial.LIMIT_S + 20}", *command]
     done = subprocess.run(line, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     seconds = time.monotonic() - started
     output = done.stdout.decode(errors="replace")
@@ -226,7 +186,7 @@ def run(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
     causes = re.findall(r"\[(\d+)\]<stderr>:.* Horovod could not be initialized: (.*)", output)
     told = [f"rank {rank}: {why}" for rank, why in causes]
     error = [*told, *reasons(output), *lines, f"exit code {done.returncode}, without output"][0][:300]
-    if seconds >= _LIMIT_S:
+    if seconds >= trial.LIMIT_S:
         error = f"no end in {seconds:.0f} s"
     elif done.returncode < 0:
         error = f"killed by {signal.Signals(-done.returncode).name}"
@@ -255,4 +215,4 @@ def check_trial(name: str, launch: Sequence[str], ranks: int, found: Facts) -> F
 
 def run_trial(name: str, launch: Sequence[str], ranks: int, environ: Mapping[str, str], device: str = "cpu") -> Finding:
     """Run an allreduce over real ranks, which `launch` starts, and check its result."""
-    return check_trial(name, launch, ranks, run([*launch, sys.executable, "-c", ALLREDUCE, device], environ))
+    return check_trial(name, launch, ranks, run([*launch, *TRIAL, device], environ))

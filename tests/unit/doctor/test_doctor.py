@@ -2,10 +2,11 @@
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
-from hvd_train.doctor import machine
+from hvd_train.doctor import machine, trial
 
 
 def error(*command: str) -> str:
@@ -18,14 +19,14 @@ def test_each_end_of_a_program_has_a_line(monkeypatch: pytest.MonkeyPatch) -> No
     assert error(sys.executable, "-c", "import sys; print('\\nout', flush=True); exit('err')") == "out"
     assert error("sh", "-c", "kill -ILL $$") == "killed by SIGILL"
     assert error("false") == "exit code 1, without output"
-    program = machine.PROBE.replace("import torch\n", "import no_such_package\n", 1)
-    found = machine.run([sys.executable, "-c", program], os.environ)
-    assert found["importing"] == "torch"
-    assert found["error"] == "ModuleNotFoundError: No module named 'no_such_package'"
-    answers = f"echo noise; echo '[1,0]<stdout>:{machine.ANSWER}{{\"size\": 2}}'; echo noise"
+    Path("broken").mkdir()
+    Path("broken/torch.py").write_text("raise ImportError('no libcudart')")
+    found = machine.run([*machine.TRIAL, "probe"], {**os.environ, "PYTHONPATH": "broken"})
+    assert (found["importing"], found["error"]) == ("torch", "no libcudart")
+    answers = f"echo noise; echo '[1,0]<stdout>:{trial.ANSWER}{{\"size\": 2}}'; echo noise"
     found = machine.run(["sh", "-c", answers], os.environ)
     assert (found["size"], "error" in found) == (2, False)
     log = "[2]<stderr>:[E operations.cc] Horovod could not be initialized: Connect timeout [10.0.0.2]:9"
     assert error("sh", "-c", f"echo '{log}'; echo ValueError: x; exit 1") == "rank 2: Connect timeout [10.0.0.2]:9"
-    monkeypatch.setattr(machine, "_LIMIT_S", -19.9)
+    monkeypatch.setattr(trial, "LIMIT_S", -19.9)
     assert error("sleep", "60") == "no end in 0 s"

@@ -113,7 +113,7 @@ def test_a_student_learns_from_a_teacher_as_well_on_any_number_of_ranks() -> Non
     assert equal(to_host(teacher.state_dict()), before)
     for other in (*run_ranks(2, student_of), *run_ranks(3, student_of)):
         assert largest_difference(to_host(other.state_dict()), to_host(student.state_dict())) <= 1e-5
-    stopped = student_of(StoppingWorld(after=37, vote_at=4), folder="stopped")
+    stopped = student_of(StoppingWorld(after=37, vote_at=2), folder="stopped")
     assert checkpoint.newest_good(Path("stopped"), pytest.fail)["progress"]["cursor"] > 0
     resumed = student_of(LocalWorld(), folder="stopped")
     assert not equal(to_host(stopped.state_dict()), to_host(student.state_dict()))
