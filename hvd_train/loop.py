@@ -2,7 +2,7 @@
 
 from hvd_train.loops import Loops
 from hvd_train.network import freeze, optim
-from hvd_train.progress.order import learning_rate_factor, peak_learning_rate
+from hvd_train.progress.schedule import learning_rate_factor, peak_learning_rate
 
 
 def train(loops: Loops) -> None:

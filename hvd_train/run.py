@@ -31,7 +31,7 @@ from hvd_train.membership import Membership
 from hvd_train.network import freeze, models, weights
 from hvd_train.network.models import Builder
 from hvd_train.parts import NOTHING, Optimizers, Own, Parts, build, warm_parts
-from hvd_train.progress import order
+from hvd_train.progress import schedule
 from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, Stopped
 from hvd_train.run_files import remote, run_folder, trackers
@@ -215,7 +215,7 @@ def check(config: Config, name: str = "") -> None:
     check_names(config)
     if plugin.is_reference(config.optimizer.optimizer):
         plugin.load("optimizer", config.optimizer.optimizer)
-    order.learning_rate_factor(config.schedule, config.schedule.warmup_epochs)  # it may be the user's function
+    schedule.learning_rate_factor(config.schedule, config.schedule.warmup_epochs)  # it may be the user's function
     if config.model.weights is not None:
         weights.check(config.model.weights, config.model.model)
     freeze.check(config.model)

@@ -19,7 +19,7 @@ from hvd_train.launch import start
 from hvd_train.launch.child import STOPPING, Child
 from hvd_train.launch.hosts import Host
 from hvd_train.launch.launcher import program, reasons
-from hvd_train.progress import order
+from hvd_train.progress import order, schedule
 from hvd_train.report.page import Chart
 from hvd_train.run_files import durable, history, run_folder
 from hvd_train.run_files.history import number
@@ -121,7 +121,7 @@ def row_of(workers: int, config: Config, folder: Path) -> Measurement:
     losses = [loss for epoch in found.epochs if (loss := number(epoch, "val_loss")) is not None]
     return {
         "workers": workers,
-        "learning_rate": order.peak_learning_rate(config.optimizer, layout.global_batch),
+        "learning_rate": schedule.peak_learning_rate(config.optimizer, layout.global_batch),
         "global_batch_size": layout.global_batch,
         "steps_per_epoch": steps_per_epoch,
         "epochs": (number(found.summary, "steps") or 0.0) / (steps_per_epoch or 1),

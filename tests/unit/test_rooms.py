@@ -14,7 +14,7 @@ from tests.support.rooms import PACKAGE, ROOMS
 
 NO_TORCH = [
     "_version", "errors", "console", "config", "config_file", "recipes", "flags", "plugin",
-    "progress.order", "progress.clock", "progress.stop",
+    "progress.order", "progress.schedule", "progress.clock", "progress.stop",
     "run_files.durable", "run_files.run_folder", "run_files.history",
     "report.page", "report.report", "report.watch",
     "bench.record", "bench.scaling",

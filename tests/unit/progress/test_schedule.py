@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hvd_train.config import OptimizerConfig, ScheduleConfig
-from hvd_train.progress.order import learning_rate_factor, peak_learning_rate
+from hvd_train.progress.schedule import learning_rate_factor, peak_learning_rate
 
 
 @pytest.mark.parametrize(
