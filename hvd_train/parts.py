@@ -124,13 +124,7 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
     Raises UsageError if the device, the data or the model is not available.
     """
     device = choose_device(config, place)
-    classifies = own.task is None and config.model.task == CLASSIFICATION
-    data = sources.open_data(config.data, config.seed, own.data, any_items=not classifies, split=split)
-    chosen = config.model.weights
-    of_torchvision = chosen is not None and not weights.is_file(chosen)
-    if data.mean and chosen is not None and of_torchvision:
-        mean, std = weights.normalisation(chosen, config.model.model)
-        data = replace(data, mean=mean, std=std)
+    data = _open_data(config, own, split)
     task = open_task(config, data.classes, own.task)
     for constant in task.constants:
         constant.to(device).eval().requires_grad_(requires_grad=False)
@@ -138,13 +132,59 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
     if (targets_of(task, schedule) or schedule.patience) and data.val is None:
         raise UsageError("--target, --target-accuracy and --patience need a validation set; the data have none")
     goal = goal_of(task, schedule.best_by, "--best-by")
+    colour = own.model is None and models.needs_colour(config.model.model)
+    loaders = _loaders(config, place, data, task, device, colour=colour)
+    of_data = {**identity.of(data), "items": _digests_of_others(data, loaders)}
+    network = _network(config, own, device, len(data.classes), 3 if colour else data.channels)
+    examples = [loader.example(2) for loader in loaders.values()]
+    try:
+        training, evaluation = _measurings(task, network, examples)
+        heads = _heads(task, network, examples[0]) if config.model.freeze == "backbone" else ()
+    except (RuntimeError, ValueError, AssertionError) as error:  # torch's and torchvision's
+        why = first_line(error) + place_in_user_code(error)
+        raise UsageError(f"model {config.model.model} cannot take the first two samples: {why}") from None
+    return Parts(
+        device=device,
+        data=data,
+        identity=of_data,
+        task=task,
+        training={"": training},
+        evaluation=evaluation,
+        goal=goal,
+        model=network,
+        train_loader=loaders["training"],
+        val_loader=loaders.get("validation"),
+        test_loader=loaders.get("test"),
+        orders=ORDERS[config.batch.order],
+        heads=heads,
+    )
+
+
+def _open_data(config: Config, own: Own, split: str | None) -> DataSet:
+    """Return the data; torchvision's weights need their own normalisation. Raises UsageError."""
+    classifies = own.task is None and config.model.task == CLASSIFICATION
+    data = sources.open_data(config.data, config.seed, own.data, any_items=not classifies, split=split)
+    if data.mean and _has_weights_of_torchvision(config):
+        mean, std = weights.normalisation(str(config.model.weights), config.model.model)
+        return replace(data, mean=mean, std=std)
+    return data
+
+
+def _has_weights_of_torchvision(config: Config) -> bool:
+    chosen = config.model.weights
+    return chosen is not None and not weights.is_file(chosen)
+
+
+def _loaders(
+    config: Config, place: Place, data: DataSet, task: Task, device: torch.device, *, colour: bool
+) -> dict[str, Loader]:
+    """Return the loader of each set: training, and if there are any, validation and test."""
     num_workers = loader_processes(config.data, place)
     collate = task.collate or default_collate
-    colour = own.model is None and models.needs_colour(config.model.model)
     size = config.data.image_size if config.data.data != "folder" else None  # its images have their own size
     channels_last = uses_channels_last(config, device)
 
-    def loader_of(title: str, source: Source, augment: Augment | None = None) -> Loader:
+    def loader_of(title: str, source: Source, augment: Augment | None) -> Loader:
         def check(batch: Any, samples: Indices) -> None:
             assert task.check is not None
             try:
@@ -157,36 +197,33 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
             source, prepare if data.images else None, device, config.seed, num_workers, collate, task.check and check
         )
 
-    train_loader = loader_of("training", data.train, data.augment)
-    val_loader, test_loader = (
-        None if source is None else loader_of(title, source)
-        for title, source in (("validation", data.val), ("test", data.test))
-    )
-    of_data = identity.of(data)
-    others = {"validation": (data.val, val_loader), "test": (data.test, test_loader)}
-    of_data["items"] = {}
-    for part, (source, loader) in others.items():
-        if loader is not None:
+    loaders = {"training": loader_of("training", data.train, data.augment)}
+    for title, source in (("validation", data.val), ("test", data.test)):
+        if source is not None:
+            loaders[title] = loader_of(title, source, None)
+    return loaders
+
+
+def _digests_of_others(data: DataSet, loaders: Mapping[str, Loader]) -> dict[str, str]:
+    """Return a digest of items of the sets that are not trained. Raises UsageError."""
+    digests = {}
+    for title, source in (("validation", data.val), ("test", data.test)):
+        if title in loaders:
             sources.check_apart(data.train, source)
-            of_data["items"][part] = loader.digest()
+            digests[title] = loaders[title].digest()
+    return digests
+
+
+def _network(config: Config, own: Own, device: torch.device, num_classes: int, channels: int) -> nn.Module:
+    """Return the model on the device, with random weights. Raises UsageError."""
     name = config.model.model
-    channels = 3 if colour else data.channels
-    network = models.build(name, num_classes=len(data.classes), channels=channels, seed=config.seed, own=own.model)
+    network = models.build(name, num_classes=num_classes, channels=channels, seed=config.seed, own=own.model)
     network = network.to(device)
-    if of_torchvision and hasattr(network, "transform_input"):  # GoogLeNet and Inception v3 normalise again
-        network.transform_input = True  # type: ignore[assignment]
-    if channels_last:
+    if _has_weights_of_torchvision(config) and hasattr(network, "transform_input"):
+        network.transform_input = True  # type: ignore[assignment]  # GoogLeNet and Inception v3 normalise again
+    if uses_channels_last(config, device):
         network = network.to(memory_format=torch.channels_last)
-    examples = [loader.example(2) for loader in (train_loader, val_loader, test_loader) if loader is not None]
-    try:
-        training, evaluation = _measurings(task, network, examples)
-        heads = _heads(task, network, examples[0]) if config.model.freeze == "backbone" else ()
-    except (RuntimeError, ValueError, AssertionError) as error:  # torch's and torchvision's
-        why = first_line(error) + place_in_user_code(error)
-        raise UsageError(f"model {name} cannot take the first two samples: {why}") from None
-    loaders = train_loader, val_loader, test_loader
-    orders = ORDERS[config.batch.order]
-    return Parts(device, data, of_data, task, {"": training}, evaluation, goal, network, *loaders, orders, heads)
+    return network
 
 
 def of_a_loop(

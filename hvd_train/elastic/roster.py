@@ -28,7 +28,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
@@ -427,7 +427,8 @@ class Roster:
         self._judged = self.worlds_formed
         reasons = self._connect_errors
         self._connect_errors = {}
-        if not all(worker.number in reasons for worker in members):
+        has_connected = not all(worker.number in reasons for worker in members)
+        if has_connected:
             self._failed_attempts = 0
             for worker in members:
                 worker.connected = True
@@ -435,8 +436,13 @@ class Roster:
         if not members or len(members) < len(self.world):
             return []  # a rank has died, which explains the failure
         newcomers = [worker for worker in members if not worker.connected]
-        if 0 < len(newcomers) < len(members):
+        survivors_are_there = len(newcomers) < len(members)
+        if newcomers and survivors_are_there:
             return self._leave_out({worker.host for worker in newcomers}, reasons[newcomers[0].number])
+        return [self._count_failed_attempt(members, reasons[members[0].number])]
+
+    def _count_failed_attempt(self, members: Sequence[Worker], reason: str) -> Notice:
+        """Count a world whose ranks could not connect to each other; the last attempt ends the job."""
         self._failed_attempts += 1
         hosts = ",".join(f"{host}:{slots}" for host, slots in Counter(worker.host for worker in members).items())
         failure = "ranks could not connect to each other"
@@ -444,7 +450,7 @@ class Roster:
             advice = f"`hvd-train doctor -H {hosts}` examines them"
             self._finish = Finish(FAULT_REPEATS, f"{failure} {ATTEMPTS} times in a row; {advice}")
         attempt = f"attempt {self._failed_attempts} of {ATTEMPTS}, on {hosts}"
-        return [Notice(f"{failure} ({attempt}): {reasons[members[0].number]}")]
+        return Notice(f"{failure} ({attempt}): {reason}")
 
     def _leave_out(self, hosts: Collection[str], reason: str) -> list[Command]:
         """End the newcomers of these hosts, and use no slot there until the list changes."""

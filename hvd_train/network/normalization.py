@@ -45,7 +45,9 @@ class SumsOfLayers:
         self._world = world
         self._most_features = most_features
         self._length = 2 * most_features + 2  # of all sums in a pass in which some ranks have no micro-batch
-        self._some_lack_one = self._pads = self._alone = False
+        self._some_lack_one = False  # whether the last pass of this step has ranks without a micro-batch
+        self._pads = False  # whether this rank's pass is that one
+        self._alone = False
 
     def __call__(self, tensor: Tensor, name: str) -> Tensor:
         """Return the sum of `tensor` over all ranks.
@@ -74,7 +76,10 @@ class SumsOfLayers:
         return self._most_features > 0
 
     def begin_step(self, num_mine: int, num_micro_batches: int) -> None:
-        """Begin a step with these numbers of micro-batches, here and in all."""
+        """Begin a step with these numbers of micro-batches, here and in all.
+
+        Ranks take micro-batches in turn. If they do not divide evenly, some ranks have one more than the others.
+        """
         self._full_passes, left = divmod(num_micro_batches, self._world.place.size)
         self._some_lack_one = self._most_features > 0 and left > 0
         self._pads = False

@@ -164,7 +164,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
             with suppress(OSError):
                 client.put(os.environ, f"fault/{os.environ[WORKER]}", str(after.step), _ANSWER_S)
         self._join()
-        horovod_world.meet(horovod_world.ElasticState(synchronize), self._join)
+        horovod_world.meet(synchronize, self._join)
 
     @override
     def leave(self, *, failed: bool) -> None:

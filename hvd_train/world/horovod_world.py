@@ -1,4 +1,7 @@
-"""Implement `World` with Horovod, which no other module of a worker imports."""
+"""Implement `World` with Horovod.
+
+No other module of a worker calls its operations; `launch.client` signs requests with it.
+"""
 
 import ctypes
 import os
@@ -80,13 +83,17 @@ class HorovodWorld(World):
 
     @contextmanager
     def _by_first_cause(self) -> Iterator[None]:
-        """Raise an error of Horovod's as RankLost, with the reason of the first sum of this step that broke."""
+        """Raise an error of Horovod's as RankLost, with the reason of the first sum of this step that broke.
+
+        After a sum has broken, Horovod shuts down, and all others fail with "shut down": the broken one has the reason.
+        """
         with as_rank_lost():
             try:
                 yield
             except HorovodInternalError as error:
-                for begun in self._begun if "shut down" in str(error) else ():  # by then no sum is under way
-                    hvd.synchronize(begun)
+                if "shut down" in str(error):
+                    for begun in self._begun:
+                        hvd.synchronize(begun)  # raises the reason; no sum is under way any more
                 raise
 
     @override
@@ -217,7 +224,7 @@ def as_rank_lost() -> Iterator[None]:
         raise RankLost(why) from error
 
 
-class ElasticState(State):  # type: ignore[misc]  # Horovod has no types
+class _ElasticState(State):  # type: ignore[misc]  # Horovod has no types
     """The state of `hvd.elastic`. Survivors keep their live weights, so nothing is saved.
 
     Every new world begins with `sync`; Horovod skips that if hosts were only removed (its issue #3399).
@@ -241,8 +248,8 @@ class ElasticState(State):  # type: ignore[misc]  # Horovod has no types
             raise HorovodInternalError(str(error)) from error
 
 
-def meet(state: ElasticState, rejoin: Callable[[], None]) -> None:
-    """Call the state's `sync` in worlds of `hvd.elastic` until one is in sync; `rejoin` forms each after the first.
+def meet(sync: Callable[[], None], rejoin: Callable[[], None]) -> None:
+    """Call `sync` in worlds of `hvd.elastic` until it succeeds; `rejoin` forms each after the first.
 
     The function that `hvd.elastic` runs in a world does nothing: the caller trains in it. Raises: RankLost: if
     `rejoin` does.
@@ -251,7 +258,7 @@ def meet(state: ElasticState, rejoin: Callable[[], None]) -> None:
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731
     elastic.notification_manager = SimpleNamespace(init=nothing, register_listener=nothing, remove_listener=nothing)
     with as_rank_lost():
-        run_fn(nothing, rejoin)(state)
+        run_fn(nothing, rejoin)(_ElasticState(sync))
 
 
 def _squares_at(tensor: Tensor) -> float | None:
