@@ -19,6 +19,7 @@ from torch import Tensor
 from hvd_train import checkpoint, plain_file
 from hvd_train.batches import REVERSED
 from hvd_train.console import say
+from hvd_train.data.trees import parts_of
 from hvd_train.elastic.roster import FIRST_NUMBER
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
@@ -211,12 +212,11 @@ def _first_difference(one: Any, two: Any, tolerance: float, noise: Mapping[str, 
 
 def _leaves(values: Any, path: str = "") -> dict[str, Any]:
     """Return what nested mappings and sequences hold, by path."""
-    if isinstance(values, (list, tuple)):
-        values = dict(enumerate(values))
-    if not isinstance(values, Mapping):
+    parts = parts_of(values)
+    if parts is None:
         return {path: values}
     found = dict[str, Any]()
-    for key, value in values.items():
+    for key, value in parts:
         found |= _leaves(value, f"{path}/{key}" if path else str(key))
     return found
 

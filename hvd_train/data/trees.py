@@ -30,6 +30,13 @@ def map_tensors(tree: Any, function: Callable[[Any], Any]) -> Any:
     return tree
 
 
+def parts_of(tree: Any) -> list[tuple[Any, Any]] | None:
+    """Return the keys and values of a mapping, list or tuple; None for a leaf."""
+    if isinstance(tree, Mapping):
+        return [*tree.items()]
+    return [*enumerate(tree)] if isinstance(tree, (list, tuple)) else None
+
+
 def like(mapping: dict[Any, Any], values: dict[Any, Any]) -> dict[Any, Any]:
     """Return `values` in a mapping of the same type, factory and attributes."""
     if type(mapping) is dict:

@@ -12,6 +12,7 @@ import xxhash
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from hvd_train.data.trees import parts_of
 from hvd_train.errors import UsageError
 from hvd_train.world.world import World
 
@@ -491,9 +492,5 @@ def tensors_in(values: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield the path and value of each tensor in nested containers."""
     if isinstance(values, Tensor):
         yield name, values
-    elif isinstance(values, Mapping):
-        for key, value in values.items():
-            yield from tensors_in(value, f"{name}/{key}")
-    elif isinstance(values, (list, tuple)):
-        for place, value in enumerate(values):
-            yield from tensors_in(value, f"{name}/{place}")
+    for key, value in parts_of(values) or ():
+        yield from tensors_in(value, f"{name}/{key}")
