@@ -22,7 +22,7 @@ def test_each_end_of_a_program_has_a_line(monkeypatch: pytest.MonkeyPatch) -> No
     Path("broken").mkdir()
     Path("broken/torch.py").write_text("raise ImportError('no libcudart')")
     found = machine.run([*machine.TRIAL, "probe"], {**os.environ, "PYTHONPATH": "broken"})
-    assert (found["importing"], found["error"]) == ("torch", "no libcudart")
+    assert (found["importing"], found["error"]) == ("torch", "ImportError: no libcudart")
     answers = f"echo noise; echo '[1,0]<stdout>:{trial.ANSWER}{{\"size\": 2}}'; echo noise"
     found = machine.run(["sh", "-c", answers], os.environ)
     assert (found["size"], "error" in found) == (2, False)
