@@ -1,7 +1,6 @@
 """Build the parts of a rank from the config: device, data, loaders, model and the first state."""
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -75,7 +74,7 @@ def warm_parts(config: Config, world: World, own: Own = NOTHING) -> tuple[Parts,
     parts = build(config, world.place, own)
     if config.model.sync_batch_norm:
         normalization.synchronise(parts.model, world)
-    notes = _loader_notes(config.data, world.place)
+    notes = []
     if config.model.weights is not None:
         name = config.model.model
         classes = len(parts.data.classes)
@@ -314,14 +313,6 @@ def fresh_state(
         history=history or History(),
         average=average,
     )
-
-
-def _loader_notes(data: DataConfig, place: Place) -> list[str]:
-    """Return a line if `--workers` seems to be meant for all ranks of a host, as in PyTorch's examples."""
-    number = (data.workers or 0) * place.local_size
-    if place.local_size == 1 or number <= 2 * len(os.sched_getaffinity(0)):
-        return []
-    return [f"--workers {data.workers} is for each of {place.local_size} ranks here: {number} processes"]
 
 
 def loader_processes(data: DataConfig, place: Place) -> int:

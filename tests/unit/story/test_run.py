@@ -19,7 +19,7 @@ from hvd_train.errors import UsageError
 from hvd_train.progress.order import EpochOrder, key
 from hvd_train.run import connect, evaluate, train
 from hvd_train.tasks.builtin import regression
-from hvd_train.world.world import LocalWorld, Place, World
+from hvd_train.world.world import LocalWorld, World
 from tests.support import runs
 from tests.support.runs import Weights, largest_difference, small_config, trained
 from tests.support.worlds import StoppingWorld, own_generator, run_ranks
@@ -123,14 +123,6 @@ def without_first(count: int, part: Arrays | MapDataset | None) -> Arrays:
 
 FEW = runs.few_digits(DataConfig())
 FEWER = digits(train=without_first(1, FEW.train))
-
-
-def test_loader_processes_meant_for_a_host_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
-    """PyTorch's examples take the number for all ranks of a host."""
-    world = StoppingWorld(1)
-    world.place = Place(local_size=64)
-    trained(world, small_config(workers=8))
-    assert "--workers 8 is for each of 64 ranks here: 512 processes" in capsys.readouterr().out
 
 
 def test_changed_data_are_refused() -> None:
