@@ -6,15 +6,13 @@ import importlib
 import os
 import signal
 import sys
-import textwrap
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
 
-from hvd_train import recipes
-from hvd_train._version import __version__
-from hvd_train.commands.names import COMMANDS, RANKED
+from hvd_train.commands import tree
 from hvd_train.console import PROGRAM, failed, outlive, say
-from hvd_train.errors import HvdTrainError, Parser, UsageError, unknown_name
+from hvd_train.errors import HvdTrainError, UsageError
 from hvd_train.launch import exit_report, launcher
 from hvd_train.launch.exit_report import report_once
 
@@ -51,20 +49,14 @@ def run(arguments: Sequence[str]) -> int:
     An HvdTrainError is one line on stderr. Of other errors the traceback is printed, in an elastic job by the driver.
     """
     try:
-        if not arguments or arguments[0] in ("-h", "--help", "help"):
-            print(overview(), end="")
-            return 0 if arguments else 2
-        if arguments[0] == "--version":
-            print(f"{PROGRAM} {__version__}")
-            return 0
-        if arguments[0] in recipes.RECIPES or arguments[0].startswith("-"):
-            raise UsageError(f"name the command first: {PROGRAM} train {' '.join(arguments)}")
-        if arguments[0] not in COMMANDS:
-            raise unknown_name("command", arguments[0], COMMANDS)
-        arguments = _long_form(arguments)
-        launcher.refuse_others(os.environ, [PROGRAM, *arguments], alone=arguments[0] not in RANKED)
-        module = importlib.import_module(f"hvd_train.commands.{COMMANDS[arguments[0]][0]}")
-        return int(getattr(module, arguments[0].replace("-", "_"))(list(arguments[1:])))
+        options = tree.read(arguments)
+        if options.name == "train" and (options.np or options.hosts):
+            arguments = _long_form(options)
+            options = tree.read(arguments)
+        launcher.refuse_others(os.environ, [PROGRAM, *arguments], alone=options.name not in tree.RANKED)
+        module, _, function = options.function.partition(".")
+        command = getattr(importlib.import_module(f"hvd_train.commands.{module}"), function)
+        return int(command(options))
     except HvdTrainError as error:
         report_once(error)
         return error.exit_code
@@ -76,26 +68,11 @@ def run(arguments: Sequence[str]) -> int:
         return 1
 
 
-def _long_form(arguments: Sequence[str]) -> Sequence[str]:
+def _long_form(options: Namespace) -> list[str]:
     """Return `train --np 2 ...` as the `launch` command for which it is short. Raises UsageError under a launcher."""
-    parser = Parser(add_help=False)
-    parser.add_argument("--np", "-np", dest="--np")
-    parser.add_argument("--hosts", "-H", dest="--hosts")
-    options, rest = parser.parse_known_args(arguments)
-    short = [word for option in vars(options).items() if option[1] for word in option]
-    if not short or rest[0] != "train":
-        return arguments
+    short = ["--np", str(options.np)] if options.np else []
+    short += ["--hosts", options.hosts] if options.hosts else []
     if launched := launcher.launched(os.environ):
         raise UsageError(f"{launched.launcher} has started the ranks: leave out {' '.join(short)}")
-    return ["launch", *short, "--", *rest]
-
-
-def overview() -> str:
-    """Return the text of `hvd-train --help`."""
-    lines = [f"usage: {PROGRAM} COMMAND ...", ""]
-    for name, (_, usage, about) in COMMANDS.items():
-        begin, *texts = f"  {name} {usage}", *textwrap.wrap(about, 52)
-        lines += [begin] if len(begin) > 26 else [f"{begin:<27}{texts.pop(0)}"]
-        lines += [f"{'':27}{text}" for text in texts]
-    names = textwrap.wrap(f"Recipes: {', '.join(recipes.RECIPES)}.", 79, break_on_hyphens=False)
-    return "\n".join([*lines, "", *names, f"`{PROGRAM} COMMAND --help` lists the flags. Version {__version__}", ""])
+    rest = tree.without(options.typed, ("--np", "-np"), ("--hosts", "-H"))
+    return ["launch", *short, "--", "train", *rest]

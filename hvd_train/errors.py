@@ -4,8 +4,8 @@ import difflib
 import re
 import sysconfig
 import traceback
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Iterable, Sequence
+from argparse import REMAINDER, Action, ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PosixPath
 from typing import Any, NoReturn, TypeVar
 
@@ -126,20 +126,42 @@ def counted(count: int, noun: str) -> str:
 
 
 class Parser(ArgumentParser):
-    """A parser whose errors are UsageErrors, and whose flags are written in full."""
+    """A parser whose errors are UsageErrors, and whose flags are written in full.
 
-    def __init__(self, **options: Any) -> None:
+    `elsewhere` has advice for flags of other programs.
+    """
+
+    def __init__(self, *, elsewhere: Mapping[str, str] | None = None, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
+        self.commands: dict[str, Parser] = {}
+        self._elsewhere = elsewhere or {}
+
+    def add_commands(self) -> Any:
+        """Let commands follow, each with its own parser; return the object whose `add_parser` adds one."""
+        added = self.add_subparsers(title="commands", metavar="COMMAND")
+        self.commands = added.choices
+        return added
+
+    @property
+    def actions(self) -> Sequence[Action]:
+        """All arguments, in order."""
+        return self._actions
 
     def error(self, message: str) -> NoReturn:  # noqa: D102
         raise UsageError(message.removeprefix("argument "))
 
     def read(self, arguments: Sequence[str]) -> Namespace:
         """Return the values of the arguments; words may stand between flags. Raises UsageError."""
+        if any(action.nargs == REMAINDER for action in self._actions):  # the command of another program
+            return self.parse_args(arguments)
         dashed = [re.sub(r"^--[\w-]+", lambda flag: flag[0].replace("_", "-"), argument) for argument in arguments]
         options, rest = self.parse_known_intermixed_args(dashed)
         if unknown := next((word for word in rest if word.startswith("-")), None):
-            raise unknown_name("argument", unknown.partition("=")[0], self._option_string_actions)
+            flag = unknown.partition("=")[0]
+            if flag in self._elsewhere:
+                command = self.prog.partition(" ")[2]
+                raise UsageError(f"{flag} is no flag of {command}: {self._elsewhere[flag]}")
+            raise unknown_name("argument", flag, self._option_string_actions)
         if rest:
             raise UsageError(f"unexpected {rest[0]!r}: leave it out (a switch, such as --compile, takes no value)")
         return options

@@ -3,7 +3,7 @@
 import ast
 import inspect
 import sys
-from argparse import SUPPRESS, BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
+from argparse import SUPPRESS, BooleanOptionalAction
 from collections.abc import Mapping
 from functools import cache
 from itertools import pairwise
@@ -11,7 +11,7 @@ from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hvd_train.config import GROUPS, Config
-from hvd_train.errors import Parser, from_one
+from hvd_train.errors import Parser
 
 # Other flags of a setting, most of them of other trainers.
 ALIASES = {
@@ -27,20 +27,41 @@ ALIASES = {
     "workers": ("-j", "--num-workers"),
 }
 
+# Flags of launchers and other trainers that would be a misunderstanding here, and what to type.
+ELSEWHERE = {
+    "--amp": "type --precision fp16 or bf16",
+    "--base-lr": "type --learning-rate, and --lr-scaling linear to scale it",
+    "--dummy": "type --data synthetic",
+    "--elastic": "it is for the launcher: `hvd-train launch --elastic -- train`",
+    "--fp16": "type --precision fp16",
+    "--fp16-allreduce": "type --compression fp16",
+    "--gpus": "each rank takes a GPU: `hvd-train train --np 4` starts four",
+    "--log-dir": "type --output-dir for the run folder, which holds tensorboard/",
+    "--no-cuda": "type --device cpu",
+    "--nodes": "name the hosts: `hvd-train train --hosts h1:4,h2:4`",
+    "--opt-level": "apex's O1 and O2 are --precision fp16, its O0 is --precision fp32",
+    "--pretrained": "type --weights DEFAULT",
+    "--start-epoch": "the same command resumes where it stopped",
+    "--workers-per-node": "type --workers for the loader processes of each rank",
+    **dict.fromkeys(("--np", "-np", "--hosts", "-H"), "only `hvd-train train` starts ranks"),
+    **dict.fromkeys(("--train-dir", "--val-dir"), "type --data-dir for the folder that holds train/ and val/"),
+    **dict.fromkeys(("-e", "--evaluate"), "type `hvd-train evaluate RUN`"),
+    **dict.fromkeys(("--rank", "--world-size", "--dist-url", "--dist-backend"), "--np 4 starts four ranks"),
+}
 
-def settings_parser(program: str, shown: Config, about: str | None = None) -> Parser:
-    """Return a parser with a flag for each setting, which gives a text; the help has the values of `shown`.
 
-    Its result has the flags that are given, and no others.
-    """
-    parser = Parser(
-        prog=program, usage=f"{program} [FLAGS]", description=about, formatter_class=RawDescriptionHelpFormatter,
-        argument_default=SUPPRESS,
-    )  # fmt: skip
+def settings_parser(program: str, shown: Config) -> Parser:
+    """Return a parser with the flags of all settings; the help has the values of `shown`."""
+    parser = Parser(prog=program, usage=f"{program} [FLAGS]")
+    add_settings(parser, shown)
+    return parser
+
+
+def add_settings(parser: Parser, shown: Config) -> None:
+    """Add a flag for each setting, which gives a text if it is typed, and else nothing."""
     _add_fields(parser, Config, shown.settings())
     for name, cls in GROUPS.items():
         _add_fields(parser.add_argument_group(name, cls.__doc__), cls, shown.settings())
-    return parser
 
 
 def _add_fields(parser: Any, cls: type[Any], shown: Mapping[str, Any]) -> None:
@@ -53,7 +74,7 @@ def _add_fields(parser: Any, cls: type[Any], shown: Mapping[str, Any]) -> None:
         value = " ".join(map(str, value)) if isinstance(value, tuple) else value
         default = "" if value is None or value is False or value == "" else f" (default: {value})"
         about = (about + default).replace("%", "%%")
-        parser.add_argument(flag, *ALIASES.get(name, ()), dest=name, help=about, **_kind(hint))
+        parser.add_argument(flag, *ALIASES.get(name, ()), dest=name, default=SUPPRESS, help=about, **_kind(hint))
 
 
 def _kind(hint: Any) -> dict[str, Any]:
@@ -81,16 +102,3 @@ def texts(module: str) -> dict[str, dict[str, str]]:
                 about = " ".join(ast.literal_eval(text.value).split())
                 found.setdefault(cls.name, {})[ast.unparse(field.target)] = about
     return found
-
-
-def take(arguments: list[str], **flags: Any) -> tuple[Namespace, list[str]]:
-    """Take flags with their values out of the arguments of a command; return them, and the other arguments.
-
-    The default of a flag says what it takes: False nothing, a number a whole number from 1 on, and a text or None
-    any text. Raises UsageError.
-    """
-    parser = Parser(add_help=False)
-    for name, default in flags.items():
-        kinds: dict[type, Any] = {bool: {"action": "store_true"}, int: {"type": from_one}}
-        parser.add_argument(f"--{name.replace('_', '-')}", **kinds.get(type(default), {}), default=default)
-    return parser.parse_known_args(arguments)

@@ -4,16 +4,14 @@
 They lie as in the clone, so links hold. docs/flags.md, commands.md and api.md are made from the code, without torch.
 """
 
-import contextlib
-import io
 import os
 import re
 import shutil
 from pathlib import Path
 
 import hvd_train
-from hvd_train import cli
-from hvd_train.commands.names import COMMANDS
+from hvd_train.commands import tree
+from hvd_train.errors import Parser
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build" / "pages"
@@ -22,28 +20,25 @@ ALSO = ("loops.Epoch", "loops.Step", "loops.Update", "loops.MicroBatch")
 STYLE = ".md-grid { max-width: 76rem } td:first-child code { white-space: nowrap }\n"
 
 
-def printed_help(command: str) -> str:
-    """Return what a command prints for `--help`. Raises RuntimeError if it prints none."""
+def printed_help(parser: Parser) -> str:
+    """Return what a command prints for `--help`."""
     os.environ["COLUMNS"] = "80"
-    shown = io.StringIO()
-    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
-        if cli.run([command, "--help"]) != 0:
-            raise RuntimeError(f"hvd-train {command} --help failed")
-    return re.sub(" +\n", "\n", shown.getvalue()).rstrip()
+    return re.sub(" +\n", "\n", parser.format_help()).rstrip()
 
 
 def flags() -> str:
     """Return the page of all settings."""
     text = "# Flags of a training\n\nA [recipe](settings.md) sets many of them: `hvd-train config NAME`.\n"
-    return f"{text}\n```text\n{printed_help('train')}\n```\n"
+    return f"{text}\n```text\n{printed_help(tree.tree().commands['train'])}\n```\n"
 
 
 def commands() -> str:
     """Return the page of all commands: what their `--help` prints."""
-    text = f"# Commands\n\n```text\n{cli.overview()}```\n"
-    for name in (name for name in COMMANDS if name not in ("config", "sweep")):  # these are as train
-        body, more, _ = printed_help(name).partition("\ndata:\n")
-        text += f"\n## {name}\n\n```text\n{body.rstrip()}\n```\n" + ("\n[All flags](flags.md)\n" if more else "")
+    text = "# Commands\n"
+    for parser in tree.parsers(tree.tree()):
+        body, more, _ = printed_help(parser).partition("\ndata:\n")
+        text += f"\n## {parser.prog}\n\n```text\n{body.rstrip()}\n```\n"
+        text += "\n[All flags](flags.md)\n" if more else ""
     return text
 
 

@@ -1,1 +1,1 @@
-"""The commands of `hvd-train`: a function for each, which takes the arguments and returns the exit code."""
+"""The commands of `hvd-train`: their flags are in `tree`; a function each returns the exit code."""

@@ -7,64 +7,20 @@ import shutil
 import signal
 import subprocess
 import sys
-from argparse import REMAINDER, SUPPRESS, Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 
 from hvd_train import recipes
-from hvd_train.commands.names import RANKED
+from hvd_train.commands import tree
+from hvd_train.commands.train import settings_of
 from hvd_train.console import PROGRAM, say, show
-from hvd_train.errors import Parser, UsageError, from_one, unknown_name
+from hvd_train.errors import UsageError, unknown_name
 from hvd_train.launch import client, containers, hosts, launcher, ssh, start
 from hvd_train.launch.child import STOPPING, Child
 
-_ABOUT = f"""Start the ranks of a training; `{PROGRAM} train digits --np 4` is short for the first example.
 
-  {PROGRAM} launch --np 4 -- train digits             4 ranks here (by default one per GPU, or 2)
-  {PROGRAM} launch -- python mine.py                  your own script
-  {PROGRAM} launch --hosts hosts -- train digits      the hosts of a file, over ssh, or h1:4,h2:4
-  {PROGRAM} launch --elastic --hosts hosts -- train digits
-                                                    hosts and workers may come and go
-  {PROGRAM} launch --with docker --hosts hosts -- train digits
-                                                    a container on each host
-"""
-
-
-def parser() -> Parser:
-    """Return the parser of the options before the command."""
-    parser = Parser(
-        prog=f"{PROGRAM} launch", usage=f"{PROGRAM} launch [options] [-- COMMAND]", description=_ABOUT,
-        formatter_class=RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    add = parser.add_argument
-    add("-n", "-np", "--np", type=from_one, metavar="N", help="ranks (default: all slots; here one per GPU, or 2)")
-    add("-H", "--hosts", metavar="FILE", help="a host file with lines `NAME slots=N`, or a list h1:4,h2:4")
-    ways = parser.add_mutually_exclusive_group()
-    ways.add_argument("--with", dest="way", choices=start.WAYS, default="gloo",
-        help="gloo, mpi: horovodrun; mpirun (MPIRUN_FLAGS adds flags); slurm: srun, a rank for each task; "
-        "docker: a container on each host; apptainer: ranks in an image on this machine")  # fmt: skip
-    for name in ("gloo", "mpi"):
-        ways.add_argument(f"--{name}", dest="way", action="store_const", const=name, help=f"--with {name}")
-    add("--env", action="append", default=[], metavar="NAME", help="a variable that ranks on other hosts get, too")
-    add("--dry-run", action="store_true", help="print the commands; run nothing")
-    add("--elastic", action="store_true", help="workers may die, leave and join; edit FILE while the job runs")
-    elastic = parser.add_argument_group("elastic jobs")
-    elastic.add_argument("--min-np", type=from_one, default=1, metavar="N", help="with fewer workers the others wait")
-    elastic.add_argument("--max-np", type=from_one, metavar="N", help="the most workers (default: all slots)")
-    elastic.add_argument("--discover", metavar="COMMAND", help="a command that prints the lines of a host file")
-    boxes = parser.add_argument_group("containers")
-    boxes.add_argument("--image", metavar="IMAGE", help="the image (hvd_train, or hvd_train.sif for Apptainer)")
-    boxes.add_argument("--volume", action="append", default=[], metavar="FROM:TO", help="a folder of each host")
-    boxes.add_argument("--runs", default="runs", metavar="DIR", help="the folder of each host for runs")
-    boxes.add_argument("--port", type=from_one, default=2222, metavar="N", help="of the ssh servers inside")
-    batch = parser.add_argument_group("Slurm")
-    batch.add_argument("--requeue", action="store_true", help="in a batch job: if stopped, go back into the queue")
-    parser.add_argument("command", nargs=REMAINDER, help=SUPPRESS)
-    return parser
-
-
-def launch(arguments: list[str]) -> int:
+def launch(options: Namespace) -> int:
     """Start the command; return its exit code, unless this process becomes it. Raises UsageError before it starts."""
-    options = parser().parse_args(arguments)
     words = options.command[options.command[:1] == ["--"] :]
     _check(options)
     passed = _pass_on(options.env)
@@ -158,17 +114,19 @@ def _command(words: Sequence[str], shown: Callable[[str], str]) -> list[str]:
     if not first or first.startswith("-") or first in recipes.RECIPES:
         words = ["train", *words]
         first = "train"
-    if first in RANKED:
+    ranked = [name.split()[0] for name in tree.RANKED]
+    if first in ranked:
         if first == "train":
-            from hvd_train.commands.train import parse_train
-
-            parse_train(list(words[1:]), notes=False)  # rank 0 prints them
+            options = tree.read(words)
+            if options.np or options.hosts:
+                raise UsageError("--np and --hosts are for launch: type them before `--`")
+            settings_of(options, notes=False)  # rank 0 prints them
         return [shown(PROGRAM), *words]
     if os.sep not in first:
         try:
             return [shown(first), *words[1:]]
         except UsageError:
-            raise unknown_name("command", first, (*RANKED, *recipes.RECIPES, "python")) from None
+            raise unknown_name("command", first, (*ranked, *recipes.RECIPES, "python")) from None
     return list(words)
 
 

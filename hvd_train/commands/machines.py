@@ -2,20 +2,14 @@
 
 import dataclasses
 import json
+from argparse import Namespace
 
-from hvd_train.console import PROGRAM, printable, show
-from hvd_train.errors import Parser
+from hvd_train.console import printable, show
 from hvd_train.launch import hosts as host_files
 
 
-def doctor(arguments: list[str]) -> int:
+def doctor(options: Namespace) -> int:
     """Print the findings; return 1 if something is broken, else 0. Raises UsageError for wrong hosts."""
-    about = "Examine what this machine and this build of Horovod can do, with a real allreduce over two ranks."
-    parser = Parser(prog=f"{PROGRAM} doctor", description=about)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    named = "examine the hosts of a host file, or of a list as in h1:2,h2:2 or node[01-04]:8, from the first, over ssh"
-    parser.add_argument("--hosts", "-H", metavar="FILE", help=named)
-    options = parser.read(arguments)
     listed = host_files.named(options.hosts) if options.hosts is not None else ()
     from rich.console import Console  # slow to import, like the doctor
 

@@ -1,27 +1,17 @@
 """`hvd-train prove COMMAND`: whether a script computes the same, whatever happens to its ranks."""
 
 import subprocess
-from argparse import REMAINDER
+from argparse import Namespace
 from pathlib import Path
 from tempfile import mkdtemp
 
 from hvd_train.console import PROGRAM, show
-from hvd_train.errors import Parser, UsageError, from_one
+from hvd_train.errors import UsageError
 from hvd_train.launch import launcher, start
 
-_ABOUT = """Run a script alone, stopped and resumed, on several ranks, and with a worker killed; compare the results.
-`hvd-train prove python mine.py --epochs 2`: the script takes the flags of a run (`hvd_train.parse_args`), or is
-`hvd-train train`. Exit code 1 if results differ. Keep it short: rounding grows with each step."""
-_TOLERANCE = "how far a number may differ with another number of ranks, relative to the largest of its tensor, or to 1"
 
-
-def prove(arguments: list[str]) -> int:
+def prove(options: Namespace) -> int:
     """Print what each run gives; return 1 if one differs. Raises UsageError if a run fails."""
-    parser = Parser(prog=f"{PROGRAM} prove", description=_ABOUT)
-    parser.add_argument("--np", type=from_one, default=3, metavar="N", help="ranks, on this machine (3)")
-    parser.add_argument("--tolerance", type=float, default=1e-5, metavar="X", help=f"{_TOLERANCE} (1e-5)")
-    parser.add_argument("command", nargs=REMAINDER, help="the script and its arguments")
-    options = parser.parse_args(arguments)
     command = options.command[options.command[:1] == ["--"] :]
     if not command:
         raise UsageError(f"name the script: {PROGRAM} prove python mine.py")

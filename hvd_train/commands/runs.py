@@ -5,24 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from hvd_train import plain_file
 from hvd_train.console import PROGRAM, printable, say, show
-from hvd_train.errors import Parser, UsageError, first_few, from_one
+from hvd_train.errors import UsageError, first_few
 from hvd_train.launch import launcher
 from hvd_train.run_files import durable, run_folder
 from hvd_train.run_files.journal import labelled
-
-_TARGET = "run folder, checkpoint or model-best.pt of a run; default: the newest run"
-_RUN = "run folder; default: the newest run"
-_TRUSTS = "use the code, hf: data and downloads that the run names; code runs with your permissions"
-_TRUST: dict[str, Any] = {"action": "store_true", "help": _TRUSTS}
-_DEVICE: dict[str, Any] = {"choices": ("auto", "cpu", "cuda"), "default": "auto", "help": "the device of the model"}
 
 
 def _newest() -> Path:
@@ -49,20 +43,8 @@ def _runs_in(paths: Sequence[Path]) -> Sequence[Path]:
     return found or others
 
 
-def evaluate(arguments: list[str]) -> int:
+def evaluate(options: Namespace) -> int:
     """Evaluate on all ranks, print the scores on rank 0 and return 0. Raises UsageError for a wrong target."""
-    about = "Score a run's best weights, or a checkpoint: loss, top-1, top-5 and top-1 of each class."
-    parser = Parser(prog=f"{PROGRAM} evaluate", description=about)
-    parser.add_argument("target", nargs="?", type=Path, metavar="RUN", help=_TARGET)
-    folder = "another folder of the data; of class folders, the split is enough, or the folder holds the classes"
-    parser.add_argument("--data-dir", type=Path, metavar="FOLDER", help=folder)
-    parser.add_argument("--split", choices=("train", "val", "test"), default="val", help="the part of the data (val)")
-    other = "another data set with the same classes: a name as for `train`, or your own as package.module:function"
-    parser.add_argument("--data", metavar="NAME", help=other)
-    parser.add_argument("--json", action="store_true", help="print one JSON object, with every digit")
-    parser.add_argument("--device", **_DEVICE)
-    parser.add_argument("--trust", **_TRUST)
-    options = parser.read(arguments)
     from hvd_train import run  # imports torch
     from hvd_train.world.world import together
 
@@ -71,7 +53,8 @@ def evaluate(arguments: list[str]) -> int:
     if target is None:  # hosts may have runs of their own
         newest = together(world, lambda: _newest() if world.place.rank == 0 else Path())
         target = world.broadcast(newest, 0)
-    settings = {name: value for name, value in vars(options).items() if name not in ("target", "json")}
+    names = ("data_dir", "split", "data", "device", "trust")
+    settings = {name: getattr(options, name) for name in names}
     scores = run.evaluate(target, world=world, **settings)
     if world.place.rank == 0 and options.json:
         print(json.dumps(scores.as_dict()))
@@ -85,17 +68,8 @@ def evaluate(arguments: list[str]) -> int:
     return 0
 
 
-def predict(arguments: list[str]) -> int:
+def predict(options: Namespace) -> int:
     """Print the classes of images, and return 0. Raises UsageError for wrong targets or images."""
-    about = "Print a line for each image, with tabs: path, most probable class, its probability, the next class, ..."
-    parser = Parser(prog=f"{PROGRAM} predict", description=about)
-    parser.add_argument(
-        "paths", nargs="*", type=Path, metavar="PATH", help=f"{_TARGET}; then images and folders of them"
-    )
-    parser.add_argument("--top", type=from_one, default=5, metavar="N", help="classes to print for each image (5)")
-    parser.add_argument("--device", **_DEVICE)
-    parser.add_argument("--trust", **_TRUST)
-    options = parser.read(arguments)
     paths = options.paths
     named = [path for path in paths[:1] if path.suffix in (".pt", ".ckpt") or (path / run_folder.CONFIG).exists()]
     if len(paths) == len(named):
@@ -111,12 +85,8 @@ def predict(arguments: list[str]) -> int:
     return 0
 
 
-def audit(arguments: list[str]) -> int:
+def audit(options: Namespace) -> int:
     """Print the verdict; return 0 if every sample counted exactly once, else 1. Raises UsageError without a ledger."""
-    about = "Check in ledger.jsonl that every sample counted exactly once in each finished epoch; exit code 1 if not."
-    parser = Parser(prog=f"{PROGRAM} audit", description=about)
-    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help=f"{_RUN}; it was trained with --ledger")
-    options = parser.read(arguments)
     from hvd_train.run_files import ledger
 
     verdict = ledger.audit(options.run or _newest())
@@ -124,15 +94,8 @@ def audit(arguments: list[str]) -> int:
     return 1 if verdict.faults else 0
 
 
-def export(arguments: list[str]) -> int:
+def export(options: Namespace) -> int:
     """Export the model, print the path of each file and return 0. Raises UsageError if that cannot be done."""
-    about = "Write the best weights of a run or checkpoint as weights.pt, model.pt2 (torch.export) and model.json."
-    parser = Parser(prog=f"{PROGRAM} export", description=about)
-    parser.add_argument("target", nargs="?", type=Path, metavar="RUN", help=_TARGET)
-    folder = "folder for the files; default: RUN/export, or CHECKPOINT.export"
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help=folder)
-    parser.add_argument("--trust", **_TRUST)
-    options = parser.read(arguments)
     from hvd_train.export import export  # imports torch
 
     target = options.target or _newest()
@@ -144,29 +107,16 @@ def export(arguments: list[str]) -> int:
     return 0
 
 
-def watch(arguments: list[str]) -> int:
+def watch(options: Namespace) -> int:
     """Show the run until it ends, or once, and return 0. Raises UsageError if there is no run to show."""
-    about = "Show a running or finished training, read from its files; this ends when the run has ended."
-    parser = Parser(prog=f"{PROGRAM} watch", description=about)
-    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help=_RUN)
-    once = "print the state now and end; this is the default without a terminal"
-    parser.add_argument("--once", action="store_true", help=once)
-    options = parser.read(arguments)
     from hvd_train.report.watch import watch
 
     watch(options.run or _newest(), once=options.once or not sys.stdout.isatty(), interval_s=1.0)
     return 0
 
 
-def report(arguments: list[str]) -> int:
+def report(options: Namespace) -> int:
     """Write the page, print its path and return 0. Raises UsageError if a folder or the output cannot be used."""
-    about = "Write one HTML page, complete in itself, about one run or many: what they reached, and how they differ."
-    parser = Parser(prog=f"{PROGRAM} report", description=about)
-    folders = "run folders, and folders of `sweep` and `bench scaling`; default: the newest run"
-    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help=folders)
-    page = "file of the page (report.html); an earlier report of this name is replaced, no other file is"
-    parser.add_argument("--output", type=Path, default=Path("report.html"), metavar="FILE", help=page)
-    options = parser.read(arguments)
     runs = _runs_in(options.runs) or [_newest()]
     from hvd_train.report.report import compose  # imports matplotlib
 

@@ -8,14 +8,15 @@ import re
 import textwrap
 import time
 import zlib
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hvd_train.bench import record, scaling
-from hvd_train.commands.train import check_local, parse_train
+from hvd_train.commands import tree
+from hvd_train.commands.train import check_local, settings_of
 from hvd_train.console import show
-from hvd_train.flags import take
 from hvd_train.launch import hosts, start
 from hvd_train.run_files import durable, history
 from hvd_train.run_files.journal import labelled
@@ -23,23 +24,23 @@ from hvd_train.run_files.journal import labelled
 _WHOLE = "--log-to", "--optimizer-args"  # a value of these flags may have commas
 
 
-def sweep(arguments: list[str]) -> int:
+def sweep(options: Namespace) -> int:
     """Train every combination of values; return 0 if each finished, else 1.
 
     Raises: UsageError: before any starts; KeyboardInterrupt: after a signal, when the running one has ended.
     """
-    options, arguments = take(arguments, np=0, hosts=None, output_dir=None)
     listed = hosts.named(options.hosts) if options.hosts else ()
     ranks = options.np or sum(host.slots for host in listed)
+    arguments = tree.without(options.typed, ["--np", "-np"], ["--hosts", "-H"], ["--output-dir"])
     name = f"sweep-{zlib.crc32(' '.join(arguments).encode()):08x}"
-    folder = Path(options.output_dir or f"runs/{name}")  # one command, one folder
+    folder = Path(getattr(options, "output_dir", f"runs/{name}"))  # one command, one folder
     from hvd_train.run import check  # imports torch
 
     trainings = []
     for number, (name, words) in enumerate(combinations(arguments)):
         path = folder / f"{number:03}-{name.replace(' ', '-').replace('/', '_')}"
-        config = parse_train(words, "sweep").replace(output_dir=path)
-        check_local(config, "sweep")
+        config = settings_of(tree.read(["sweep", *words])).replace(output_dir=path)
+        check_local(config, options)
         check(config)
         trainings.append((name, config, path))
     begin = start.horovodrun(ranks, listed, "gloo") if ranks else []

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from argparse import Namespace
 from pathlib import Path
 
 from hvd_train import plain_file
-from hvd_train.console import PROGRAM, show
-from hvd_train.errors import Parser, UsageError, first_few
+from hvd_train.console import show
+from hvd_train.errors import UsageError, first_few
 
 _IMAGE = "ILSVRC2012_val_{:08}"
 _UNFINISHED = ".unsorted"
@@ -16,19 +17,8 @@ _NEXT_TO_IT = "ILSVRC2012_devkit_t12", "LOC_val_solution.csv"
 _LINE = re.compile(r"(ILSVRC2012_val_\d{8})(?:\.JPEG)?[\s,]+(n\d{8})\b")
 
 
-_ABOUT = """Sort the validation images of ImageNet (ILSVRC2012) into class folders, as training needs them.
-Nothing moves before all images are found. If it is killed, the same command finishes."""
-
-
-def valprep(arguments: list[str]) -> int:
+def valprep(options: Namespace) -> int:
     """Sort the images, print what was done and return 0. Raises UsageError before an image moves."""
-    parser = Parser(prog=f"{PROGRAM} valprep", description=_ABOUT)
-    images = "the folder with ILSVRC2012_val_00000001.JPEG and so on: val/ of the data folder"
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help=images)
-    lists = f"{_NEXT_TO_IT[0]}, Kaggle's {_NEXT_TO_IT[1]}, or a text of image names and classes"
-    default = "default: one of the first two next to FOLDER"
-    parser.add_argument("--labels", type=Path, metavar="PATH", help=f"{lists}; {default}")
-    options = parser.read(arguments)
     folder: Path = options.folder
     near = [path for name in _NEXT_TO_IT if (path := folder.resolve().parent / name).exists()]
     labels = options.labels or (near[0] if near else None)

@@ -18,7 +18,7 @@ from typing import Literal
 
 from hvd_train.console import say
 from hvd_train.errors import HvdTrainError, RankLost, in_user_code
-from hvd_train.launch import client, launcher
+from hvd_train.launch import launcher
 from hvd_train.launch.launcher import WORKER
 
 _ANSWER_S = 2.0
@@ -40,6 +40,8 @@ class ExitReport:
 def _put(environ: Mapping[str, str], report: ExitReport | None) -> bool:
     with suppress(OSError):
         if WORKER in environ:
+            from hvd_train.launch import client  # slow to import
+
             text = json.dumps(report and asdict(report))
             client.put(environ, f"exit_report/{environ[WORKER]}", text, _ANSWER_S)
             return True

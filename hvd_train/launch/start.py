@@ -19,7 +19,6 @@ from hvd_train.launch import ssh
 from hvd_train.launch.hosts import Host, printed_by
 from hvd_train.launch.launcher import program
 
-WAYS = ("gloo", "mpi", "mpirun", "slurm", "docker", "apptainer")
 PASSED = "HVD_TRAIN_ENV"  # names of more variables for ranks on other hosts, with commas
 _NODES = """found=$(sinfo --noheader --Node --nodes {nodes} --format '%N:{slots} %t') && echo "$found" | """
 # Nodes that do not answer, which Slurm marks with *, are left out, and so are nodes that are down or failing.

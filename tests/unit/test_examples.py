@@ -10,8 +10,9 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pytest
 
+from hvd_train.commands import tree
 from hvd_train.commands.sweep import combinations
-from hvd_train.commands.train import parse_train
+from hvd_train.commands.train import settings_of
 from tests.support.run_folders import whole_run, write
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -40,11 +41,11 @@ def test_a_script_types_commands_that_are_understood(line: str, monkeypatch: pyt
         if "sbatch" in words[0]:
             at = next(number for number, word in enumerate(words) if word.endswith("train_slurm.sbatch"))
             assert Path(words[at]).exists()
-            assert str(parse_train(words[at + 1 :]).data.data_dir) == "/data/imagenet"
+            assert str(settings_of(tree.read(["train", *words[at + 1 :]])).data.data_dir) == "/data/imagenet"
         elif words[1] == "train":
-            assert parse_train(words[2:]).data.data == "folder"
+            assert settings_of(tree.read(words[1:])).data.data == "folder"
         elif words[1] == "sweep":
-            assert len([parse_train(each) for _, each in combinations(words[2:])]) == 6
+            assert len([tree.read(["sweep", *each]) for _, each in combinations(words[2:])]) == 6
 
 
 def test_the_notebook_draws_the_newest_run(monkeypatch: pytest.MonkeyPatch) -> None:

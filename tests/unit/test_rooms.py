@@ -85,7 +85,8 @@ def test_light_commands_do_not_import_torch() -> None:
     """Login nodes should not wait for torch."""
     light = [module for module in rooms.modules() if module.split(".")[0] in NO_TORCH_ROOMS and module not in HOROVOD]
     code = "".join(f"import hvd_train.{name}\n" for name in [*NO_TORCH, *light])
-    commands = [["--help"], ["train", "--help"], ["train", "--epochs", "x"], ["report", "no"], ["watch", "no"]]
+    commands = [["--help"], ["train", "--epochs", "x"], ["report", "no"], ["watch", "no"], ["completion", "bash"]]
+    commands += [[name, "--help"] for name in ("train", "config", "sweep")]
     for arguments in commands:
         code += f"try:\n    hvd_train.cli.run({arguments!r})\nexcept SystemExit:\n    pass\n"
     assert not loaded_by(code) & {"torch", "torchvision", "horovod", "sklearn", "tensorboard"}

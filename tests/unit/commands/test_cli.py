@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from hvd_train import cli, train
-from hvd_train.commands import sweep
-from hvd_train.config import Config, DataConfig
+from hvd_train.commands import sweep, tree
+from hvd_train.config import DataConfig
 from hvd_train.data.sources import open_data
 from hvd_train.doctor.machine import Finding, Verdict
 from hvd_train.errors import RankLost, UsageError
@@ -24,13 +24,44 @@ from tests.support.runs import small_config
 
 HOSTILE = "h1\x1b]0;title\x07\x9b2J\u202e[/b] is"
 OBEYED = {"\x1b", "\x07", "\x9b", "\u202e"}
+COMMANDS = {parser.prog.partition(" ")[2]: parser for parser in tree.parsers(tree.tree())}
+
+
+def ended_with(arguments: list[str]) -> object:
+    """Return the exit code of a command that prints and ends."""
+    with pytest.raises(SystemExit) as ended:
+        cli.run(arguments)
+    return ended.value.code
 
 
 def test_usage_and_version_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (cli.run([]), cli.run(["--help"])) == (2, 0)
-    assert "train [RECIPE]" in capsys.readouterr().out
-    assert cli.run(["--version"]) == 0
+    """Without a command there is the usage, and an exit code for a mistake."""
+    for code, words in ((2, []), (2, ["bench"]), (0, ["help"]), (0, ["bench", "-h"])):
+        assert ended_with(words) == code
+        assert capsys.readouterr().out.startswith("usage: hvd-train ")
+    assert ended_with(["--version"]) == 0
     assert re.fullmatch(r"hvd-train \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_is_its_own(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says what this command does and has all flags that it reads; lines fit a terminal."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert ended_with([*command.split(), "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"usage: hvd-train {command}".rstrip())
+    assert max(map(len, printed.splitlines())) <= 80
+    own = {"config": "--trust", "sweep": "--workers-per-run N", "bench batch": "--largest N", "train": "--np N"}
+    assert own.get(command, "--help") in printed
+    assert ("Train a recipe, changed by flags" in printed) == (command in ("", "train"))
+    assert ("--image-size INT|none" in printed) == ("[RECIPE]" in printed)
+
+
+def test_a_help_has_the_settings_of_the_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended_with(["train", "imagenet-resnet50", "--help"]) == 0
+    assert "(default: 90)" in capsys.readouterr().out
 
 
 def test_an_error_is_a_line_and_a_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

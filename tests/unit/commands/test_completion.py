@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hvd_train import cli
-from hvd_train.commands.names import COMMANDS
+from hvd_train.commands import tree
 from hvd_train.config import Config
 
 
@@ -24,7 +24,10 @@ def printed(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("train digits --prec", "--precision"),
         ("train --precision ", "fp32 fp16 bf16"),
         ("evaluate --split t", "train test"),
-        ("completion ", "bash zsh --help"),
+        ("completion ", "--help bash zsh"),
+        ("bench ", "--help throughput batch scaling"),
+        ("bench scaling --mode ", "weak strong"),
+        ("sweep digits --workers-p", "--workers-per-run"),
         ("report runs/", ""),  # files, by the shell
     ],
 )
@@ -41,6 +44,6 @@ def test_a_shell_reads_its_script(shell: str, capsys: pytest.CaptureFixture[str]
     Path("script").write_text(text := printed(shell, capsys))
     words = set(text.replace("'", " ").split())
     assert {f"--{name.replace('_', '-')}" for name in Config().settings()} < words
-    assert set(COMMANDS) < words
+    assert set(tree.tree().commands) < words
     if shutil.which(shell):
         subprocess.run([shell, "-n", "script"], check=True, timeout=60)

@@ -5,9 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from hvd_train import cli, config_file, recipes
-from hvd_train.commands.train import parse_train
+from hvd_train import Config, cli, config_file, recipes
+from hvd_train.commands import tree
+from hvd_train.commands.train import settings_of
 from tests.unit.story.test_result import DONE
+
+
+def parse_train(arguments: list[str]) -> Config:
+    return settings_of(tree.read(["train", *arguments]))
 
 
 def test_flags_of_other_trainers_are_accepted() -> None:

@@ -7,19 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hvd_train import Config, _version, errors, plugin
+from hvd_train import _version, errors, plugin
 from hvd_train.errors import TYPES, HvdTrainError, UsageError
-from hvd_train.flags import settings_parser, take
-
-
-def test_help_says_what_the_command_does(capsys: pytest.CaptureFixture[str]) -> None:
-    """Types are in words, and lines fit a terminal."""
-    with pytest.raises(SystemExit) as ended:
-        settings_parser("hvd-train train", Config(), "Train.").read(["--help"])
-    printed = capsys.readouterr().out
-    assert (ended.value.code, printed.splitlines()[2]) == (0, "Train.")
-    assert "--image-size INT|none" in printed
-    assert max(map(len, printed.splitlines())) <= 80
 
 
 def test_files_may_follow_flags() -> None:
@@ -28,24 +17,6 @@ def test_files_may_follow_flags() -> None:
     parser.add_argument("--output")
     found = parser.read(["a", "--output", "b", "c", "b"])
     assert (found.runs, found.output) == (["a", "c", "b"], "b")
-
-
-def test_a_flag_is_removed_from_the_arguments_of_another_parser() -> None:
-    for typed in (["--np", "4"], ["--np=4"]):
-        arguments = ["digits", *typed, "--epochs", "3"]
-        found, others = take(arguments, np=1, mode="weak", trust=False, json=None)
-        assert vars(found) == {"np": 4, "mode": "weak", "trust": False, "json": None}
-        assert others == ["digits", "--epochs", "3"]
-    line = ["--np-more", "4", "--trust", "-b=2", "--lr", "-1", "-a", "x y", "--mode=strong", "digits"]
-    found, others = take(line, np=1, mode="weak", trust=False)
-    assert vars(found) == {"np": 1, "mode": "strong", "trust": True}
-    assert others == ["--np-more", "4", "-b=2", "--lr", "-1", "-a", "x y", "digits"]
-    for words, message in (
-        (["digits", "--json"], "--json: expected one argument"),
-        *((["--np", text], f"--np: {text}: it must be a whole number from 1 on") for text in ("0", "1000000000", "x")),
-    ):
-        with pytest.raises(UsageError, match=f"^{message}"):
-            take(words, np=2, mode="weak", json=None)
 
 
 def test_each_error_has_its_own_exit_code_and_can_be_sent() -> None:
