@@ -13,7 +13,7 @@ from PIL import Image
 
 from hvd_train import cli, train
 from hvd_train.commands import sweep, tree
-from hvd_train.config import DataConfig
+from hvd_train.config import Config, DataConfig
 from hvd_train.data.sources import open_data
 from hvd_train.doctor.machine import Finding, Verdict
 from hvd_train.errors import RankLost, UsageError
