@@ -1,6 +1,7 @@
-"""An elastic training as Horovod's documentation has it, for `benchmarks.recovery`: TorchState and ElasticSampler.
+r"""An elastic training as Horovod's documentation has it, for `benchmarks.recovery`: TorchState and ElasticSampler.
 
-    horovodrun -np 3 --min-np 1 --host-discovery-script ./discover.sh python benchmarks/plain_elastic.py LOG
+    horovodrun -np 3 --min-np 1 --host-discovery-script ./discover.sh \
+        python benchmarks/plain_elastic.py LOG
 
 Rank 0 appends a line of JSON to LOG for each step: time, process, how often this process has (re)entered, world size.
 """

@@ -1,7 +1,7 @@
 """How long an elastic job takes from a fault or a change of hosts to its next step, and plain Horovod 0.28.1.
 
-    python -m benchmarks.recovery                     ours (as root; about 20 minutes for 10 of each)
-    python -m benchmarks.recovery --plain ENVIRONMENT plain Horovod's, from an environment that has it (30 minutes)
+    python -m benchmarks.recovery                      ours (as root; 10 of each: 20 minutes)
+    python -m benchmarks.recovery --plain ENVIRONMENT  plain Horovod's (30 minutes)
 
 Three hosts, one worker each, in network namespaces of this machine with ssh between them (tests/support/hosts.py);
 a step computes for 0.05 s and takes 60 samples. A fault is timed from its moment to the end of the first step in the

@@ -1,4 +1,4 @@
-"""A DCGAN on a folder of pictures, as in PyTorch's example: horovodrun -np 4 python dcgan.py --data-dir DIR.
+"""A DCGAN, as in PyTorch's example: horovodrun -np 4 python dcgan.py --data-dir DIR.
 
 DIR has folders of pictures, such as CelebA in one folder. Each epoch writes a sheet of pictures into the run folder.
 A test trains it on a few pictures; on 128 of them, 25 epochs take 40 s on two CPU cores. It was never run on CelebA.

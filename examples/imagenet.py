@@ -1,4 +1,6 @@
-"""ResNet-50 on ImageNet, as in Horovod's example: horovodrun -np 8 python imagenet.py --train-dir DIR --val-dir DIR.
+"""ResNet-50 on ImageNet, as in Horovod's example.
+
+    horovodrun -np 8 python imagenet.py --train-dir DIR --val-dir DIR
 
 Elastic training, resume and logs need no line. A test runs it on a few pictures; it was never run on ImageNet.
 """

@@ -2,19 +2,18 @@
 
 A worker talks to the driver over HTTP, through Horovod's rendezvous server; N is the worker's number.
 
-| request                           | when                                 | answer                                    |
-|-----------------------------------|--------------------------------------|-------------------------------------------|
-| GET heartbeat/N-KNOWN             | from its start                       | `train`, `change`, `stop` or `end`        |
-| GET leaving/N-KNOWN               | instead, after a signal to it        | the same                                  |
-| PUT facts/N                       | once, when it has built the model    |                                           |
-| GET problem/N                     | right after that                     | why it cannot join the job, or nothing    |
-| GET rank_and_size/HOST:N          | then, for its first rank             | its ranks once a world forms; -1 to leave |
-| GET elsewhere/N                   | before it connects to the others     | the driver's address for other hosts      |
-| PUT connect_error/N               | if it could not connect              |                                           |
-| PUT run_dir/N                     | when it has claimed the run folder   |                                           |
-| GET rank_and_size/HOST:N          | for its next rank, by Horovod's core | the same                                  |
-| PUT fault/N                       | when a fault breaks its world        |                                           |
-| PUT exit_report/N                 | when it, or its training, ends       |                                           |
+request                   when                                answer
+GET heartbeat/N-KNOWN     from its start                      `train`, `change`, `stop` or `end`
+GET leaving/N-KNOWN       instead, after a signal to it       the same
+PUT facts/N               once, when it has built the model
+GET problem/N             right after that                    why it cannot join the job, or nothing
+GET rank_and_size/HOST:N  then, for its first rank            its rank in a new world; -1 to leave
+GET elsewhere/N           before it connects to the others    the driver's address for other hosts
+PUT connect_error/N       if it could not connect
+PUT run_dir/N             when it has claimed the run folder
+GET rank_and_size/HOST:N  for its next rank, by the core      the same
+PUT fault/N               when a fault breaks its world
+PUT exit_report/N         when it, or its training, ends
 
 The answer to a heartbeat comes when it is not the KNOWN one. Until then the driver sends a byte, and another one for
 each byte from the worker, which comes each second. The answer `change` asks a member to leave its world after the next

@@ -30,7 +30,7 @@ test -d "$0" && exit
 install -d -m 755 "$0" || exit
 test "$(id -u)" = 1000 || chown 1000 "$0" 2>/dev/null || setfacl -m u:1000:rwx "$0" && exit
 rmdir "$0"
-echo "user 1000, as whom containers run, could not write to $0: make it, or name another with --runs" >&2
+echo "containers run as user 1000, who could not write to $0: make it, or set --runs" >&2
 exit 1"""
 _READY = "until ssh localhost true; do sleep 0.2; done"
 

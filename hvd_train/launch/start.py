@@ -20,8 +20,9 @@ from hvd_train.launch.hosts import Host, printed_by
 from hvd_train.launch.launcher import program
 
 PASSED = "HVD_TRAIN_ENV"  # names of more variables for ranks on other hosts, with commas
-_NODES = """found=$(sinfo --noheader --Node --nodes {nodes} --format '%N:{slots} %t') && echo "$found" | """
+_NODES = "found=$(sinfo --noheader --Node --nodes {nodes} --format '%N:{slots} %t') && "
 # Nodes that do not answer, which Slurm marks with *, are left out, and so are nodes that are down or failing.
+_NODES += 'echo "$found" | '
 _NODES += "awk '$2 !~ /[*]|^down|^fail/ {{ print $1 }}' | sort -u"
 
 

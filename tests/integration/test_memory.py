@@ -31,7 +31,8 @@ def watched(num_classes: int) -> nn.Module:
         nonlocal passes
         if model.training:
             if passes % EVERY == 0:
-                file.write(f"{int(Path('/proc/self/statm').read_text().split()[1]) * os.sysconf('SC_PAGE_SIZE')}\n")
+                pages = int(Path("/proc/self/statm").read_text().split()[1])
+                file.write(f"{pages * os.sysconf('SC_PAGE_SIZE')}\n")
             passes += 1
 
     model.register_forward_pre_hook(look)
