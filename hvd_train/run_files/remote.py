@@ -1,7 +1,7 @@
 """Copy a run folder to s3://, gs:// or another file system of fsspec, and back (`--copy-to`).
 
-A URL has one owner, the run folder that is copied there; a small object at the URL names it. A job on an empty machine
-fetches the run and becomes the owner. If the earlier job still lives, it reports that and copies nothing more.
+A URL has one owner, the run folder that is copied there. A small object at the URL names it, and changes as long as its
+job lives.
 """
 
 import json
@@ -10,9 +10,11 @@ import re
 import secrets
 import shutil
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from hvd_train.errors import UsageError
 from hvd_train.run_files.run_folder import CONFIG, RunFolder
 
 OWNER = ".owner.json"  # at the URL; in the run folder it has the name by which the folder owns the URL
+BEAT_S = 10.0  # from one change of it to the next
+PATIENCE_S = 30.0  # without a change the job is gone
 _CHECKPOINTS = "checkpoints"
 _FETCHED = ".fetched"
 _PROBE = ".probe"
@@ -46,29 +50,32 @@ class Copies:
     def __init__(self, url: str, folder: Path, report: Callable[[str], None], *, new: bool = False) -> None:
         """Prepare to copy `folder`, which may not exist; `new` begins another run there.
 
-        Raises UsageError if the URL cannot be written, or if it holds a run that this folder does not continue.
+        Raises UsageError if the URL cannot be written, if a living job has it, or if another folder has had it since.
         """
         self._url = url
         self._folder = folder
         self._report = report
         self._system, self._root = file_system(url)
+        self._beats = 0
         self._copied: dict[str, tuple[int, int]] = {}  # size and time of change
         self._claimed: RunFolder | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="copies")
         self._last: Future[bool] | None = None
         self._is_last = False  # whether no commit follows the copy
         self._is_whole = True  # whether the last copy has succeeded
-        text = _text(folder / OWNER)
+        self._ends = threading.Event()
+        text = "" if new else _text(folder / OWNER)
         self._id = text if re.fullmatch(r"[0-9a-f]{16}", text) else secrets.token_hex(8)
         with self._reaching("write there"):
             owner = self._owner()
+            if owner.get("id") == self._id:
+                return
             self._system.pipe_file(f"{self._root}/{_PROBE}", b"")
             self._system.rm_file(f"{self._root}/{_PROBE}")
-        if not owner or owner.get("id") == self._id:
-            return
-        if new:
-            raise UsageError(f"--copy-to {url}: it holds the run of {_named(owner)}: name another URL")
-        if (folder / CONFIG).exists() and text != _fetched(owner):
+            lives = bool(owner) and self._lives(owner)
+        if lives:
+            raise UsageError(f"--copy-to {url}: {_named(owner)} copies there: name another URL")
+        if owner and not new and (folder / CONFIG).exists() and text != _fetched(owner):
             newer = f"{_named(owner)} has copied there since: remove {folder} to continue from there"
             raise UsageError(f"--copy-to {url}: {newer}, or name another URL")
 
@@ -102,13 +109,9 @@ class Copies:
         with self._reaching("take it"):
             if _text(claimed.path / OWNER) != self._id:
                 claimed.write(OWNER, self._id)
-            before = self._owner()
-            now = datetime.now().astimezone().isoformat(timespec="seconds")
-            values = {"id": self._id, "host": socket.gethostname(), "time": now}
-            self._system.pipe_file(f"{self._root}/{OWNER}", json.dumps(values).encode())
-        if before.get("id", self._id) != self._id:
-            self._report(f"--copy-to {self._url}: {_named(before)} copies nothing more there")
+            self._say_who()
         self._claimed = claimed
+        threading.Thread(target=self._live, name="copies-owner", daemon=True).start()
 
     def start(self) -> None:
         """Begin to copy, unless a copy is under way."""
@@ -121,10 +124,14 @@ class Copies:
         return self._thread.submit(self._copy)
 
     def close(self) -> None:
-        """Copy what is left, unless that has just failed."""
+        """Copy what is left, unless that has just failed, and release the URL."""
         if self._is_whole or not self._is_last:
             self.finish()
         self._thread.shutdown(wait=True)
+        self._ends.set()
+        with suppress(Exception):
+            if self._is_owner():
+                self._say_who(ended=True)
 
     @contextmanager
     def _reaching(self, what: str) -> Iterator[None]:
@@ -142,6 +149,35 @@ class Copies:
         except (FileNotFoundError, ValueError):
             return {}
         return values if isinstance(values, dict) else {}
+
+    def _is_owner(self) -> bool:
+        """Return whether this process still has folder and URL."""
+        return self._claimed is not None and self._claimed.held() and self._owner().get("id") == self._id
+
+    def _say_who(self, *, ended: bool = False) -> None:
+        self._beats += 1
+        now = datetime.now().astimezone().isoformat(timespec="seconds")
+        values = {"id": self._id, "host": socket.gethostname(), "time": now, "beats": self._beats, "ended": ended}
+        self._system.pipe_file(f"{self._root}/{OWNER}", json.dumps(values).encode())
+
+    def _live(self) -> None:
+        while not self._ends.wait(BEAT_S):
+            with suppress(Exception):  # the next copy reports it
+                if self._is_owner():
+                    self._say_who()
+
+    def _lives(self, owner: dict[str, Any]) -> bool:
+        """Return whether the job of the URL's owner is alive: whether what it has written changes."""
+        if owner.get("ended"):
+            return False
+        self._report(f"--copy-to {self._url}: waiting {PATIENCE_S:.0f} s at most for signs of {_named(owner)}")
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            time.sleep(BEAT_S / 10)
+            now = self._owner()
+            if now != owner:
+                return not now.get("ended", True)
+        return False
 
     def _put(self, path: Path, name: str) -> None:
         try:
@@ -161,9 +197,8 @@ class Copies:
             return True
         folder = claimed.path
         try:
-            owner = self._owner()
-            if owner.get("id") != self._id:
-                raise UsageError(f"{_named(owner)} has the URL now: this one copies nothing more")
+            if not self._is_owner():
+                raise UsageError(f"{_named(self._owner())} has the URL now: this one copies nothing more")
             # Checkpoints come last: a run that is fetched forgets records after its checkpoint, but cannot lack them.
             for path in sorted(folder.rglob("*"), key=lambda path: (path.parent.name == _CHECKPOINTS, path)):
                 name = str(path.relative_to(folder))

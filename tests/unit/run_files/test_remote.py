@@ -125,30 +125,31 @@ def test_a_storage_that_fails_does_not_end_the_training(
     assert {"summary.json", "model-final.pt"} <= names("")
 
 
-def job(folder: str, lines: list[str], *, new: bool = False) -> Copies:
-    """Return the copies of a job that has claimed this folder."""
-    copies = Copies(URL, Path(folder), lines.append, new=new)
-    if not new:
-        copies.fetch()
+def job(folder: str, lines: list[str], *, beats: bool = True) -> Copies:
+    """Return the copies of a job that has claimed this folder; it shows no sign of life without `beats`."""
+    copies = Copies(URL, Path(folder), lines.append)
+    copies.fetch()
     Path(folder).mkdir(exist_ok=True)
     Path(folder, "config.yaml").touch()
-    copies.begin(RunFolder(Path(folder)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remote, "BEAT_S", 0.01 if beats else 3600)
+        copies.begin(RunFolder(Path(folder)))
     return copies
 
 
-def test_a_url_keeps_its_run(storage: Any) -> None:
-    """An empty folder continues it. A folder with an older state, and a new run, are refused before a change."""
+def test_a_url_belongs_to_one_living_job(storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one stops with one line, before it changes anything, and continues the run once the first has ended."""
+    monkeypatch.setattr(remote, "BEAT_S", 0.01)
     lines = list[str]()
     first = job("one", lines)
+    with pytest.raises(UsageError, match=rf"{URL}: a job on {socket.gethostname()} .* copies there: name another URL"):
+        job("two", lines)
+    assert not Path("two").exists()
     Path("one/model.pt").write_text("weights")
     first.close()
-    with pytest.raises(UsageError, match=rf"{URL}: it holds the run of a job on {socket.gethostname()}"):
-        job("two", lines, new=True)
-    assert not Path("two").exists()
-    job("one", lines, new=True).close()  # the run's own folder may start again
-    assert lines == []
-    job("two", lines).close()
+    second = job("two", lines)
     assert Path("two/model.pt").read_text() == "weights"
+    second.close()
     storage.pipe_file("/bucket/config.yaml", b"")
     Copies("memory://bucket", Path("whole"), lines.append).fetch()  # a program's folder, with a run in it
     Copies(URL, Path("whole/run"), lines.append)
@@ -157,13 +158,13 @@ def test_a_url_keeps_its_run(storage: Any) -> None:
     job("two", lines).close()
 
 
-def test_a_job_that_lost_its_url_copies_nothing() -> None:
-    """Both jobs report it."""
+def test_a_job_that_is_gone_loses_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it was only stopped, it copies and deletes nothing any more."""
+    monkeypatch.setattr(remote, "PATIENCE_S", 0.0)
     lines = list[str]()
-    gone = job("one", lines)
+    gone = job("one", lines, beats=False)
     Path("one/old").touch()
     second = job("two", lines)
-    assert "copies nothing more there" in lines[-1]
     assert not gone.finish().result()
     assert "the URL now" in lines[-1]
     assert "old" not in names("")
