@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 from unittest.mock import patch
 
 
@@ -17,18 +17,19 @@ class Malicious:
         return os.mkdir, ("owned",)
 
 
+def full_disk(*_: object) -> NoReturn:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 @contextmanager
 def no_room() -> Iterator[None]:
     """Let this process create files, but write no further byte into them."""
     fits = os.write
 
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     def write(file: int, data: bytes) -> int:
-        return fits(file, data) if os.fstat(file).st_nlink == 0 else full()  # pipes of Python's own
+        return fits(file, data) if os.fstat(file).st_nlink == 0 else full_disk()  # pipes of Python's own
 
-    with patch("os.write", write), patch("os.fsync", full):
+    with patch("os.write", write), patch("os.fsync", full_disk):
         yield
 
 

@@ -103,6 +103,15 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("}\n")]
 
 
+def records(kind: str, folder: Path = Path("run")) -> list[dict[str, Any]]:
+    """Return the lines of this kind in metrics.jsonl."""
+    return [line for line in json_lines(folder / "metrics.jsonl") if line["kind"] == kind]
+
+
+def notes() -> list[str]:
+    return [event["message"] for event in records("event") if event["name"] == "note"]
+
+
 def ranks_of(launcher: subprocess.Popen[bytes], word: str) -> list[psutil.Process]:
     """Return the Python processes below a launcher that have `word` among their arguments."""
     found = []

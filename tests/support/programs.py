@@ -11,11 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from hvd_train.config import DataConfig
 from hvd_train.errors import UsageError
 from hvd_train.loops import Step
 from hvd_train.session import Session
 from hvd_train.state import to_host, values_of
+from hvd_train.tasks.task import Measure
 from hvd_train.world.world import World
+from tests.support import runs
 from tests.support.elastic import ONE, TOLERANCE, TWO, Kill, run_elastic
 from tests.support.runs import Weights, largest_difference, small_config
 from tests.support.worlds import own_generator, run_ranks
@@ -40,6 +43,16 @@ def linear() -> nn.Module:
 
 def momentum(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def network() -> nn.Module:
+    """Return a network for `digits`."""
+    return own_generator(nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 10)))
+
+
+def digits(count: int, part: str, dtype: torch.dtype = torch.float32) -> TensorDataset:
+    source = getattr(runs.few_digits(DataConfig()), part)
+    return TensorDataset(source.images[:count].to(dtype) / 255, source.labels[:count])
 
 
 def played(
@@ -126,6 +139,7 @@ def take(step: Step, model: nn.Module) -> None:
         micro.backward(F.cross_entropy(model(inputs), targets, reduction="none"))
 
 
-def measure(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+def measure(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Measure]:
     inputs, targets = batch
-    return {"loss": F.cross_entropy(model(inputs), targets, reduction="none")}
+    logits = model(inputs)
+    return {"loss": F.cross_entropy(logits, targets, reduction="none"), "right": logits.argmax(1) == targets}

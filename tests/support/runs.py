@@ -1,6 +1,7 @@
 """Small complete trainings of a second or two: data, loaders, models and configs."""
 
 import functools
+import math
 import os
 import random
 import signal
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hvd_train import Config
+from hvd_train import Config, checkpoint
 from hvd_train.config import DataConfig
 from hvd_train.data import sources
 from hvd_train.data.dataset import Arrays, DataSet
@@ -29,6 +30,7 @@ from hvd_train.world.world import World
 from tests.support.worlds import own_generator
 
 Weights = dict[str, Tensor]
+RUN = Path("run")  # of `small_config`
 NUM_SAMPLES = 190
 NUM_VAL = 60
 CPU = torch.device("cpu")
@@ -37,6 +39,13 @@ TRAINING = Measuring(CLASSIFY.measure)
 TRAINING(lambda images: torch.zeros(2, 10), (torch.zeros(2, 1, 8, 8), torch.arange(2)), 2)  # type: ignore[arg-type]
 PLAIN_DATA = DataSet((), None, ("a",), channels=1)  # type: ignore[arg-type]
 PLAIN = Prepare(PLAIN_DATA, CPU, image_size=None, augment=None, colour=False)
+
+
+DONE = Result(
+    run_dir=Path("runs/my run"), finished=True, saved=True, stopped_by=None, epochs=20, steps=460,
+    scores={"loss": 0.03, "top1": 0.991}, best={"loss": math.nan, "top1": 0.997}, best_epoch=11, test={},
+    why="done", samples_per_second=2306.4, world_size=2, seconds=18.2,
+)  # fmt: skip
 
 
 def totals(loss: float = 1.0, top1: float = 2.0, count: int = 20) -> Totals:
@@ -216,7 +225,7 @@ def late(make: Callable[[int], nn.Module], num_classes: int, *, seed: int) -> nn
 def small_config(**changes: object) -> Config:
     """Return a config of five epochs of ten steps; the last batch is smaller, and slots do not divide evenly."""
     training = {"epochs": 5, "global_batch_size": 20, "batch_size": 4, "learning_rate": 0.05, "warmup_epochs": 1.0}
-    files = {"data": "digits", "output_dir": Path("run"), "commit_seconds": None, "log_steps": 1}
+    files = {"data": "digits", "output_dir": RUN, "commit_seconds": None, "log_steps": 1}
     return Config().replace(**{**training, **files, "device": "cpu", "workers": 0, **changes})
 
 
@@ -236,6 +245,10 @@ def trained(
 
     result = train(config, model=model, data=data, task=task, world=world)
     return result, to_host(built[-1].state_dict())
+
+
+def steps_on_disk() -> list[int]:
+    return [int(path.stem.removeprefix("step-")) for path in checkpoint.committed(RUN)]
 
 
 def largest_difference(first: Weights, second: Weights) -> float:

@@ -1,6 +1,5 @@
 """Checkpoint files and the store that commits them."""
 
-import errno
 import hashlib
 import io
 import json
@@ -26,12 +25,11 @@ from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.run_folder import NoneReadable, RunFolder
 from hvd_train.state import Progress, TrainState
-from tests.support.faults import Malicious, no_room
+from tests.support.faults import Malicious, full_disk, no_room
 from tests.support.launching import wait_for
-from tests.support.runs import small_config
+from tests.support.runs import RUN, small_config, steps_on_disk
 from tests.support.worlds import own_generator
 
-RUN = Path("run")
 CONFIG = Config(recipe="test")
 
 
@@ -63,10 +61,6 @@ def commit(*steps: int, keep: int = 3) -> list[str]:
 
 def commit_next(disk: Store, step: int) -> None:
     wait_for("the commit before", lambda: disk.commit(state_at(step)))
-
-
-def steps_on_disk() -> list[int]:
-    return [int(path.stem.removeprefix("step-")) for path in committed(RUN)]
 
 
 def newest_step(show: Callable[[str], None] = lambda line: None) -> int:
@@ -257,7 +251,7 @@ def test_a_full_disk_costs_all_checkpoints_but_the_newest_whole_one(monkeypatch:
 
     def check() -> None:
         if len(committed(RUN)) >= room[0]:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            full_disk()
 
     monkeypatch.setattr(checkpoint, "write_into", lambda *given: check() or write(*given))
     commit(1, 2, 3)

@@ -12,10 +12,10 @@ from hvd_train import checkpoint
 from hvd_train.errors import FaultRepeats, ReplicasDiffer, UsageError
 from hvd_train.session import Session
 from hvd_train.world.world import LocalWorld, Request, World
+from tests.support.faults import full_disk
 from tests.support.launching import DOCS
 from tests.support.programs import STEPS, played
 from tests.support.worlds import Fault, run_ranks
-from tests.unit.story.test_output import full as full_disk
 
 Act = Callable[[Session], None]
 

@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,13 +20,9 @@ from hvd_train.state import TrainState
 from hvd_train.tasks.task import goal_of
 from hvd_train.world.world import LocalWorld
 from tests.support import runs
-from tests.support.launching import json_lines
+from tests.support.launching import records
 from tests.support.runs import NUM_SAMPLES, equal, small_config, trained
 from tests.support.worlds import StoppingWorld, own_generator, run_ranks
-
-
-def records(kind: str) -> list[dict[str, Any]]:
-    return [line for line in json_lines(Path("run/metrics.jsonl")) if line["kind"] == kind]
 
 
 def linear(num_classes: int) -> nn.Module:

@@ -1,7 +1,6 @@
 """Losses over many pixels or tokens, in half precision."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from hvd_train.session import Session
 from hvd_train.tasks.builtin import open_task
 from hvd_train.tasks.task import Mean, SumOfMeans
 from hvd_train.world.world import LocalWorld, World
-from tests.support.launching import json_lines
+from tests.support.launching import records
 from tests.support.runs import equal, small_config, trained
 from tests.support.worlds import own_generator, run_ranks
 
@@ -58,7 +57,7 @@ def test_no_step_of_a_loss_over_many_elements_is_skipped(name: str, half: dict[s
         return equal(trained(world, config, make, data, task)[1], own_generator(make(0)).state_dict())
 
     assert run_ranks(2, body) == [False, False]
-    steps = [line for line in json_lines(Path("run/metrics.jsonl")) if line["kind"] == "step"]
+    steps = records("step")
     assert [step["skipped_steps"] for step in steps] == [0, 0, 0]
 
 

@@ -12,8 +12,8 @@ from hvd_train.history import STEPS
 from hvd_train.membership import send_state
 from hvd_train.state import Evaluation
 from hvd_train.world.world import LocalWorld
+from tests.support.states import state_after, step
 from tests.support.worlds import Killed, ThreadWorld, run_ranks
-from tests.unit.story.test_state import state_after, step
 
 
 class SmallPieces(ThreadWorld):

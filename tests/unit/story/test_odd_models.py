@@ -13,17 +13,15 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.utils import prune
-from torch.utils.data import TensorDataset
 
 from hvd_train import checkpoint
 from hvd_train.errors import UsageError
 from hvd_train.network import buffers, optim
 from hvd_train.session import Session
-from hvd_train.tasks.task import Measure
 from hvd_train.world.world import LocalWorld, World
-from tests.support import runs
 from tests.support.elastic import TOLERANCE
-from tests.support.launching import json_lines
+from tests.support.launching import notes
+from tests.support.programs import digits, measure, momentum
 from tests.support.runs import NUM_SAMPLES, NUM_VAL, Weights, largest_difference, small_config
 from tests.support.worlds import own_generator, run_ranks
 
@@ -180,23 +178,13 @@ def made(name: str) -> Any:
     return model if name in COPIES_AS_IT_IS else own_generator(model)
 
 
-def digits(count: int, part: str, dtype: torch.dtype) -> TensorDataset:
-    source = getattr(runs._few(), part)
-    return TensorDataset(source.images[:count].to(dtype) / 255, source.labels[:count])
-
-
-def measure(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Measure]:
-    return {"loss": F.cross_entropy(model(batch[0]), batch[1], reduction="none")}
-
-
 def played(world: World, model: Any, **changes: Any) -> Weights:
     """Train a model, and return its state_dict."""
     settings = {"epochs": 2, "ema_decay": 0.5, "warmup_epochs": 0.0, "learning_rate": 0.1, **changes}
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     dtype = next(iter(model.parameters())).dtype
     val = digits(NUM_VAL, "val", dtype)
     with Session(
-        model, optimizer, digits(NUM_SAMPLES, "train", dtype), config=small_config(**settings), world=world
+        model, momentum(model), digits(NUM_SAMPLES, "train", dtype), config=small_config(**settings), world=world
     ) as session:
         for epoch in session.epochs():
             for step in epoch:
@@ -285,5 +273,4 @@ def test_tied_weights_are_written_as_safetensors() -> None:
 def test_a_buffer_that_each_micro_batch_changes_in_its_own_way_is_noted(ranks: int, size: int) -> None:
     """Once, for the buffers of which a step keeps the first change only, also if a rank has one micro-batch."""
     run_ranks(ranks, lambda world: played(world, own_generator(Late()), global_batch_size=20, batch_size=size))
-    notes = [line["message"] for line in json_lines(Path("run/metrics.jsonl")) if line.get("name") == "note"]
-    assert [note.partition(";")[0] for note in notes] == ["each micro-batch of a step has its own changes of centre"]
+    assert [note.partition(";")[0] for note in notes()] == ["each micro-batch of a step has its own changes of centre"]

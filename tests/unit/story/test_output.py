@@ -14,8 +14,7 @@ from hvd_train.run_files.ledger import Entry, read
 from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.state import TrainState
 from hvd_train.world.world import Program
-from tests.support.runs import small_config
-from tests.unit.story.test_checkpoint import RUN, steps_on_disk
+from tests.support.runs import RUN, small_config, steps_on_disk
 
 
 def claim(config: Config, state: TrainState, output: Output | None = None) -> RunFolder:
@@ -26,10 +25,6 @@ def opened(config: Config, state: TrainState) -> Output:
     output = Output(config, Program())
     output.open(claim(config, state, output), state)
     return output
-
-
-def full(*_: object) -> None:
-    raise OSError(28, "No space left on device")
 
 
 class Clock:

@@ -20,10 +20,10 @@ from hvd_train.state import to_host
 from hvd_train.world.world import LocalWorld, World
 from tests.support import runs
 from tests.support.elastic import TOLERANCE, TWO, ElasticThreadWorld, Kill, run_elastic
+from tests.support.faults import full_disk
+from tests.support.programs import digits, measure, momentum, network
 from tests.support.runs import Weights, largest_difference, small_config
 from tests.support.worlds import DEADLINE_S, StoppingWorld, run_ranks
-from tests.unit.story.test_output import full
-from tests.unit.story.test_session import digits, measure, network, of
 
 T = TypeVar("T")
 FOLDS = ("first", "second", "third")
@@ -38,7 +38,7 @@ def folds(world: World, at: Callable[[str, int], None] = lambda *_: None, **chan
         model = network()
         config = small_config(warmup_epochs=0.0, learning_rate=0.1, epochs=1, ledger=True, **changes)
         others = [sample for sample in range(len(data)) if sample % 3 != number]
-        with Session(model, of(model), Subset(data, others), config=config, name=name, world=world) as session:
+        with Session(model, momentum(model), Subset(data, others), config=config, name=name, world=world) as session:
             for epoch in session.epochs():
                 for step in epoch:
                     at(name, step.number)
@@ -182,7 +182,7 @@ def test_a_stop_ends_the_trainings_that_follow() -> None:
 def test_a_session_without_room_for_its_final_files_ends_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the exit code of `hvd-train train`; with room again the same program finishes."""
     with monkeypatch.context() as disk:
-        disk.setattr(checkpoint, "write_into", full)
+        disk.setattr(checkpoint, "write_into", full_disk)
         with pytest.raises(Stopped) as ended:
             folds(LocalWorld(), output_dir=Path("mine"))
     assert ended.value.code == 74

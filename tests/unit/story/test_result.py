@@ -1,21 +1,14 @@
 """The last lines of a run, and its summary."""
 
 import json
-import math
 import signal
 from dataclasses import replace
-from pathlib import Path
 
 from hvd_train import recipes
-from hvd_train.result import Result, ending, summary
-from tests.support.runs import CLASSIFY
+from hvd_train.result import ending, summary
+from tests.support.runs import CLASSIFY, DONE
 
 CONFIG = recipes.get("digits")
-DONE = Result(
-    run_dir=Path("runs/my run"), finished=True, saved=True, stopped_by=None, epochs=20, steps=460,
-    scores={"loss": 0.03, "top1": 0.991}, best={"loss": math.nan, "top1": 0.997}, best_epoch=11, test={},
-    why="done", samples_per_second=2306.4, world_size=2, seconds=18.2,
-)  # fmt: skip
 
 
 def test_a_finished_run_prints_the_next_command() -> None:

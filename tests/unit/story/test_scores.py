@@ -48,9 +48,8 @@ def written() -> list[list[tuple[int, str]]]:
     table = [(int(row["step"]), row["name"]) for row in csv.DictReader((FOLDER / "metrics.csv").open())]
     board = EventAccumulator(str(FOLDER / "tensorboard")).Reload()
     shown = [(event.step, tag) for tag in board.Tags()["scalars"] for event in board.Scalars(tag)]
-    of_sets = ("train", "seconds", "gpu")
     plotted = [
-        [(step, name.removesuffix("/loss")) for step, name in values if not name.startswith(of_sets)]
+        [(step, name.removesuffix("/loss")) for step, name in values if name.endswith("/loss") and name != "train/loss"]
         for values in (table, shown)
     ]
     lines = map(json.loads, (FOLDER / "metrics.jsonl").read_text().splitlines())

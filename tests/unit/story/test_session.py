@@ -45,7 +45,8 @@ from tests.support.elastic import (
     UnheardSum,
     run_elastic,
 )
-from tests.support.launching import json_lines
+from tests.support.launching import notes, records
+from tests.support.programs import Interrupted, digits, measure, momentum, network
 from tests.support.runs import NUM_SAMPLES, NUM_VAL, Weights, largest_difference, small_config
 from tests.support.worlds import own_generator, run_ranks
 
@@ -54,36 +55,19 @@ Outcome = tuple[Weights, dict[str, Any]]
 Program = Callable[[Session, nn.Module, torch.optim.Optimizer, TensorDataset], None]
 
 
-def digits(count: int, part: str) -> TensorDataset:
-    source = getattr(runs._few(), part)
-    return TensorDataset(source.images[:count].float() / 255, source.labels[:count])
-
-
-def network() -> nn.Module:
-    return own_generator(nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 10)))
-
-
-def measure(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Measure]:
-    images, labels = batch
-    logits = model(images)
-    return {"loss": F.cross_entropy(logits, labels, reduction="none"), "right": logits.argmax(1) == labels}
-
-
 def played(
     world: World, program: Program, make: Callable[[], Any] = network, order: Any = None, **changes: Any
 ) -> Outcome:
     """Return the weights and the registered values after a program on one rank."""
     model = make()
-    optimizer: Any = of(model) if isinstance(model, nn.Module) else {name: of(each) for name, each in model.items()}
+    optimizer: Any = (
+        momentum(model) if isinstance(model, nn.Module) else {name: momentum(each) for name, each in model.items()}
+    )
     config = small_config(learning_rate=0.1, warmup_epochs=0.0, **changes)
     data = digits(NUM_SAMPLES, "train")
     with Session(model, optimizer, data, order=order, config=config, world=world) as session:
         program(session, model, optimizer, digits(NUM_VAL, "val"))
     return to_host(session._ranks.parts.model.state_dict()), values_of(session._loops.own)
-
-
-def of(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
 def plain(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
@@ -254,10 +238,6 @@ def test_a_second_fault_while_ranks_catch_up(events: list[Event], expected: dict
     check(found, expected["one network"], folder)
 
 
-class Interrupted(UsageError):
-    """Raised once by a program; the job then commits what is whole."""
-
-
 @pytest.mark.parametrize("step", [1, 7, 10, 13])
 @pytest.mark.parametrize(
     ("name", "where"),
@@ -418,8 +398,7 @@ def test_a_step_counts_if_its_iterator_is_kept(several: bool) -> None:
                     micro.backward(loss_of(networks, micro))
 
     played(LocalWorld(), program, lambda: {"a": network()} if several else network(), epochs=2)
-    epochs = [line["step"] for line in json_lines(Path("run/metrics.jsonl")) if line["kind"] == "epoch"]
-    assert epochs == [3, 6]
+    assert [epoch["step"] for epoch in records("epoch")] == [3, 6]
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -447,13 +426,12 @@ def test_a_step_counts_before_a_break(several: bool, ranks: int) -> None:
         return model["a"] if several else model  # type: ignore[index]
 
     found, *_ = run_ranks(ranks, body)
-    epochs = [line for line in json_lines(Path("run/metrics.jsonl")) if line["kind"] == "epoch"]
-    assert [(line["step"], "val_loss" in line) for line in epochs] == [(4, True), (8, True)]
+    assert [(line["step"], "val_loss" in line) for line in records("epoch")] == [(4, True), (8, True)]
 
     # the same by plain torch
     model = network()
     data = digits(NUM_SAMPLES, "train")
-    optimizer = of(model)
+    optimizer = momentum(model)
     average = to_host(model.state_dict())
     for epoch in range(2):
         order = EpochOrder(0, epoch, NUM_SAMPLES)
@@ -487,10 +465,7 @@ def test_a_step_begins_in_training_mode(frozen: bool) -> None:
     make = lambda: own_generator(runs.batch_norm(10)).eval()  # noqa: E731
     played(LocalWorld(), program, make, epochs=2)
     assert {*modes} == {(True, not frozen)}
-    notes = [line for line in json_lines(Path("run/metrics.jsonl")) if line.get("name") == "note"]
-    assert [note["message"].partition(":")[0] for note in notes] == [
-        "the model was in evaluation mode when a step began"
-    ]
+    assert [note.partition(":")[0] for note in notes()] == ["the model was in evaluation mode when a step began"]
 
 
 def test_per_worker_batches_in_a_loop_of_ones_own() -> None:
@@ -507,7 +482,7 @@ def test_per_worker_batches_in_a_loop_of_ones_own() -> None:
     settings = {"on_resize": "per-worker", "global_batch_size": None, "batch_size": 10, "commit_steps": 1}
     _, folder = disturbed(program, [Kill(4, rank=1)], ONE, TWO, **settings)
     assert audit(folder).faults == ()
-    steps = [line for line in json_lines(folder / "metrics.jsonl") if line["kind"] == "step"]
+    steps = records("step", folder)
     sizes = [after["samples"] - before["samples"] for before, after in itertools.pairwise([{"samples": 0}, *steps])]
     assert sizes[:5] == [20, 20, 20, 20, 10]
     assert [step["learning_rate"] for step in steps[:5]] == [0.001 * size for size in sizes[:5]]
@@ -701,7 +676,7 @@ def test_an_evaluation_may_have_a_collate_of_its_own() -> None:
         return {"brightness": batch[0].mean((1, 2, 3))}
 
     model = network()
-    with Session(model, of(model), DATA, collate=halved, **SMALL, world=LocalWorld()) as session:
+    with Session(model, momentum(model), DATA, collate=halved, **SMALL, world=LocalWorld()) as session:
         val = digits(NUM_VAL, "val")
         for name, collate in {"its": None, "plain": torch.utils.data.default_collate, "again": halved}.items():
             seen[name] = session.evaluate(val, measure_brightness, name=name, collate=collate)["brightness"]
@@ -718,7 +693,7 @@ def test_an_evaluation_may_be_without_figures(names: list[str]) -> None:
 
     def body(world: World) -> None:
         model = network()
-        with Session(model, of(model), DATA, **SMALL, world=world) as session:
+        with Session(model, momentum(model), DATA, **SMALL, world=world) as session:
             val = digits(NUM_VAL, "val")
             scores = session.evaluate(val, collect)
             assert "each" not in names or scores.each("each").tolist() == val.tensors[1].tolist()
@@ -732,7 +707,7 @@ def test_a_set_that_is_made_for_each_evaluation_has_one_loader_process() -> None
     model = network()
     val = digits(NUM_VAL, "val")
     processes = []
-    with Session(model, of(model), digits(8, "train"), **{**SMALL, "workers": 1}, world=LocalWorld()) as session:
+    with Session(model, momentum(model), digits(8, "train"), **{**SMALL, "workers": 1}, world=LocalWorld()) as session:
         for epoch in session.epochs():
             session.evaluate(Subset(val, range(epoch.number, epoch.number + 4)), measure)
             processes.append(len(multiprocessing.active_children()))
@@ -765,7 +740,7 @@ def test_a_set_that_changes_with_the_epochs_is_not_evaluated_as_well() -> None:
     model = network()
     with (
         pytest.raises(UsageError, match=r"Levels.begin_epoch would change the set to evaluate, too"),
-        Session(model, of(model), Subset(data, range(90)), **SMALL, world=LocalWorld()) as session,
+        Session(model, momentum(model), Subset(data, range(90)), **SMALL, world=LocalWorld()) as session,
     ):
         session.evaluate(Subset(data, range(90, 100)), measure)
 
@@ -869,7 +844,7 @@ def test_a_session_reads_items_without_a_trace(workers: int) -> None:
     model = network()
     data = runs.Jittered(20, jitter=True)
     torch.manual_seed(5)
-    with Session(model, of(model), data, **{**SMALL, "workers": workers}, world=LocalWorld()):
+    with Session(model, momentum(model), data, **{**SMALL, "workers": workers}, world=LocalWorld()):
         after = torch.rand(3)
     torch.manual_seed(5)
     torch.empty((), dtype=torch.int64).random_()  # torch's DataLoader draws a number when it begins

@@ -29,10 +29,10 @@ from hvd_train.session import Session
 from hvd_train.world.world import Gradients, LocalWorld
 from tests.support import programs, runs
 from tests.support.elastic import ONE, STEPS, THREE, TWO, ElasticThreadWorld, check, play, run_elastic, undisturbed
+from tests.support.faults import full_disk
+from tests.support.launching import records
 from tests.support.runs import equal, small_config, trained
 from tests.support.worlds import Fault, Killed, ThreadWorld, run_ranks
-from tests.unit.story.test_loop import records
-from tests.unit.story.test_output import full as full_disk
 
 T = TypeVar("T")
 Report = tuple[type[Exception], str, int]
