@@ -1,8 +1,10 @@
 """What ends a job, with which exit code, and where the same command resumes: the table in docs/elastic.md."""
 
+import multiprocessing
+import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
@@ -13,8 +15,9 @@ from hvd_train.errors import FaultRepeats, ReplicasDiffer, UsageError
 from hvd_train.session import Session
 from hvd_train.world.world import LocalWorld, Request, World
 from tests.support.faults import full_disk
-from tests.support.launching import DOCS
+from tests.support.launching import DOCS, wait_for
 from tests.support.programs import STEPS, played
+from tests.support.runs import RUN
 from tests.support.worlds import Fault, run_ranks
 
 Act = Callable[[Session], None]
@@ -52,7 +55,7 @@ def resumes_at(world: World) -> int:
         assert session.global_batch
         found.append(session._ranks.state.progress.step)
 
-    played(world, program, Path("run"))
+    played(world, program, RUN)
     return found[0]
 
 
@@ -103,13 +106,30 @@ def test_a_lost_rank() -> None:
     assert resumes_at(LocalWorld()) in (3, 4)  # rank 1 may have sent all of step 4
 
 
+def kills_itself() -> None:
+    def act(session: Session) -> None:
+        wait_for("the commit", lambda: checkpoint.committed(RUN))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    end(LocalWorld(), act, commit_steps=2)
+
+
+def test_kill_9_of_all() -> None:
+    """A second signal and too few workers end the processes in the same way; test_roster.py has the code 69."""
+    process = multiprocessing.get_context("fork").Process(target=kills_itself)
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    assert resumes_at(LocalWorld()) == 2
+
+
 def test_the_exit_codes_are_documented() -> None:
     table = (DOCS / "elastic.md").read_text(encoding="utf-8").partition("| what ends it |")[2].partition("\n\n")[0]
     codes = {word.strip() for row in table.splitlines() for cell in row.split("|")[2:3] for word in cell.split(",")}
     assert {*map(str, (0, 1, 2, 3, 4, 5, 6, 69, 74, 75, 129, 130, 138, 143))} <= codes
 
 
-def end(world: World, act: Act, factor: float = 1.0) -> int:
+def end(world: World, act: Act, factor: float = 1.0, **changes: Any) -> int:
     def program(session: Session, model: nn.Module, *_: object) -> None:
         for step in session.steps():
             for micro in step:
@@ -117,4 +137,4 @@ def end(world: World, act: Act, factor: float = 1.0) -> int:
             if step.number == 3:
                 act(session)
 
-    return code_of(lambda: played(world, program, Path("run")))
+    return code_of(lambda: played(world, program, RUN, **changes))
