@@ -13,15 +13,24 @@ from tests.support.launching import wait_for
 
 
 class Play:
-    """A job of which a test gives events and time; commands are carried out at once."""
+    """A job of which a test gives events and time; commands are carried out at once.
+
+    It asserts what holds in every job: a slot has one worker, and a world consists of live workers that wait for it.
+    """
 
     def __init__(
         self, hosts: dict[str, int], *, first: int, fewest: int = 1, most: int = 8, begins_at: float = 0.0
     ) -> None:
         self.roster = Roster(first, fewest, most, patience_s=600)
+        self.limits = range(fewest, most + 1)
         self.now = begins_at
         self.started: list[int] = []
         self.hosts: dict[int, str] = {}
+        self.alive: dict[int, Worker] = {}
+        self.waiting: set[int] = set()  # for a rank
+        self.leaving: set[int] = set()  # after an error, or evicted
+        self.ended: set[int] = set()  # whose training has ended
+        self.exit_codes: dict[int, int] = {}
         self.world: list[int] = []
         self.evicted: dict[int, str] = {}
         self.killed: list[int] = []  # evicted workers that do not react
@@ -36,10 +45,14 @@ class Play:
     def ask(self, *numbers: int) -> None:
         for number in numbers:
             self.roster.rank_requested(number, self.now)
+        self.waiting |= {*numbers} & self.alive.keys() - self.leaving
         self.obey()
 
     def end(self, number: int, code: int) -> None:
         self.roster.worker_exited(number, code, self.now)
+        self.alive.pop(number, None)
+        self.waiting.discard(number)
+        self.exit_codes.setdefault(number, code)
         self.obey()
 
     def signal(self, *numbers: int) -> None:
@@ -56,12 +69,15 @@ class Play:
     def say(self, number: int, during: During, step: int = 0, code: int = 1) -> None:
         """Let a worker report its error; its process has not ended yet."""
         self.roster.exit_report_received(number, ExitReport(code, "Traceback", during, step), self.now)
+        self.leaving.add(number)
+        self.waiting.discard(number)
         self.obey()
 
     def say_ended(self, *numbers: int) -> None:
         """Let these workers report that their training has ended, after 20 steps; their processes run on."""
         for number in numbers:
             self.roster.exit_report_received(number, ExitReport(0, during="ended", step=20), self.now)
+        self.ended |= {*numbers}
         self.obey()
 
     def miss(self, *numbers: int) -> None:
@@ -83,19 +99,55 @@ class Play:
             self.obey()
 
     def obey(self) -> None:
+        self.survivors = {
+            number for number in self.waiting.intersection(self.world) if not self.alive[number].got_signal
+        }
         for command in self.roster.commands(self.now):
+            assert self.finish is None or isinstance(command, Finish)
             if isinstance(command, Start):
-                self.started.append(command.worker.number)
-                self.hosts[command.worker.number] = command.worker.host
+                self.begin(command.worker)
             elif isinstance(command, FormWorld):
-                self.world = [worker.number for worker in command.workers]
+                self.form([worker.number for worker in command.workers])
             elif isinstance(command, End):
-                self.evicted[command.worker.number] = command.reason
-                self.killed += [command.worker.number] if command.unresponsive else []
+                self.evict(command)
             elif isinstance(command, Notice):
                 self.notices.append(command.message)
             else:
-                self.finish = command
+                self.close(command)
+
+    def begin(self, worker: Worker) -> None:
+        assert worker.slot < self.roster.hosts[worker.host]
+        taken = {(other.host, other.slot) for other in self.alive.values()}
+        assert (worker.host, worker.slot) not in taken, "a slot has one worker"
+        self.alive[worker.number] = worker
+        assert len(self.alive.keys() - self.leaving) in range(self.limits.stop)
+        self.started.append(worker.number)
+        self.hosts[worker.number] = worker.host
+
+    def form(self, numbers: list[int]) -> None:
+        assert {*numbers} <= self.waiting, "a world consists of live workers that wait for it"
+        assert len(numbers) == len({*numbers})
+        assert len(numbers) in self.limits
+        members = [number for number in self.world if number in self.alive.keys() - self.leaving]
+        staying = [number for number in members if number in numbers]
+        assert numbers[: len(staying)] == staying, "survivors come first, in their order"
+        assert staying or self.survivors <= {*self.killed}, "the state is lost"
+        assert {*members} <= {*numbers} | self.ended, "a member is left out"
+        self.waiting -= {*numbers}
+        self.world = numbers
+
+    def evict(self, command: End) -> None:
+        number = command.worker.number
+        self.leaving.add(number)
+        self.waiting.discard(number)
+        self.evicted[number] = command.reason
+        self.killed += [number] if command.unresponsive else []
+
+    def close(self, finish: Finish) -> None:
+        assert self.alive.keys() <= self.leaving, "a worker is left"
+        if finish.exit_code == 0:
+            assert any(number in self.ended or self.exit_codes.get(number) == 0 for number in self.world)
+        self.finish = finish
 
 
 def training(hosts: dict[str, int], **limits: int) -> Play:
@@ -110,7 +162,8 @@ class Job:
     """A job with a real dispatcher; its workers run until the test ends them with an exit code, or the job does."""
 
     def __init__(self, hosts: dict[str, int]) -> None:
-        self.hosts = hosts
+        self.hosts: dict[str, int] | Exception = hosts
+        self.looks = 0  # for hosts
         self.started: list[Worker] = []
         self.variables: dict[int, Mapping[str, str]] = {}  # of each worker
         self.exit_codes: dict[int, int] = {}
@@ -118,13 +171,20 @@ class Job:
         self.over = False  # whether each worker ends by itself, also one that is only about to start
         self.interrupted = threading.Event()
         self._finish: Future[Finish] = Future()
-        roster = Roster(sum(hosts.values()), 1, 8, patience_s=60)
-        self.dispatcher = Dispatcher(roster, lambda: self.hosts, lambda ranks: None, self._run_worker, self.interrupted)
+        self.roster = Roster(sum(hosts.values()), 1, 8, patience_s=60)
+        self.dispatcher = Dispatcher(
+            self.roster, self._find_hosts, lambda ranks: None, self._run_worker, self.interrupted
+        )
 
     def start(self) -> None:
-        slots = sum(self.hosts.values())
         threading.Thread(target=lambda: self._finish.set_result(self.dispatcher.run()), daemon=True).start()
-        wait_for("all workers", lambda: len(self.started) == slots)
+        wait_for("all workers", lambda: len(self.started) == self.roster.start_workers)
+
+    def _find_hosts(self) -> dict[str, int]:
+        self.looks += 1
+        if isinstance(self.hosts, Exception):
+            raise self.hosts
+        return self.hosts
 
     def _run_worker(self, worker: Worker, variables: Mapping[str, str], end: threading.Event) -> int:
         self.variables[worker.number] = variables

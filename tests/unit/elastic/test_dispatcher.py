@@ -4,12 +4,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from unittest.mock import Mock, call
 
 import pytest
 
-from hvd_train.elastic.dispatcher import Dispatcher
-from hvd_train.elastic.roster import Finish
+from hvd_train.elastic.roster import Finish, Stage
 from hvd_train.launch import launcher
 from hvd_train.launch.exit_report import ExitReport
 from hvd_train.launch.launcher import JOB, REPLACES, RUN_DIR, SLOT, WORKER
@@ -61,7 +59,7 @@ def waits_for_rank(job: Job, number: int) -> Iterator[None]:
     """Let this worker wait for a rank during the block, and get an answer at its end."""
     asking = threading.Thread(target=job.ask, args=(number,), daemon=True)
     asking.start()
-    wait_for("the request", lambda: job.dispatcher._processes[number].waiting)
+    wait_for("the request", lambda: job.roster.worker(number).stage in (Stage.READY, Stage.REJOINING))
     yield
     asking.join(60)
     assert not asking.is_alive()
@@ -145,7 +143,7 @@ def test_an_evicted_worker_may_end_by_itself(
     wait_for("its end", lambda: two.dispatcher.heartbeat_received(second) == "end")
     assert two.dispatcher.heartbeat_received(first) == "train"
     two.exit_codes[second] = 255
-    wait_for("the end of its process", lambda: second not in two.dispatcher._processes)
+    wait_for("the end of its process", lambda: two.roster.worker(second) is None)
     assert killed == []
     assert capsys.readouterr().err == "hvd-train: worker b[0] is evicted: its host is no longer listed\n"
 
@@ -153,7 +151,7 @@ def test_an_evicted_worker_may_end_by_itself(
 def test_a_silent_worker_is_killed(two: Job, killed: list[str]) -> None:
     """A stopped process would keep its GPU."""
     first, second = trains(two)
-    two.dispatcher._roster.heartbeat_received(second, time.monotonic() - NEVER_S - 1)
+    two.roster.heartbeat_received(second, time.monotonic() - NEVER_S - 1)
     wait_for("its end", lambda: two.dispatcher.heartbeat_received(first) == "train" and killed)
     assert killed == [f"{second} of {two.variables[second][JOB]}"]
 
@@ -186,12 +184,10 @@ def test_after_a_signal_the_job_waits_for_other_hosts(hangs: bool, two: Job, mon
     assert over.wait(60)
 
 
-def test_after_a_failure_the_last_list_is_used(capsys: pytest.CaptureFixture[str], patient: None) -> None:
-    error = ValueError("no such file")
-    roster = Mock()
-    find_hosts = Mock(side_effect=[{"a": 1}, error, error, {"a": 1, "b": 2}])
-    dispatcher = Dispatcher(roster, find_hosts, Mock(), Mock(), threading.Event())
-    roster.hosts_found.side_effect = lambda hosts: setattr(dispatcher, "_finish", "b" in hosts or None)
-    dispatcher.watch_hosts()
-    assert roster.hosts_found.call_args_list == [call({"a": 1}), call({"a": 1, "b": 2})]
+def test_after_a_failure_the_last_list_is_used(two: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    two.hosts = ValueError("no such file")
+    looks = two.looks
+    wait_for("failures", lambda: two.looks > looks + 2)
+    two.hosts = {"a": 1, "b": 2}
+    wait_for("a third worker", lambda: len(two.started) == 3)
     assert capsys.readouterr().err == "hvd-train: hosts: no such file; the last list stays in force\n"

@@ -106,20 +106,6 @@ def test_a_host_that_is_no_longer_listed_leaves_after_a_step() -> None:
     assert play.killed == []
 
 
-def test_the_state_outlives_a_change_of_all_hosts() -> None:
-    play = training({"a": 1})
-    (old,) = play.world
-    play.find({"b": 1})
-    new = play.newest("b")
-    assert play.roster.requested() == "train"
-    play.ask(new)
-    assert play.roster.requested() == "change"
-    play.ask(old)
-    assert (play.world, play.evicted) == ([old, new], {})
-    play.ask(old, new)
-    assert (play.world, list(play.evicted)) == ([new], [old])
-
-
 def test_with_fewer_than_min_np_survivors_wait() -> None:
     """After the patience the job ends with 69."""
     play = later({"a": 1, "b": 1}, fewest=2)
@@ -227,19 +213,6 @@ def test_if_all_members_die_new_workers_resume_from_the_last_commit(earlier: str
     play.wait(3)
     play.ask(*play.started[2:])
     assert play.world == play.started[2:]
-
-
-def test_there_are_never_more_workers_than_max_np() -> None:
-    """The next worker starts in the empty slot."""
-    play = Play({"a": 2, "b": 2}, first=3, most=3)
-    assert len(play.started) == 3
-    play.ask(*play.started)
-    play.find({"a": 2, "b": 2, "c": 4})
-    assert play.roster.requested() == "train"
-    play.end(play.world[0], 137)
-    assert len(play.started) == 4
-    play.wait(100)
-    assert len(play.started) == 4
 
 
 def test_an_error_that_no_new_worker_would_survive_ends_the_job_at_once() -> None:
