@@ -2,16 +2,26 @@
 
 import math
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from hvd_train.progress.clock import PHASES, Split, Stopwatch
 from hvd_train.progress.metrics import Totals
 
+PARTS = st.lists(st.tuples(st.integers(1, 9), st.integers(-99, 99), st.integers(0, 9)))
 
-def test_means_are_of_all_samples() -> None:
+
+@given(PARTS)
+def test_means_are_of_all_samples(parts: list[tuple[int, int, int]]) -> None:
     """Sums and what divides them are added up before the division."""
-    total = Totals(2, {"loss": 1.0, "tokens": 3.0}, {"loss": 2.0, "tokens": 30.0}) + Totals()
-    total += Totals(4, {"loss": 8.0, "tokens": 5.0}, {"loss": 4.0, "tokens": 10.0})
-    assert (total.count, total.means()) == (6, {"loss": 1.5, "tokens": 0.2})
-    assert math.isnan(Totals(1, {"loss": 0.0}, {"loss": 0.0}).means()["loss"])
+    total = Totals()
+    for count, loss, tokens in parts:
+        total += Totals(count, {"loss": loss, "tokens": tokens}, {"loss": count, "tokens": 2 * tokens})
+    counts, losses, tokens = [*zip(*parts, strict=True)] or [(), (), ()]
+    assert total.count == sum(counts)
+    expected = {"loss": sum(losses) / sum(counts), "tokens": 0.5 if any(tokens) else math.nan} if parts else {}
+    assert total.means() == pytest.approx(expected, nan_ok=True)
 
 
 class Clock:

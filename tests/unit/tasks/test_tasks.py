@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hvd_train import Each, Mean, Scores, Task, Total, UsageError, evaluate, train
@@ -21,20 +23,27 @@ from tests.support import runs
 from tests.support.runs import largest_difference, small_config, trained
 from tests.support.worlds import own_generator, run_ranks
 
+SAMPLE = st.tuples(st.integers(0, 3000), st.booleans(), st.integers(0, 9))  # a loss, a hit, a number of tokens
 
-def test_measures_are_summed_and_divided_once() -> None:
+
+@given(st.lists(st.lists(SAMPLE, min_size=1, max_size=4), min_size=1, max_size=4))
+def test_measures_are_summed_and_divided_once(parts: list[list[tuple[int, bool, int]]]) -> None:
     """A tensor and a plain Mean by samples, another Mean by its count; float16 does not overflow."""
-    large = torch.full((3,), 3e4, dtype=torch.float16)
-    measures = {"right": torch.tensor([True, False, True]), "loss": large, "tokens": Mean(torch.tensor(6.0), 4)}
-    measures |= {"all": Mean(torch.tensor([9.0])), "table": Total(torch.eye(2))}
-    fields = fields_of(measures, 3)
-    assert [(field.name, field.kind) for field in fields] == [
-        ("loss", "samples"), ("right", "samples"), ("tokens", "count"), ("all", "samples"), ("table", "total"),
-    ]  # fmt: skip
-    numbers = numbers_of(measures, fields, torch.float32)
-    assert numbers.tolist() == [9e4, 2, 6, 4, 9, 1, 0, 0, 1]
-    means = totals_of(fields[:-1], numbers.tolist(), 3).means()
-    assert means == {"loss": 3e4, "right": 2 / 3, "tokens": 1.5, "all": 3.0}
+    fields = []
+    summed = torch.zeros(9)
+    for part in parts:
+        loss, right, tokens = map(torch.tensor, zip(*part, strict=True))
+        measures = {"right": right, "loss": 10 * loss.half(), "tokens": Mean(2.0 * tokens.sum(), tokens.sum())}
+        measures |= {"all": Mean(3.0 * loss.sum()), "table": Total(torch.eye(2))}
+        fields = fields_of(measures, len(part))
+        summed += numbers_of(measures, fields, torch.float32)
+    whole = [sample for part in parts for sample in part]
+    means = totals_of(fields[:-1], summed.tolist(), len(whole)).means()
+    loss, right, tokens = (sum(column) for column in zip(*whole, strict=True))
+    assert means["loss"] == pytest.approx(10 * loss / len(whole), rel=1e-3)
+    assert (means["right"], means["all"]) == (right / len(whole), 3 * loss / len(whole))
+    assert means["tokens"] == 2 if tokens else math.isnan(means["tokens"])
+    assert summed[-4:].tolist() == [len(parts), 0, 0, len(parts)]
 
 
 def test_the_first_five_answers_count() -> None:
