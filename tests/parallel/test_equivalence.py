@@ -11,10 +11,10 @@ import torch
 from hvd_train.progress.order import Batch, BatchLayout, MicroBatch
 from hvd_train.state import TrainState, confirm_equal
 from hvd_train.updater import Updater
-from hvd_train.world.world import LocalWorld, World
+from hvd_train.world.world import LocalWorld, Request, World
 from tests.support import runs
 from tests.support.runs import equal, largest_difference, small_config, trained
-from tests.support.worlds import STOP, own_generator
+from tests.support.worlds import own_generator
 
 TOLERANCE = 1e-5
 ADAMW = {"optimizer": "adamw", "learning_rate": 0.003, "clip_norm": 5.0}
@@ -91,7 +91,7 @@ def test_an_overflow_on_the_wire_skips_the_step_on_every_rank(world: World) -> N
 
 
 class StopLast:
-    """The same world, in which the last rank votes to stop after this many steps."""
+    """The same world, whose launcher asks the last rank for a stop after this many steps."""
 
     def __init__(self, world: World, after: int) -> None:
         self._world = world
@@ -100,11 +100,10 @@ class StopLast:
     def __getattr__(self, name: str) -> object:
         return getattr(self._world, name)
 
-    def start_sum(self, tensor: torch.Tensor, name: str) -> object:
-        self._left -= name == "step"
-        if (self._left, name) == (0, "step") and self._world.place.rank == self._world.place.size - 1:
-            tensor[STOP] = 1.0
-        return self._world.start_sum(tensor, name)
+    def requested(self, *, got_signal: bool = False) -> Request:
+        self._left -= 1
+        is_last = self._world.place.rank == self._world.place.size - 1
+        return "stop" if is_last and self._left == 0 else "train"
 
 
 @pytest.mark.parallel

@@ -24,6 +24,7 @@ from hvd_train.world.world import (
     LocalWorld,
     PendingSum,
     Place,
+    Request,
     World,
     kinds_on_all_ranks,
     numbers_in,
@@ -197,29 +198,17 @@ def run_ranks(
     return results
 
 
-# Places in the message of a step, after the measures of classification: the vote to stop, and the seconds so far.
-STOP = 3
-SECONDS = 7
-
-
 class StoppingWorld(LocalWorld):
-    """A world of one that another rank seems to stop after a number of steps, or whose clock another rank has."""
+    """A world of one whose launcher asks for a stop in a later step."""
 
-    def __init__(self, after: int, vote_at: int = STOP, vote: float = 1.0) -> None:
+    def __init__(self, after: int) -> None:
         super().__init__()
         self._left = after
-        self._vote_at = vote_at
-        self._vote = vote
 
     @override
-    def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
-        # In the last step, the sum has the vote that another rank would have added.
-        if name == "step":
-            self._left -= 1
-            if self._left == 0:
-                tensor = tensor.clone()
-                tensor[self._vote_at] = self._vote
-        return lambda: tensor
+    def requested(self, *, got_signal: bool = False) -> Request:
+        self._left -= 1
+        return "train" if self._left else "stop"
 
 
 def own_generator(model: nn.Module, seed: int = 0) -> nn.Module:

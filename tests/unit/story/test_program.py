@@ -75,7 +75,7 @@ def test_a_program_resumes_in_the_training_that_was_stopped(settings: dict[str, 
     whole = folds(LocalWorld(), output_dir=Path("whole"))
     trained = list[tuple[str, int]]()
     with pytest.raises(Stopped):
-        folds(StoppingWorld(18, vote_at=2), **settings)
+        folds(StoppingWorld(18), **settings)
     equal(folds(LocalWorld(), lambda *step: trained.append(step), **settings), whole)
     assert trained == [("third", step) for step in range(5, 8)]
     if settings["output_dir"] is None:

@@ -176,7 +176,7 @@ def test_data_that_are_drawn_anew_are_refused() -> None:
 
     with pytest.raises(UsageError, match=r"the ranks differ in the items of the \w+ set: .* export PYTHONHASHSEED=0$"):
         run_ranks(2, lambda world: run(world, world.place.rank))
-    run(StoppingWorld(3, vote_at=4), 0)
+    run(StoppingWorld(3), 0)
     with pytest.raises(UsageError, match=r"items of the training set differ from the run's .*--resume never"):
         run(LocalWorld(), 1)
     run(LocalWorld(), 0)
