@@ -119,6 +119,7 @@ class Play:
         assert worker.slot < self.roster.hosts[worker.host]
         taken = {(other.host, other.slot) for other in self.alive.values()}
         assert (worker.host, worker.slot) not in taken, "a slot has one worker"
+        assert not self.ended & self.alive.keys(), "none starts once a training has ended"
         self.alive[worker.number] = worker
         assert len(self.alive.keys() - self.leaving) in range(self.limits.stop)
         self.started.append(worker.number)

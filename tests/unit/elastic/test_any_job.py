@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from hvd_train.elastic.roster import PAUSED_S
 from tests.support.jobs import Play
 
-HOSTS = st.dictionaries(st.sampled_from("abc"), st.integers(1, 2), max_size=3)
+HOSTS = st.dictionaries(st.sampled_from("abc"), st.integers(1, 2), max_size=3) | st.just({"c": 2})
 ANY = st.integers(0, 99)  # one of the workers, or of the members
 CODES = st.sampled_from([0, 1, 2, 75, 137, 143, 255])
 
@@ -16,6 +16,7 @@ class AnyJob(RuleBasedStateMachine):
     @initialize(fewest=st.integers(1, 2), begun=st.booleans())
     def start(self, fewest: int, begun: bool) -> None:
         self.play = Play({"a": 1, "b": 2}, first=3, fewest=fewest, most=4)
+        self.lost = set[int]()  # workers that are silent for ever
         if begun:
             self.play.ask(*self.play.started)
 
@@ -59,6 +60,11 @@ class AnyJob(RuleBasedStateMachine):
         self.play.signal(self.one(number))
 
     @precondition(lives)
+    @rule(number=ANY)
+    def a_host_is_lost(self, number: int) -> None:
+        self.lost.add(self.one(number))
+
+    @precondition(lives)
     @rule()
     def no_rank_connects(self) -> None:
         self.play.miss(*(number for number in self.play.world if number in self.play.alive))
@@ -71,7 +77,7 @@ class AnyJob(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1, 4, 12, 45]), silent=st.sets(ANY, max_size=1))
     def time_passes(self, seconds: int, silent: set[int]) -> None:
-        self.play.wait(seconds, *map(self.one, silent if self.play.alive else ()))
+        self.play.wait(seconds, *self.lost, *map(self.one, silent if self.play.alive else ()))
 
     @rule(seconds=st.sampled_from([10, 4000]))
     def the_driver_is_paused(self, seconds: int) -> None:
@@ -87,6 +93,8 @@ class AnyJob(RuleBasedStateMachine):
             for number in sorted(play.alive):
                 if number in play.leaving:
                     play.end(number, 1)
+                elif number in self.lost:
+                    continue
                 elif number in play.ended:
                     play.end(number, 0)
                 elif number in play.world and number not in play.waiting:
@@ -94,7 +102,7 @@ class AnyJob(RuleBasedStateMachine):
                 else:
                     play.ask(number)
             play.now += PAUSED_S
-            for number in play.alive:
+            for number in play.alive.keys() - self.lost:
                 play.roster.heartbeat_received(number, play.now)
             play.obey()
         raise AssertionError(f"the job has not ended: {play.roster}")
