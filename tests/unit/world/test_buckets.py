@@ -12,15 +12,20 @@ import os
 import horovod.torch as hvd
 import torch
 from torch import nn
-from hvd_train.world import buckets
 from hvd_train.world.horovod_world import HorovodWorld
 
-buckets._BUCKET_BYTES = 80  # a layer
 world = HorovodWorld()
 os.environ["HOROVOD_ELASTIC"] = "1"
-model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4))
-sent, start = [], world._start_bucket
-world._start_bucket = lambda tensor, name: (sent.append(name), start(tensor, name))[1]
+SIZE = 2600  # a layer is larger than a bucket
+model = nn.Sequential(nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE))
+sent, begun, start = [], [], hvd.grouped_allreduce_async_
+
+def recorded(tensors, name, **options):
+    sent.append(name)
+    begun.append(start(tensors, name=name, **options))
+    return begun[-1]
+
+hvd.grouped_allreduce_async_ = recorded
 world.wrap(model)
 
 def begin(passes):
@@ -31,32 +36,33 @@ def reduced():
     world.reduce()
     found = list(sent)
     sent.clear()
+    begun.clear()
     return found
 
 # Buckets are sent after the last expected pass; gradients that no pass has reached are sent as zeros.
 begin(2)
-model(torch.ones(1, 3)).sum().backward()
+model(torch.ones(1, SIZE)).sum().backward()
 assert sent == [], sent
-model[1](torch.ones(1, 4)).sum().backward()
+model[1](torch.ones(1, SIZE)).sum().backward()
 assert sent == ["1.bias"], sent
 assert reduced() == ["1.bias", "0.bias"]
 
 def break_step():
-    for handle in world._begun:
-        hvd.synchronize(handle)  # as after a fault; otherwise its name may still be in use
+    while begun:
+        hvd.synchronize(begun.pop())  # as after a fault; otherwise its name may still be in use
     sent.clear()
 
 # A step that broke leaves nothing behind: no bucket that was sent, no count of gradients or of passes.
 begin(2)
-model(torch.ones(1, 3)).sum().backward()
-model[1](torch.ones(1, 4)).sum().backward()
+model(torch.ones(1, SIZE)).sum().backward()
+model[1](torch.ones(1, SIZE)).sum().backward()
 model[0].bias.sum().backward()
 break_step()
 begin(2)
-model(torch.ones(1, 3)).sum().backward()
+model(torch.ones(1, SIZE)).sum().backward()
 model[0].bias.sum().backward()
 assert sent == [], sent
-model[1](model[0].weight.sum().expand(1, 4)).sum().backward()
+model[1](model[0].weight.sum().expand(1, SIZE)).sum().backward()
 expected = [parameter.grad.clone() for parameter in model.parameters()]
 assert reduced() == ["1.bias", "0.bias"]
 assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected))
@@ -66,11 +72,11 @@ for trained, names in (("1.", ["1.bias"]), ("", ["1.bias", "0.bias"]), ("0.", ["
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith(trained))
     begin(1)
-    model(torch.ones(1, 3)).sum().backward()
+    model(torch.ones(1, SIZE)).sum().backward()
     assert reduced() == names
-model.append(nn.Linear(4, 4)).requires_grad_()
+model.append(nn.Linear(SIZE, SIZE)).requires_grad_()
 begin(1)
-model(torch.ones(1, 3)).sum().backward()
+model(torch.ones(1, SIZE)).sum().backward()
 assert sent == ["2.bias", "1.bias", "0.bias"]
 reduced()
 
@@ -81,7 +87,7 @@ for moves, agrees in ((False, True), (False, False), (True, True)):
     if moves:
         world._reducer.leave_world()
     begin(1)
-    model[:2](torch.ones(1, 3)).sum().backward()
+    model[:2](torch.ones(1, SIZE)).sum().backward()
     reduced()
     assert (isinstance(asked[0], list) if asked else False) == agrees, asked
     assert model[2].weight.grad is None
