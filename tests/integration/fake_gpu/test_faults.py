@@ -14,7 +14,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 SCRIPT = Path(__file__).parents[3] / "horovodrun_scripts" / "train_elastic.sh"
 ELASTIC = {"HOROVOD_ELASTIC": "1", "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": "2"}
-RIGHT = [[True, True, True]] * 2
 
 
 def sums(gpu: OnGpu, *busy_ms: int, faults: str = "", **variables: str) -> list[list[object]]:
@@ -23,11 +22,6 @@ def sums(gpu: OnGpu, *busy_ms: int, faults: str = "", **variables: str) -> list[
     variables = {**gpu.variables(faults=faults), **variables}
     _, output = finished(launch_line("gloo", 2, *play), gpu.folder, variables=variables)
     return [json.loads(line) for line in re.findall(r"(?:<stdout>:|^)(\[[tf\"].*\])$", output, re.MULTILINE)]
-
-
-def test_a_busy_gpu_is_no_silent_peer(gpu: OnGpu) -> None:
-    """Work queued before a sum may take longer than the limit of an operation between ranks."""
-    assert sums(gpu, 0, 4000, 0, **ELASTIC) == RIGHT
 
 
 @pytest.mark.parametrize("variables", [{}, ELASTIC], ids=["static", "elastic"])

@@ -17,7 +17,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 FP32 = ("--compression", "none")
 FP16_WIRE = ("--compression", "fp16")
-ACCUMULATION = ("--batch-size", "8", "--accumulation-steps", "2")
 FOLDER = (
     *("--data", "folder", "--data-dir", "data", "--model", "tests.support.on_demand:flat", "--image-size", "32"),
     *("--global-batch-size", "12", "--batch-size", "3", "--workers", "2"),
@@ -52,18 +51,13 @@ def on_gpu(gpu: OnGpu, ranks: int, *flags: str, **settings: object) -> Weights:
 @pytest.mark.parametrize(
     ("ranks", "flags", "settings"),
     [
-        pytest.param(1, FP32, {}, id="alone"),
         pytest.param(2, FP32, {}, id="two ranks over NCCL"),
-        pytest.param(3, FP16_WIRE, {}, id="three ranks with the fp16 wire"),
         pytest.param(3, ("--compression", "bf16"), {}, id="three ranks with the bf16 wire"),
-        pytest.param(2, (*FP32, *ACCUMULATION), {}, id="accumulation"),
-        pytest.param(2, (*FP16_WIRE, "--channels-last", "on"), {}, id="channels last"),
         pytest.param(2, FP16_WIRE, {"seed": 0, "delay_us": 3000}, id="late streams"),
-        pytest.param(2, FP16_WIRE, {"seed": 1, "delay_us": 3000}, id="streams that are late otherwise"),
     ],
 )
 def test_weights_are_those_of_cpus(gpu: OnGpu, ranks: int, flags: tuple[str, ...], settings: dict[str, int]) -> None:
-    """Weights are bit-identical with NCCL or Gloo and any number format; late work shows no race."""
+    """With NCCL as with Gloo; late work shows no race. `make gpu-check` compares other settings on a real GPU."""
     assert equal(on_gpu(gpu, ranks, *flags, **settings), on_cpu(gpu.folder, ranks, *flags))
 
 
