@@ -85,12 +85,3 @@ def test_a_damaged_or_planted_file_is_one_line(name: str) -> None:
     os.truncate(run / name, 2**40)
     with pytest.raises(UsageError, match=f"^cannot read run/{name}: it is larger than "):
         read(run)
-
-
-def test_a_few_bytes_that_stand_for_gigabytes_are_damage() -> None:
-    run = write(Path("run"), [start(num_samples=10**400), step(1, loss=10**400)])
-    assert read(run).samples_per_epoch is None
-    lines = ["a0: &a0 x"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
-    (run / "config.yaml").write_text("\n".join(lines))
-    with pytest.raises(UsageError, match="is damaged"):
-        read(run)

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from hvd_train.loops import MicroBatch
 from hvd_train.progress.order import EpochOrder, in_order
 from hvd_train.run_files.ledger import audit
 from hvd_train.session import Session, parse_args
-from hvd_train.state import set_values, to_host, values_of
+from hvd_train.state import to_host, values_of
 from hvd_train.tasks.task import Each, Measure, Total
 from hvd_train.world.world import LocalWorld, World
 from tests.support import runs
@@ -647,19 +646,6 @@ def test_what_cannot_be_trained_is_one_line(
     assert not Path("runs").exists()
 
 
-def test_registered_values_are_plain_or_have_a_state() -> None:
-    own = SimpleNamespace(level=1, names=["a", {"b": None}], layer=nn.Linear(1, 1))
-    own.level += 1
-    copied = values_of(own)
-    own.level = 5
-    own.layer.bias.data = torch.ones(1)
-    set_values(own, copied)
-    assert (own.level, own.names, own.layer.bias.item() == 1) == (2, ["a", {"b": None}], False)
-    own.file = Path()
-    with pytest.raises(UsageError, match=r"register\(file=...\): PosixPath cannot be kept"):
-        values_of(own)
-
-
 SMALL: dict[str, Any] = {"epochs": 3, "global_batch_size": 4, "batch_size": 2, "device": "cpu", "workers": 0}
 
 
@@ -822,18 +808,6 @@ def test_a_run_keeps_its_order() -> None:
 def test_an_order_that_cannot_be_kept_is_one_line(order: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         played(LocalWorld(), plain, order=order)
-
-
-def test_samples_are_dropped_through_faults() -> None:
-    folder = Path("dropped")
-    settings: dict[str, Any] = {"drop_last": True, "epochs": 2, "ledger": True, "output_dir": folder}
-    job = run_elastic(
-        lambda world: played(world, plain, order=turned, **settings), dict((ONE, TWO)), [Kill(9, rank=1)], first=2
-    )
-    expected = played(LocalWorld(), plain, order=turned, **{**settings, "output_dir": Path("alone")})
-    assert largest_difference(job.results[0][0], expected[0]) <= TOLERANCE
-    report = audit(folder)
-    assert (report.faults, report.epochs, report.steps) == ((), 2, 18), report
 
 
 @pytest.mark.parametrize("workers", [0, 1])

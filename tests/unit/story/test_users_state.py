@@ -49,17 +49,8 @@ class Warm:
 
 
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
-    "StepLR": lambda o: schedulers.StepLR(o, 2),
-    "MultiStepLR": lambda o: schedulers.MultiStepLR(o, [2, 5, 5]),
     "LambdaLR": lambda o: schedulers.LambdaLR(o, lambda step: 0.9**step),
     "LambdaLR of an object": lambda o: schedulers.LambdaLR(o, Warm(5)),
-    "MultiplicativeLR": lambda o: schedulers.MultiplicativeLR(o, lambda step: 0.95),
-    "ConstantLR": lambda o: schedulers.ConstantLR(o),
-    "LinearLR": lambda o: schedulers.LinearLR(o),
-    "ExponentialLR": lambda o: schedulers.ExponentialLR(o, 0.9),
-    "PolynomialLR": lambda o: schedulers.PolynomialLR(o, 20),
-    "CosineAnnealingLR": lambda o: schedulers.CosineAnnealingLR(o, 20),
-    "CosineAnnealingWarmRestarts": lambda o: schedulers.CosineAnnealingWarmRestarts(o, 3),
     "CyclicLR": lambda o: schedulers.CyclicLR(o, 0.01, 0.1, step_size_up=3),
     "CyclicLR of a function": lambda o: schedulers.CyclicLR(o, 0.01, 0.1, 3, scale_fn=lambda x: 0.9**x),
     "OneCycleLR": lambda o: schedulers.OneCycleLR(o, 0.1, total_steps=STEPS + 1),
@@ -76,10 +67,7 @@ SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
 }
 OF_TIMM: dict[str, dict[str, Any]] = {
     "CosineLRScheduler": {"t_initial": 20, "warmup_t": 3, "noise_range_t": (2, 8)},
-    "MultiStepLRScheduler": {"decay_t": [2, 5]},
-    "PolyLRScheduler": {"t_initial": 20},
     "StepLRScheduler": {"decay_t": 2},
-    "TanhLRScheduler": {"t_initial": 20},
 }
 
 
@@ -102,7 +90,8 @@ def scheduled(make: Callable[[torch.optim.Optimizer], Any]) -> Program:
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler.step")
-def test_every_scheduler_of_torch_survives(name: str) -> None:
+def test_schedulers_of_torch_survive(name: str) -> None:
+    """Those that keep more than a count: functions, objects, other schedulers, measures, momentum."""
     check_survives(scheduled(SCHEDULERS[name]))
 
 

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hvd_train import Each, Mean, Scores, Task, Total, UsageError, evaluate, train
-from hvd_train.progress.order import EpochOrder
+from hvd_train import Each, Mean, Task, Total, UsageError, evaluate, train
 from hvd_train.tasks.builtin import hits
 from hvd_train.tasks.task import fields_of, numbers_of, totals_of
 from hvd_train.world.world import LocalWorld, World
@@ -87,29 +85,6 @@ def test_goals_that_a_task_does_not_have_are_refused(settings: Any, task: Task |
         trained(LocalWorld(), small_config(**settings), task=task)
 
 
-def test_a_count_weighs_as_in_one_batch() -> None:
-    """Equal to plain torch, whatever the micro-batches and ranks, and though some have no odd digit."""
-    config = small_config(epochs=1, augment="none", schedule="constant", warmup_epochs=0.0)
-    model = own_generator(runs.convnet(10))
-    few = runs.few_digits(config.data)
-
-    def on_rank(world: World) -> runs.Weights:
-        folder = Path(f"run-{world.place.size}")
-        return trained(world, config.replace(output_dir=folder), task=runs.odd_digits())[1]
-
-    images = (few.train.images.float() / 255 - few.mean[0]) / few.std[0]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
-    for batch in torch.from_numpy(EpochOrder(0, 0, runs.NUM_SAMPLES)[:]).split(20):
-        labels = few.train.labels[batch]
-        odd = labels % 2 == 1
-        optimizer.zero_grad()
-        F.cross_entropy(model(images[batch])[odd], labels[odd]).backward()
-        optimizer.step()
-    for size in (1, 3):
-        for weights in run_ranks(size, on_rank):
-            assert largest_difference(weights, dict(model.state_dict())) <= 1e-5
-
-
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, torch.tensor])
 def test_figures_of_numpy_and_torch_are_numbers(kind: Any) -> None:
     """A checkpoint with them can be resumed from; what is no number is named."""
@@ -125,34 +100,6 @@ def test_figures_of_numpy_and_torch_are_numbers(kind: Any) -> None:
     assert (result.epochs, result.best["spread"], type(result.best["spread"]) in (int, float)) == (2, 2, True)
     with pytest.raises(UsageError, match=r"the task's summary\['ap'\] is NoneType: it must be one number"):
         trained(LocalWorld(), config, task=dataclasses.replace(task, summary=lambda scores: {"ap": None}))
-
-
-def test_values_of_each_sample_come_in_the_order_of_the_set() -> None:
-    """On any number of ranks; a figure may be made of them, such as how often a pair is in the right order."""
-    seen: list[Tensor] = []
-
-    def measure(model: nn.Module, batch: Any) -> dict[str, Any]:
-        images, labels = batch
-        logits = model(images)
-        scores = torch.stack([logits[:, 1] - logits[:, 0], labels.float()], 1)
-        return {"loss": F.cross_entropy(logits, labels, reduction="none"), "scores": Each(scores)}
-
-    def summary(scores: Scores) -> dict[str, float]:
-        values, labels = scores.each("scores").unbind(1)
-        seen.append(labels)
-        ones = values[labels == 1]
-        zeros = values[labels == 0]
-        return {"auc": float((ones[:, None] > zeros).double().mean()) if len(ones) and len(zeros) else 0.0}
-
-    task = Task(measure, summary=summary, best="auc", higher=True)
-    val = runs.few_digits(small_config().data).val
-    results = {}
-    for size in (1, 2, 3):
-        config = small_config(epochs=1, output_dir=Path(f"run-{size}"), eval_batch_size=7)
-        results[size] = run_ranks(size, lambda world: trained(world, config, task=task)[0].scores)  # noqa: B023
-        assert all(torch.equal(labels, val.labels.float()) for labels in seen if len(labels) > 2)
-    assert len({round(scores["auc"], 6) for of_ranks in results.values() for scores in of_ranks}) == 1
-    assert results[1][0]["auc"] > 0
 
 
 def test_a_figure_of_the_summary_decides_the_best_weights_and_the_end() -> None:
