@@ -119,6 +119,7 @@ class Job:
     steps: int = 0  # that at least one worker has finished
     folder: Path | None = None  # of the program, once a worker has claimed it
     threads: list[threading.Thread] = field(default_factory=list)  # of its workers
+    started: list[int] = field(default_factory=list)  # the numbers of these
     _seconds: float = 0.0
 
     def run(self) -> Job:
@@ -136,7 +137,7 @@ class Job:
                 if not 0 < still < STANDS_STILL_S:
                     # It never jumps, so a slow machine makes no worker late.
                     self._seconds += min((wall - before) * SPEED, 0.5)
-                for number in self.roster._workers:
+                for number in self.started:
                     self.roster.heartbeat_received(number, self._seconds)
                 for command in self.roster.commands(self._seconds):
                     self._carry_out(command)
@@ -151,6 +152,7 @@ class Job:
         if isinstance(command, Start):
             self.threads.append(threading.Thread(target=self._live, args=(command.worker,), daemon=True))
             self.threads[-1].start()
+            self.started.append(command.worker.number)
         elif isinstance(command, FormWorld):
             meeting = Meeting(len(command.workers))
             self.seats = {worker.number: (rank, meeting) for rank, worker in enumerate(command.workers)}
