@@ -150,15 +150,11 @@ def test_only_locked_files_are_installed(clone: Path, environ: dict[str, str]) -
     lock = clone / "requirements" / "locks" / "run.txt"
     right = lock.read_text()
     (installed,) = clone.glob(".venv/lib/*/site-packages/harmless-1.dist-info")
-    for wrong, message in (
-        (f"harmless==1 --hash=sha256:{'0' * 64}\n", "HVD_TRAIN_HASHES=no make"),
-        ("harmless\n", "=="),
-    ):
-        shutil.rmtree(installed, ignore_errors=True)
-        lock.write_text(wrong)
-        refused = make(clone, environ)
-        assert (refused.returncode, installed.exists()) == (2, False)
-        assert "installing the packages failed" in refused.stderr and message in refused.stderr
+    shutil.rmtree(installed)
+    lock.write_text(f"harmless==1 --hash=sha256:{'0' * 64}\n")
+    failed = make(clone, environ).stderr
+    assert "installing the packages failed" in failed and "HVD_TRAIN_HASHES=no make" in failed
+    assert not installed.exists()
     assert "pinned" in steps(clone, {**environ, "HVD_TRAIN_HASHES": "no"})
     assert installed.exists()
     lock.write_text(right)
@@ -167,20 +163,19 @@ def test_only_locked_files_are_installed(clone: Path, environ: dict[str, str]) -
 def test_the_machines_mpi_and_cuda_are_used(
     clone: Path, environ: dict[str, str], program: Program, tmp_path: Path
 ) -> None:
-    def lists(cuda: str) -> set[str]:
-        program("nvcc", f"echo Cuda compilation tools, release {cuda}.0, V{cuda}.0.88")
+    def lists() -> set[str]:
         assert "pinned" in steps(clone, {**environ, "CUDA_HOME": str(tmp_path)})
-        log = (clone / "build" / "setup.log").read_text()
-        line = [line for line in log.splitlines() if "--require-hashes" in line][-1]
-        return {word.split("/")[-1] for word in line.split() if word.endswith(".txt")}
+        lines = (clone / "build" / "setup.log").read_text().splitlines()
+        line = [line for line in lines if "--require-hashes" in line][-1]
+        return {"nvcc", "mpi"} & {word.split("/")[-1].removesuffix(".txt") for word in line.split()}
 
-    always = {"run.txt", "build.txt", "dev.txt"}
-    own = write_program(clone / ".venv" / "bin", "mpicxx", "true")
-    program("mpicxx", "true")
-    assert lists("13") == always
-    (tmp_path / "bin" / "mpicxx").unlink()
-    environ["PATH"] = f"{own.parent}{os.pathsep}{environ['PATH']}"
-    assert lists("12") == always | {"nvcc.txt", "mpi.txt"}
+    program("nvcc", "echo Cuda compilation tools, release 13.0, V13.0.88")
+    mpicxx = program("mpicxx", "true")
+    assert lists() == set()
+    program("nvcc", "echo Cuda compilation tools, release 12.0, V12.0.88")
+    mpicxx.rename(clone / ".venv" / "bin" / "mpicxx")  # the one that the set-up has installed
+    environ["PATH"] = f"{clone / '.venv' / 'bin'}{os.pathsep}{environ['PATH']}"
+    assert lists() == {"nvcc", "mpi"}
 
 
 def other_python(program: Program, version: str, answers: str = "") -> None:
@@ -220,8 +215,7 @@ def fresh(tmp_path: Path) -> Path:
 
 def test_an_old_python_gets_a_message(fresh: Path, environ: dict[str, str], program: Program) -> None:
     other_python(program, "3.09")
-    (line,) = lines(fresh, environ)
-    assert f"Python 3.09 is too old, 3.10 is the oldest supported: make env PYTHON={PYTHON}" in line
+    assert f"the oldest supported: make env PYTHON={PYTHON}" in lines(fresh, environ)[0]
 
 
 def test_all_missing_parts_are_reported_at_once(fresh: Path, environ: dict[str, str], program: Program) -> None:
@@ -229,25 +223,17 @@ def test_all_missing_parts_are_reported_at_once(fresh: Path, environ: dict[str, 
     program("df", "echo; echo disk 9 9 5000 9 /")
     program("nvidia-smi", 'echo "| NVIDIA-SMI 550.54.15   Driver Version: 550.54.15   CUDA Version: 12.4 |"')
     found = "\n".join(lines(fresh, {**environ, "CXX": "g++-99 -O1"}))
-    for problem in (
-        "Python's venv module is incomplete: apt install python3.12-venv",
-        "no C++ compiler g++-99 (Horovod is compiled here): apt install g++",
-        "no Python.h for python3 (Horovod is an extension module): apt install python3.12-dev",
-        "not enough disk space: 5000 MB free in",
-        "the NVIDIA driver takes programs for CUDA 12, and torch here is for CUDA 13: install a newer driver",
-    ):
-        assert problem in found
+    for package in ("python3.12-venv", "g++", "python3.12-dev"):
+        assert f"apt install {package}" in found
+    assert "not enough disk space: 5000 MB free" in found
+    assert "torch here is for CUDA 13: install a newer driver" in found
     assert found.count("\n") == 4
 
 
-@pytest.mark.parametrize(("name", "version", "accepted"), [("g++", "10.2.1", False), ("clang", "4.2.1", True)])
-def test_an_old_compiler_is_named(
-    name: str, version: str, accepted: bool, fresh: Path, environ: dict[str, str], program: Program
-) -> None:
-    program("g++", f'case "$1" in --version) echo {name};; -dump*) echo {version};; esac')
+def test_an_old_compiler_is_named(fresh: Path, environ: dict[str, str], program: Program) -> None:
+    program("g++", 'case "$1" in --version) echo g++;; -dump*) echo 10.2.1;; esac')
     other_python(program, "3.12")
-    (line, *_) = lines(fresh, environ)
-    assert (f"g++ {version} is too old" in line and "CXX=g++-11 make env" in line) is not accepted
+    assert "g++ 10.2.1 is too old" in lines(fresh, environ)[0]
 
 
 def test_headers_are_fetched_without_root(fresh: Path, environ: dict[str, str], program: Program) -> None:
