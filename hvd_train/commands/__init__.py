@@ -1,1 +1,1 @@
-"""The commands of `hvd-train`: their flags are in `tree`; a function each returns the exit code."""
+"""The commands of `hvd-train`. `tree` has their flags; each function returns an exit code."""

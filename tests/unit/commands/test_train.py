@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from hvd_train import cli, config_file, recipes
+from hvd_train import Config, cli, config_file, recipes
 from hvd_train.commands import tree
-from hvd_train.commands.train import parse_train
+from hvd_train.commands.train import settings_of
 from tests.support.runs import DONE
-from tests.unit.story.test_result import DONE
 
 
 def parse_train(arguments: list[str]) -> Config:
