@@ -53,7 +53,7 @@ def test_the_help_of_a_command_is_its_own(
     printed = capsys.readouterr().out
     assert printed.startswith(f"usage: hvd-train {command}".rstrip())
     assert max(map(len, printed.splitlines())) <= 80
-    own = {"config": "--trust", "sweep": "--workers-per-run N", "bench batch": "--largest N", "train": "--np N"}
+    own = {"config": "--trust", "sweep": "--hosts FILE", "train": "--np N"}
     assert own.get(command, "--help") in printed
     assert ("Train a recipe, changed by flags" in printed) == (command in ("", "train"))
     assert ("--image-size INT|none" in printed) == ("[RECIPE]" in printed)

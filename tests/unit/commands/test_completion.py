@@ -25,9 +25,9 @@ def printed(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("train --precision ", "fp32 fp16 bf16"),
         ("evaluate --split t", "train test"),
         ("completion ", "--help bash zsh"),
-        ("bench ", "--help throughput batch scaling"),
+        ("bench ", "--help throughput scaling"),
         ("bench scaling --mode ", "weak strong"),
-        ("sweep digits --workers-p", "--workers-per-run"),
+        ("sweep digits --ho", "--hosts"),
         ("report runs/", ""),  # files, by the shell
     ],
 )

@@ -87,7 +87,7 @@ MISTAKES = [
     ("prove --tolerance x python mine.py", "--tolerance: invalid float value: 'x'"),
     ("sweep digits --model resnet18,resnet81", "unknown model 'resnet81'"),
     ("sweep --lr 0.1,x", "--learning-rate is 'x'; it must be a number"),
-    ("sweep --lr 0.1,0.2 --np 0", "--np: 0: it must be a whole number from 1 on"),
+    ("sweep --lr 0.1,0.2 --np 0", "--np/-np: 0: it must be a whole number from 1 on"),
     ("sweep --lr 0.1,0.2 --output-dir memory://bucket", "sweep has several runs, and memory://bucket/000-"),
     ("sweep --lr 0.1,0.2 --output-dir notes.txt", "--output-dir notes.txt is a file: name a folder"),
     ("bench scaling --np 1 --output-dir notes.txt", "--output-dir notes.txt is a file: name a folder"),
