@@ -1,6 +1,5 @@
 """Commands on a run folder that another user planted."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -75,20 +74,3 @@ def test_a_url_of_a_config_is_not_opened(monkeypatch: pytest.MonkeyPatch, capsys
     assert cli.run(["config", "--config", str(run / "config.yaml")]) == 2
     assert "names sftp://evil/x as its copy_to" in capsys.readouterr().err
     assert opened == []
-
-
-@pytest.mark.parametrize(
-    ("command", "pipe", "error"),
-    [
-        ("audit", "ledger.jsonl", "cannot read run/ledger.jsonl"),
-        ("evaluate", "config.yaml", "cannot read run/config.yaml"),
-        ("export", "model-best.pt", "cannot read the weights run/model-best.pt"),
-    ],
-)
-def test_no_command_waits_for_a_pipe(command: str, pipe: str, error: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run = write(Path("run"), whole_run(), summary=True)
-    torch.save(digits_convnet(10).state_dict(), run / "model-best.pt")
-    (run / pipe).unlink(missing_ok=True)
-    os.mkfifo(run / pipe)
-    assert cli.run([command, "run"]) == 2
-    assert capsys.readouterr().err == f"hvd-train: {error}: it is no file, but a pipe or a device\n"

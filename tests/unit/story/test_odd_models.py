@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
@@ -237,7 +236,6 @@ def test_extra_state_is_given_back_as_it_was(state: Any) -> None:
         (lambda: Extra(Base()), {}, "_extra_state is a Base, which a checkpoint cannot hold"),
         (lambda: Extra({"a": 1}), {"weights_format": "safetensors"}, "_extra_state is no dense tensor: leave the flag"),
         (lambda: Sparse(Tensor.to_sparse), {"weights_format": "safetensors"}, "adjacency is no dense tensor"),
-        (lambda: nn.LazyLinear(10), {}, r"weight has no shape yet: call the model once"),
     ],
 )
 def test_what_files_cannot_hold_is_one_line(make: Callable[[], nn.Module], settings: Any, says: str) -> None:
@@ -262,11 +260,6 @@ def test_a_model_that_cannot_be_copied_is_one_line() -> None:
     model.file = Path(__file__).open()  # noqa: SIM115
     with model.file, pytest.raises(UsageError, match="--ema-decay: torch cannot copy the model"):
         optim.copied(model)
-
-
-def test_tied_weights_are_written_as_safetensors() -> None:
-    found = played(LocalWorld(), own_generator(Tied()), weights_format="safetensors", ema_decay=None)
-    assert largest_difference(load_file("run/model-final.safetensors"), found) == 0
 
 
 @pytest.mark.parametrize(("ranks", "size"), [(1, 5), (2, 5), (2, 10)])
