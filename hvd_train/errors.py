@@ -4,8 +4,9 @@ import difflib
 import re
 import sysconfig
 import traceback
-from argparse import REMAINDER, Action, ArgumentParser, ArgumentTypeError, Namespace
+from argparse import REMAINDER, Action, ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path, PosixPath
 from typing import Any, NoReturn, TypeVar
 
@@ -14,13 +15,13 @@ TYPES: list[type] = [PosixPath]
 """The types that ranks may send to one another: what a rank receives must not choose the code to run."""
 
 
-def may_travel(kind: T) -> T:
+def sendable(kind: T) -> T:
     """List a type whose values ranks may send to one another: a plain dataclass, or an error."""
     TYPES.append(kind)
     return kind
 
 
-@may_travel
+@sendable
 class HvdTrainError(Exception):
     """Base of every error this package raises on purpose; `exit_code` is the exit code of the command."""
 
@@ -33,7 +34,7 @@ class HvdTrainError(Exception):
     """Whether the launcher had asked this process to end before this error."""
 
     def __init_subclass__(cls) -> None:
-        may_travel(cls)
+        sendable(cls)
 
 
 class UsageError(HvdTrainError):
@@ -155,6 +156,11 @@ class Parser(ArgumentParser):
         if any(action.nargs == REMAINDER for action in self._actions):  # the command of another program
             return self.parse_args(arguments)
         dashed = [re.sub(r"^--[\w-]+", lambda flag: flag[0].replace("_", "-"), argument) for argument in arguments]
+        for flag, word in pairwise(dashed):
+            is_switch = isinstance(self._option_string_actions.get(flag), BooleanOptionalAction)
+            if is_switch and not word.startswith("-"):
+                why = f"a switch, such as {flag}, takes no value"
+                raise UsageError(f"unexpected {word!r}: leave it out ({why})")
         options, rest = self.parse_known_intermixed_args(dashed)
         if unknown := next((word for word in rest if word.startswith("-")), None):
             flag = unknown.partition("=")[0]
@@ -163,7 +169,7 @@ class Parser(ArgumentParser):
                 raise UsageError(f"{flag} is no flag of {command}: {self._elsewhere[flag]}")
             raise unknown_name("argument", flag, self._option_string_actions)
         if rest:
-            raise UsageError(f"unexpected {rest[0]!r}: leave it out (a switch, such as --compile, takes no value)")
+            raise UsageError(f"unexpected {rest[0]!r}: leave it out")
         return options
 
 

@@ -21,7 +21,7 @@ from hvd_train.console import say
 from hvd_train.data import identity
 from hvd_train.data.plain import text_of
 from hvd_train.data.trees import map_tensors
-from hvd_train.errors import FaultRepeats, RankLost, ReplicasDiffer, UsageError, counted, first_few, may_travel
+from hvd_train.errors import FaultRepeats, RankLost, ReplicasDiffer, UsageError, counted, first_few, sendable
 from hvd_train.history import History, Label, Place
 from hvd_train.launch.exit_report import During
 from hvd_train.network.buffers import digest_of, digest_of_module, tensors_in
@@ -50,7 +50,7 @@ class Overtaken(UsageError):
     result: Result
 
 
-@may_travel
+@sendable
 @dataclass(frozen=True)
 class Member:
     """One process of a world, by its host and process id."""
@@ -62,7 +62,7 @@ class Member:
         return f"{self.host} (process {self.process})"
 
 
-@may_travel
+@sendable
 @dataclass(frozen=True)
 class RankReport:
     """The report of one rank to all others. Its size does not depend on the number of ranks."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hvd_train.config import Config
-from hvd_train.errors import counted, may_travel
+from hvd_train.errors import counted, sendable
 from hvd_train.network.models import micro_batch_sizes
 from hvd_train.parts import Parts
 from hvd_train.run_files.journal import figure, labelled
@@ -23,7 +23,7 @@ from hvd_train.tasks.task import LOSS, Task
 from hvd_train.world.world import Place
 
 
-@may_travel
+@sendable
 @dataclass(frozen=True)
 class Result:
     """How a training ended. Figures are by name; without an evaluation there are none."""

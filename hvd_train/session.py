@@ -41,10 +41,10 @@ from hvd_train.world.world import World
 
 T = TypeVar("T")
 M = TypeVar("M", bound=nn.Module)
-_ACT = {field.name for group in ("batch", "precision", "run") for field in fields(GROUPS[group])}
-_ACT |= {"recipe", "seed", "epochs", "patience", "workers", "sync_batch_norm"}
-_ACT |= {"clip_norm", "ema_decay"}
-_ACT -= {"compile", "eval_epochs"}
+_EFFECTIVE = {field.name for group in ("batch", "precision", "run") for field in fields(GROUPS[group])}
+_EFFECTIVE |= {"recipe", "seed", "epochs", "patience", "workers", "sync_batch_norm"}
+_EFFECTIVE |= {"clip_norm", "ema_decay"}
+_EFFECTIVE -= {"compile", "eval_epochs"}
 _INSTEAD = {
     "compile": "call model.compile() before the session",
     "lr_scaling": "set the learning rate yourself, from session.global_batch or step.size",
@@ -99,7 +99,9 @@ class Session:
         names = config.given | settings.keys()
         default = Config().settings()
         values = config.settings()
-        if idle := [name for name in values if name not in _ACT and (name in names or values[name] != default[name])]:
+        if idle := [
+            name for name in values if name not in _EFFECTIVE and (name in names or values[name] != default[name])
+        ]:
             instead = _INSTEAD.get(idle[0], "leave it out")
             raise UsageError(f"{idle[0]}={values[idle[0]]!r} has no effect in a loop of your own: {instead}")
         for given, check_kind in ((model, models.check_own), (optimizer, optim.check_own)):

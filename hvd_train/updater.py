@@ -429,7 +429,7 @@ class Attempt:
         factor = batch.size * 2.0 ** self._exponent(0) / message.measures[1] if by_count else None
         norm = self._clip(gradients, factor, updater.clip_norm if before is None else None)
         scale = state.scaler.scale(_constant(1.0, updater.device))
-        numbers = _on_its_way(torch.cat((*message, scale[None], norm[None])))
+        numbers = _copied_to_host(torch.cat((*message, scale[None], norm[None])))
         # On all ranks: both are sums over them.
         broken = ~torch.isfinite(message.measures[: measuring.num_of_loss].sum() + norm)
         ahead = not buffers.others and before is None and all(map(optim.can_skip_on_device, optimizers))
@@ -559,7 +559,7 @@ def advice_for(error: Exception, batch: Batch) -> UsageError | None:
     return None
 
 
-def _on_its_way(numbers: Tensor) -> Callable[[], Tensor]:
+def _copied_to_host(numbers: Tensor) -> Callable[[], Tensor]:
     """Begin to copy numbers to the host. The returned function waits for them, not for work that is queued later."""
     if numbers.device.type != "cuda":
         return lambda: numbers

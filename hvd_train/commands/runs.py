@@ -25,7 +25,7 @@ def _newest() -> Path:
     if not found:
         raise UsageError(f"which run? there is none in {run_folder.RUNS}/: name a run folder")
     newest = max(found, key=lambda path: path.stat().st_mtime).parent
-    if launcher.speaks(os.environ):
+    if launcher.prints(os.environ):
         say(f"the newest run: {newest}")
     return newest
 

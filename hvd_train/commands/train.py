@@ -4,7 +4,6 @@ import gc
 import os
 from argparse import Namespace
 from collections.abc import Mapping
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -62,19 +61,23 @@ def settings_of(options: Namespace, *, trust: bool = True, notes: bool = True) -
     Without `trust` the file must name no code or URL that no flag names. Raises UsageError.
     """
     given = {name: value for name, value in vars(options).items() if name in _SETTINGS}
-    recipe, folder = _words(options)
+    for word in options.words[2:]:
+        raise UsageError(f"unexpected {word!r}: leave it out")
+    recipe, folder = [*options.words, None, None][:2]
     base = _base(options, recipe, given)
     if folder is not None:
+        if "data_dir" in given:
+            raise UsageError(f"{folder} and --data-dir {given['data_dir']} are two folders: name one")
         if base.data.data not in _READ_FOLDERS and "data" not in given:
             what = f"the recipe {base.recipe} reads no folder"
             raise UsageError(f"{folder}: {what}; type --data folder as well")
-        given.setdefault("data_dir", folder)
+        given["data_dir"] = folder
     if "batch_size" in given:
         given.setdefault("global_batch_size", None)  # a batch size per worker decides it
-    given_way = _give_way(base, given)
+    dropped = _drop_defaults_in_conflict(base, given)
     config = base.replace(**given)
-    if notes and launcher.speaks(os.environ):
-        for note in given_way:
+    if notes and launcher.prints(os.environ):
+        for note in dropped:
             console.say(note)
     if "data_dir" in given and config.data.data in ("digits", "synthetic"):
         raise UsageError(f"--data {config.data.data} reads no --data-dir: add --data folder for images of yours")
@@ -84,16 +87,6 @@ def settings_of(options: Namespace, *, trust: bool = True, notes: bool = True) -
         untyped = {name: value for name, value in named.items() if name not in given}
         plugin.check_trusted(options.config, untyped)
     return config
-
-
-def _words(options: Namespace) -> tuple[str | None, str | None]:
-    """Return the recipe and its data folder, which are typed before all flags; None if missing."""
-    leading = list(takewhile(lambda word: not word.startswith("-"), options.typed))[:2]
-    for word in options.words[len(leading) :]:
-        why = "a switch, such as --compile, takes no value"
-        raise UsageError(f"unexpected {word!r}: leave it out ({why})")
-    recipe, folder = [*leading, None, None][:2]
-    return recipe, folder
 
 
 def _base(options: Namespace, recipe: str | None, given: dict[str, Any]) -> Config:
@@ -126,7 +119,7 @@ def _unnamed(given: Mapping[str, Any]) -> Config:
     return recipes.plain()
 
 
-def _give_way(base: Config, given: dict[str, Any]) -> list[str]:
+def _drop_defaults_in_conflict(base: Config, given: dict[str, Any]) -> list[str]:
     """Change what a recipe has set if it does not go with the flags; return a note for each change."""
     epochs = whole_number(given.get("epochs", ""))
     schedule = base.schedule

@@ -300,7 +300,7 @@ def _class_names(name: str, title: str, data: Any) -> tuple[str, ...]:
         if names := tuple(map(str, getattr(whole, "classes", ()))):
             return names
     items = _checked(title, data, _MOST_CLASSES)
-    if not isinstance(items, Arrays) and launcher.speaks(os.environ):
+    if not isinstance(items, Arrays) and launcher.prints(os.environ):
         say(f"--data {name}: reading all labels to count the classes; an attribute `classes` saves that")
     labels = items.labels.tolist() if isinstance(items, Arrays) else [items[index][1] for index in range(len(items))]
     return tuple(map(str, range(max(labels) + 1)))

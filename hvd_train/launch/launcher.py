@@ -48,7 +48,7 @@ def launched(environ: Mapping[str, str]) -> Launch | None:
     return None
 
 
-def speaks(environ: Mapping[str, str]) -> bool:
+def prints(environ: Mapping[str, str]) -> bool:
     """Return whether this process prints what all ranks find: rank 0, or any without a launcher."""
     ours = launched(environ)
     return ours is None or ours.rank == 0

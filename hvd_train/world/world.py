@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from hvd_train.errors import HvdTrainError, RankLost, UsageError, may_travel
+from hvd_train.errors import HvdTrainError, RankLost, UsageError, sendable
 from hvd_train.launch import roll_call
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ Request = Literal["train", "change", "stop"]
 _EXCHANGE_S = 1.0
 
 
-@may_travel
+@sendable
 @dataclass(frozen=True)
 class Place:
     """The place of a process among the ranks; by default, of a single rank."""

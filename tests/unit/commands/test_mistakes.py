@@ -117,6 +117,8 @@ MISTAKES = [
     ("train --epoch 5", "unknown argument '--epoch'; did you mean '--epochs'?"),
     ("train --epochs", "--epochs: expected one argument"),
     ("train --compile yes", "unexpected 'yes': leave it out (a switch, such as --compile, takes no value)"),
+    ("train digits images more", "unexpected 'more': leave it out"),
+    ("train digits a --data folder --data-dir b", "a and --data-dir b are two folders: name one"),
     ("train --workers-per-node 8", "type --workers for the loader processes of each rank"),
     ("train --gpus 4", "each rank takes a GPU: `hvd-train train --np 4` starts four"),
     ("train --nodes 2", "name the hosts: `hvd-train train --hosts h1:4,h2:4`"),

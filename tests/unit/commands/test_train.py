@@ -40,8 +40,11 @@ def test_a_folder_may_follow_the_recipe() -> None:
 
 
 def test_a_recipe_is_named_by_place_or_flag() -> None:
-    for arguments in (["cifar10-resnet50"], ["--recipe", "cifar10-resnet50"], ["--recipe=cifar10-resnet50"]):
-        assert parse_train(arguments) == recipes.get("cifar10-resnet50")
+    made = recipes.get("cifar10-resnet50").replace(seed=3)
+    for words in ("cifar10-resnet50 --seed 3", "--seed 3 cifar10-resnet50", "--seed 3 --recipe=cifar10-resnet50"):
+        assert parse_train(words.split()) == made
+    line = "bench scaling --np 1,2 cifar10-resnet50 --seed 3"
+    assert settings_of(tree.read(line.split())) == made
 
 
 @pytest.mark.parametrize("name", recipes.RECIPES)
