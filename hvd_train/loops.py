@@ -500,7 +500,7 @@ class Loops:
             return
         seconds = ranks.clock.seconds
         before = state.last_epoch.total_seconds if state.last_epoch else 0.0
-        state.last_epoch = EpochRecord(
+        record = EpochRecord(
             epoch=number + 1,
             step=state.progress.step,
             measures=state.totals.means(),
@@ -510,9 +510,8 @@ class Loops:
             total_seconds=round(seconds, 3),
             peak_memory_gib=round(peak_memory_gib(ranks.parts.device), 3),
         )
-        ranks.output.journal.epoch(state.last_epoch)
-        state.progress = replace(state.progress, epoch=number + 1, cursor=0)
-        state.totals = Totals()
+        ranks.output.journal.epoch(record)
+        state.end_epoch(record)
 
     def _gpu_load(self) -> dict[str, float]:
         """Return the load of this rank's GPU, if the last look at it is long ago; else nothing."""

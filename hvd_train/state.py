@@ -158,6 +158,12 @@ class TrainState:
         if is_finite:
             self.totals += totals
 
+    def end_epoch(self, record: EpochRecord) -> None:
+        """Begin the next epoch, after one with this record."""
+        self.last_epoch = record
+        self.progress = dataclasses.replace(self.progress, epoch=record.epoch, cursor=0)
+        self.totals = Totals()
+
     def take_step(self, optimizer: Optimizer, found_inf: Tensor | None = None) -> None:
         """Let an optimizer change the weights; a fused one does nothing if `found_inf` is 1.
 
