@@ -1,11 +1,12 @@
-"""The programs that users would write without us, and the networks that `benchmarks.speed` compares them with.
+"""The programs that users would write without us, and the networks that
+`benchmarks.speed` compares them with.
 
     horovodrun -np 2 python -m benchmarks.bare horovod NETWORK BATCH [expert]
     torchrun --nproc-per-node 2 -m benchmarks.bare ddp NETWORK BATCH [expert]
 
-Both are loops over a data set in memory. An expert's loop has a fused optimizer, keeps freed memory, and sends
-gradients in the fastest way: Horovod in 4 groups; DDP in buckets of 25 MB, which hold the gradients, for a static graph
-and without a broadcast of buffers.
+Both are loops over a data set in memory. An expert's loop has a fused optimizer, keeps freed
+memory, and sends gradients in the fastest way: Horovod in 4 groups; DDP in buckets of 25 MB, which
+hold the gradients, for a static graph and without a broadcast of buffers.
 """
 
 import ctypes
@@ -25,11 +26,20 @@ from benchmarks import plain_elastic
 from benchmarks.turns import gated
 from hvd_train.network.models import digits_convnet
 
-IMAGE_SIZES = {"linear": 8, "convnet": 8, "resnet18": 32, "resnet50": 64, "mobilenet_v3_large": 64, "vgg11": 32}
+IMAGE_SIZES = {
+    "linear": 8,
+    "convnet": 8,
+    "resnet18": 32,
+    "resnet50": 64,
+    "mobilenet_v3_large": 64,
+    "vgg11": 32,
+}
 
 
 def waiting(num_classes: int) -> nn.Module:
-    """Return a small network whose forward pass takes 50 ms and leaves the cores free, as one on a GPU might."""
+    """Return a small network whose forward pass takes 50 ms and leaves the cores
+    free, as one on a GPU might.
+    """
     return gated(plain_elastic.network(num_classes))
 
 
@@ -59,14 +69,17 @@ vgg11 = partial(of_torchvision, "vgg11")  # 128.8 million
 
 
 def batches(size: int, batch: int, rank: int, ranks: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield batches of the digits that hvd_train trains on, without an end; `batch` is the number of images a rank.
+    """Yield batches of the digits that hvd_train trains on, without an end; `batch` is
+    the number of images a rank.
 
     Images are [batch, 1, size, size] from 0 to 1.
     """
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    images = nn.functional.interpolate(torch.from_numpy(digits.images[:1437]).float()[:, None] / 16, size=size)
+    images = nn.functional.interpolate(
+        torch.from_numpy(digits.images[:1437]).float()[:, None] / 16, size=size
+    )
     labels = torch.from_numpy(digits.target[:1437])
     for epoch in count():
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))
@@ -75,10 +88,14 @@ def batches(size: int, batch: int, rank: int, ranks: int) -> Iterator[tuple[Tens
             yield images[samples], labels[samples]
 
 
-def train(model: nn.Module, wrap: Callable[[torch.optim.SGD], Optimizer], batch: int, *world: int) -> None:
+def train(
+    model: nn.Module, wrap: Callable[[torch.optim.SGD], Optimizer], batch: int, *world: int
+) -> None:
     """Train until the process is killed. The ranks share the cores."""
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world[1]))
-    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, fused=EXPERT or None))
+    optimizer = wrap(
+        torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, fused=EXPERT or None)
+    )
     for images, labels in batches(IMAGE_SIZES[NETWORK], batch, *world):
         optimizer.zero_grad()
         cross_entropy(model(images), labels).backward()
@@ -86,25 +103,39 @@ def train(model: nn.Module, wrap: Callable[[torch.optim.SGD], Optimizer], batch:
 
 
 def horovod(network: nn.Module, batch: int) -> None:
-    """Train with Horovod's DistributedOptimizer and the broadcast at the start, and nothing else of Horovod."""
+    """Train with Horovod's DistributedOptimizer and the broadcast at the start,
+    and nothing else of Horovod.
+    """
     hvd.init()
     hvd.broadcast_parameters(network.state_dict(), root_rank=0)
     groups = 4 if EXPERT else None
-    wrap = partial(hvd.DistributedOptimizer, named_parameters=network.named_parameters(), groups=groups)
+    wrap = partial(
+        hvd.DistributedOptimizer, named_parameters=network.named_parameters(), groups=groups
+    )
     train(network, wrap, batch, hvd.rank(), hvd.size())
 
 
 def ddp(network: nn.Module, batch: int) -> None:
     """Train with DistributedDataParallel over Gloo."""
     distributed.init_process_group("gloo")
-    settings = {"gradient_as_bucket_view": True, "static_graph": True, "broadcast_buffers": False} if EXPERT else {}
+    settings = (
+        {"gradient_as_bucket_view": True, "static_graph": True, "broadcast_buffers": False}
+        if EXPERT
+        else {}
+    )
     model = nn.parallel.DistributedDataParallel(network, **settings)
     train(model, lambda sgd: sgd, batch, distributed.get_rank(), distributed.get_world_size())
 
 
 def alone(network: nn.Module, batch: int) -> None:
     """Train each rank by itself: two ranks without an exchange, which no program can outrun."""
-    train(network, lambda sgd: sgd, batch, int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    train(
+        network,
+        lambda sgd: sgd,
+        batch,
+        int(os.environ.get("RANK", "0")),
+        int(os.environ.get("WORLD_SIZE", "1")),
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Count what a training step asks of a GPU, on the stand-in for CUDA and NCCL: no GPU is needed.
 
-    python -m benchmarks.gpu_counts          ResNet-50 in fp16 on two ranks over NCCL; about a minute
+    python -m benchmarks.gpu_counts          ResNet-50 in fp16 on two ranks over NCCL; about a
+                                             minute
 
-For each phase of a step: operators of torch; kernels and copies, which are Horovod's but for the copies of the input
-and of the result; and waits of the host until the GPU has done all of a stream or up to an event. Horovod sends
-gradients from a thread of its own, during the backward pass and the reduction.
+For each phase of a step: operators of torch; kernels and copies, which are Horovod's but for the
+copies of the input and of the result; and waits of the host until the GPU has done all of a stream
+or up to an event. Horovod sends gradients from a thread of its own, during the backward pass and
+the reduction.
 """
 
 import ctypes
@@ -55,11 +57,16 @@ def rank() -> None:
     throughput.split_on = lambda _: Split(stamp, operator.sub)
     config = RECIPES["imagenet-resnet50"]().replace(device="cuda", image_size=32, batch_size=4)
     world = HorovodWorld()
-    with closing(throughput.Stepper(throughput.without_files(config, own_data=False), world)) as stepper:
+    with closing(
+        throughput.Stepper(throughput.without_files(config, own_data=False), world)
+    ) as stepper:
         stepper.take(3)
         _, counts = stepper.split_of(2)
     if world.place.rank == 0:
-        named = {phase: dict(zip(KINDS, map(float, of_phase), strict=True)) for phase, of_phase in counts.items()}
+        named = {
+            phase: dict(zip(KINDS, map(float, of_phase), strict=True))
+            for phase, of_phase in counts.items()
+        }
         print(f"counts: {json.dumps(named)}", flush=True)
     world.close()
     os._exit(0)  # the stand-in is gone when Horovod frees its buffers at the end of a process
@@ -73,7 +80,10 @@ def main() -> None:
     print(f"| phase | {' | '.join(KINDS)} |\n|---|{'---|' * len(KINDS)}")
     for phase, of_phase in counts.items():
         print(f"| {phase} | {' | '.join(f'{of_phase[kind]:.0f}' for kind in KINDS)} |")
-    print(f"| a step | {' | '.join(f'{sum(one[kind] for one in counts.values()):.0f}' for kind in KINDS)} |")
+    print(
+        "| a step | "
+        f"{' | '.join(f'{sum(one[kind] for one in counts.values()):.0f}' for kind in KINDS)} |"
+    )
 
 
 if __name__ == "__main__":

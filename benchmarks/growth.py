@@ -1,7 +1,9 @@
-"""What ranks cost as they become more: the time in which they connect, requests to the store, and a sum of one number.
+"""What ranks cost as they become more: the time in which they connect, requests to the
+store, and a sum of one number.
 
-The worlds have 2 to 32 ranks on this machine. For 1,024 ranks, clients ask the store as ranks do, and do not connect.
-For 1,024 workers of an elastic job, clients send heartbeats to a driver, and a rank reads the reports of all.
+The worlds have 2 to 32 ranks on this machine. For 1,024 ranks, clients ask the store as ranks do,
+and do not connect. For 1,024 workers of an elastic job, clients send heartbeats to a driver, and a
+rank reads the reports of all.
 
     python -m benchmarks.growth             about three minutes on 2 cores
     python -m benchmarks.growth elastic     half a minute: the driver and the reports alone
@@ -36,7 +38,10 @@ def launch() -> None:
 
     answered = []
     answer = KVStoreHandler._answer
-    KVStoreHandler._answer = lambda self, *result: (answered.append(self.path), answer(self, *result))
+    KVStoreHandler._answer = lambda self, *result: (
+        answered.append(self.path),
+        answer(self, *result),
+    )
     launch.run_commandline()
     print(json.dumps({"requests": len(answered)}))
 
@@ -66,14 +71,18 @@ def rank() -> None:
 
 
 def ask(number: int) -> None:
-    """Ask the store as one of `CLIENTS` ranks does: write its own addresses, and read those that others have for it."""
+    """Ask the store as one of `CLIENTS` ranks does: write its own addresses, and read
+    those that others have for it.
+    """
     client.put(os.environ, f"global/{number}", " " * ADDRESS * (CLIENTS - 1))
     while not client.get(os.environ, f"global/{number}-of-{CLIENTS}"):
         pass  # not all are here yet
 
 
 def clients() -> dict[str, Any]:
-    """Return the seconds that a store takes to serve `CLIENTS` ranks, whose requests come from another process."""
+    """Return the seconds that a store takes to serve `CLIENTS` ranks, whose requests
+    come from another process.
+    """
     from horovod.runner.http import http_server, signature
 
     os.environ |= {client.KEY: signature.make_key(), client.ADDRESS: client.LOOPBACK}
@@ -85,8 +94,12 @@ def clients() -> dict[str, Any]:
 
 
 def beat() -> None:
-    """Send heartbeats as `CLIENTS` workers do: begin, and on a line of input take `BEATS` seconds for some of each."""
-    held = [client.HeldRequest(os.environ, f"heartbeat/{1000 + n}-train.1", 60) for n in range(CLIENTS)]
+    """Send heartbeats as `CLIENTS` workers do: begin, and on a line of input take `BEATS`
+    seconds for some of each.
+    """
+    held = [
+        client.HeldRequest(os.environ, f"heartbeat/{1000 + n}-train.1", 60) for n in range(CLIENTS)
+    ]
     for each in held:
         each.beat()
     print("ready", flush=True)
@@ -101,7 +114,9 @@ def beat() -> None:
 
 
 def driver() -> dict[str, Any]:
-    """Return the seconds that a driver takes to form a world of `CLIENTS` workers, and the share of a core after it."""
+    """Return the seconds that a driver takes to form a world of `CLIENTS` workers, and the
+    share of a core after it.
+    """
     from horovod.runner.http import signature
 
     from hvd_train.elastic import roster
@@ -118,7 +133,9 @@ def driver() -> dict[str, Any]:
     hosts = {f"h{n}": 8 for n in range(CLIENTS // 8)}
     server = DriverServer()
     interrupted = threading.Event()
-    job = Dispatcher(Roster(CLIENTS, 1, CLIENTS, patience_s=600), lambda: hosts, lambda _: None, run, interrupted)
+    job = Dispatcher(
+        Roster(CLIENTS, 1, CLIENTS, patience_s=600), lambda: hosts, lambda _: None, run, interrupted
+    )
     os.environ |= {client.KEY: signature.make_key(), client.ADDRESS: client.LOOPBACK}
     os.environ[client.PORT] = str(server.start(handler(job, server)))
     threading.Thread(target=job.run, daemon=True).start()
@@ -138,7 +155,10 @@ def driver() -> dict[str, Any]:
         print(file=workers.stdin, flush=True)
         assert workers.stdout.readline() == "done\n"
         core = (time.process_time() - used) / BEATS
-    print(found := {"workers": CLIENTS, "world_s": round(formed_s, 2), "core": round(core, 3)}, flush=True)
+    print(
+        found := {"workers": CLIENTS, "world_s": round(formed_s, 2), "core": round(core, 3)},
+        flush=True,
+    )
     return found
 
 
@@ -149,11 +169,19 @@ def reports() -> dict[str, Any]:
 
     place = 1, 2, 101, 0
     member = Member("node-0001.cluster.example", 10_000)
-    report = packed(RankReport(member, True, 100, "d" * 32, "a rank was lost", Path("runs/one"), place, place))
+    report = packed(
+        RankReport(member, True, 100, "d" * 32, "a rank was lost", Path("runs/one"), place, place)
+    )
     begun = time.monotonic()
     for _ in range(CLIENTS):
         unpacked(report)
-    print(found := {"reports": CLIENTS, "bytes": report.numel(), "seconds": round(time.monotonic() - begun, 2)})
+    print(
+        found := {
+            "reports": CLIENTS,
+            "bytes": report.numel(),
+            "seconds": round(time.monotonic() - begun, 2),
+        }
+    )
     return found
 
 
@@ -162,7 +190,9 @@ def measure(ranks: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.growth"]
     with tempfile.TemporaryDirectory(prefix="growth-") as folder:
         start = [*command, "launch", "--gloo", "-np", str(ranks), *command, "rank"]
-        done = subprocess.run(start, cwd=folder, env=ENVIRONMENT, check=True, stdout=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            start, cwd=folder, env=ENVIRONMENT, check=True, stdout=subprocess.PIPE, text=True
+        )
     found: dict[str, Any] = {"ranks": ranks}
     for line in done.stdout.splitlines():
         found |= json.loads(line[line.index("{") :])
@@ -184,4 +214,11 @@ if __name__ == "__main__":
         {"rank": rank, "launch": launch, "beat": beat}[what]()
     else:
         worlds = [measure(ranks) for ranks in RANKS]
-        write("growth", "benchmarks.growth", worlds=worlds, store=clients(), driver=driver(), reports=reports())
+        write(
+            "growth",
+            "benchmarks.growth",
+            worlds=worlds,
+            store=clients(),
+            driver=driver(),
+            reports=reports(),
+        )

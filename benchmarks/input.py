@@ -3,10 +3,11 @@
     python -m benchmarks.input               2 minutes on an idle core
     python -m benchmarks.input --quick       a few seconds; no record
 
-Two loaders, each with one process, take turns of a pass over the data set. A pass is measured in processor time of all
-processes. JPEG files of 500 x 375 pixels become random resized crops of 224 (training; our device normalises them), or
-the middle 224 of 256 (evaluation). Theirs is ImageFolder with the usual transforms of PIL images in a DataLoader.
-The files are noise whose amplitude falls with its frequency, as in photographs (Field 1987), and about as large.
+Two loaders, each with one process, take turns of a pass over the data set. A pass is measured in
+processor time of all processes. JPEG files of 500 x 375 pixels become random resized crops of 224
+(training; our device normalises them), or the middle 224 of 256 (evaluation). Theirs is ImageFolder
+with the usual transforms of PIL images in a DataLoader. The files are noise whose amplitude falls
+with its frequency, as in photographs (Field 1987), and about as large.
 """
 
 import statistics
@@ -39,11 +40,14 @@ Pass = Callable[[], int]  # takes every image of a data set once and returns the
 
 
 def photograph(generator: np.random.Generator) -> Image.Image:
-    """Return an image of 375 x 500 pixels with the statistics of photographs that matter to a decoder."""
+    """Return an image of 375 x 500 pixels with the statistics of photographs
+    that matter to a decoder.
+    """
     height = 375
     width = 500
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width))
-    amplitude = np.maximum(frequency, 1 / max(height, width)) ** -1.1  # the exponent is -1 to -1.2 in photographs
+    # the exponent is -1 to -1.2 in photographs
+    amplitude = np.maximum(frequency, 1 / max(height, width)) ** -1.1
     planes = []
     for spread, middle in ((45, np.linspace(150, 100, height)[:, None]), (12, 128), (12, 128)):
         waves = amplitude * (generator.standard_normal((2, *amplitude.shape)).T @ (1, 1j)).T
@@ -65,13 +69,19 @@ def ours(data: DataSet, source: Source) -> Pass:
     def one() -> int:
         epoch = next(epochs)
         work = assignments(EpochOrder(0, epoch, len(source)), 0, BatchLayout(BATCH, BATCH), 0, 1)
-        return sum(len(micro.samples) for batch in loader.load(epoch, work) for micro in batch.micro_batches)
+        return sum(
+            len(micro.samples)
+            for batch in loader.load(epoch, work)
+            for micro in batch.micro_batches
+        )
 
     return one
 
 
 def per_second(images: Pass) -> float:
-    """Return the images of a pass per second of the processor time of this process and its loader processes."""
+    """Return the images of a pass per second of the processor time of this process
+    and its loader processes.
+    """
 
     def processor_seconds() -> float:
         this = psutil.Process()  # the clocks of clock_getcpuclockid(3), which count nanoseconds
@@ -83,7 +93,9 @@ def per_second(images: Pass) -> float:
 
 
 def photographs(root: Path, number: int) -> float:
-    """Write JPEG files in 4 classes, which are both training and validation set; return their mean size in kB."""
+    """Write JPEG files in 4 classes, which are both training and validation set;
+    return their mean size in kB.
+    """
     generator = np.random.default_rng(0)
     paths = [root / "train" / f"{i % 4}" / f"{i:04}.jpg" for i in range(number)]
     for path in paths:
@@ -102,15 +114,40 @@ def measure(quick: bool) -> list[dict[str, Any]]:
         size = photographs(root := Path(name), images)
         data = open_folder(root, DataConfig(data="folder", data_dir=root))
         for kind, source, crop in (
-            ("training", data.train, [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()]),
-            ("evaluation", data.val or data.train, [transforms.Resize(256), transforms.CenterCrop(224)]),
+            (
+                "training",
+                data.train,
+                [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()],
+            ),
+            (
+                "evaluation",
+                data.val or data.train,
+                [transforms.Resize(256), transforms.CenterCrop(224)],
+            ),
         ):
             folder = ImageFolder(root / "train", transforms.Compose([*crop, *tail]))
             loader = DataLoader(folder, BATCH, shuffle=True, num_workers=1, persistent_workers=True)
-            sides = {"ours": ours(data, source), "usual": lambda batches=loader: sum(len(one[1]) for one in batches)}
-            rates = take_turns({side: partial(per_second, one) for side, one in sides.items()}, turns, warm_up=2)
-            one = summary(f"JPEG of {size:.0f} KB, {kind}", ratios(rates["ours"], rates["usual"]), "at least", 1.8)
-            found.append({**one, "images_per_second": {side: round(statistics.median(rates[side])) for side in rates}})
+            sides = {
+                "ours": ours(data, source),
+                "usual": lambda batches=loader: sum(len(one[1]) for one in batches),
+            }
+            rates = take_turns(
+                {side: partial(per_second, one) for side, one in sides.items()}, turns, warm_up=2
+            )
+            one = summary(
+                f"JPEG of {size:.0f} KB, {kind}",
+                ratios(rates["ours"], rates["usual"]),
+                "at least",
+                1.8,
+            )
+            found.append(
+                {
+                    **one,
+                    "images_per_second": {
+                        side: round(statistics.median(rates[side])) for side in rates
+                    },
+                }
+            )
     return found
 
 

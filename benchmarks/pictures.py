@@ -1,4 +1,6 @@
-"""Make the pictures of README.md from a real run, in which a worker is killed. Needs chromium on the PATH.
+"""Make the pictures of README.md from a real run, in which a worker is killed.
+
+Needs chromium on the PATH.
 
 python benchmarks/pictures.py docs/pictures
 """
@@ -65,14 +67,22 @@ def main() -> int:
         page = folder / "report.html"
         subprocess.run([PROGRAM, "report", "digits", "--output", str(page)], cwd=folder, check=True)
         picture(page, target / "report.png", 1000, 860)
-        page.write_text(re.sub("<section.*?</section>|<h1.*?</nav>", of_recovery, page.read_text(), flags=re.DOTALL))
+        page.write_text(
+            re.sub(
+                "<section.*?</section>|<h1.*?</nav>", of_recovery, page.read_text(), flags=re.DOTALL
+            )
+        )
         picture(page, target / "recovery.png", 1000, 860)
         environment = {**os.environ, "COLUMNS": "96", "FORCE_COLOR": "1", "TERM": "xterm-256color"}
         watch = [PROGRAM, "watch", "digits", "--once"]
-        shown = subprocess.run(watch, cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout
+        shown = subprocess.run(
+            watch, cwd=folder, env=environment, check=True, capture_output=True, text=True
+        ).stdout
         console = Console(record=True, width=96, file=io.StringIO(), force_terminal=True)
         console.print(Text.from_ansi(shown), end="")
-        page.write_text(f"<body style='margin: 0'>{console.export_svg(title='hvd-train watch digits')}")
+        page.write_text(
+            f"<body style='margin: 0'>{console.export_svg(title='hvd-train watch digits')}"
+        )
         picture(page, target / "watch.png", 1200, 620)
     return 0
 

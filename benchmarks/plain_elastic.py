@@ -1,9 +1,11 @@
-r"""An elastic training as Horovod's documentation has it, for `benchmarks.recovery`: TorchState and ElasticSampler.
+r"""An elastic training as Horovod's documentation has it, for `benchmarks.recovery`:
+TorchState and ElasticSampler.
 
     horovodrun -np 3 --min-np 1 --host-discovery-script ./discover.sh \
         python benchmarks/plain_elastic.py LOG
 
-Rank 0 appends a line of JSON to LOG for each step: time, process, how often this process has (re)entered, world size.
+Rank 0 appends a line of JSON to LOG for each step: time, process, how often this process has
+(re)entered, world size.
 """
 
 import json
@@ -18,7 +20,9 @@ STEP_S = 0.05
 
 
 def network(num_classes: int = 10) -> nn.Module:
-    """Return a network whose training pass takes `STEP_S` seconds and leaves the cores free, as one on a GPU might."""
+    """Return a network whose training pass takes `STEP_S` seconds and leaves the cores
+    free, as one on a GPU might.
+    """
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, num_classes))
     model.register_forward_hook(lambda module, *_: time.sleep(STEP_S) if module.training else None)
     return model
@@ -32,7 +36,9 @@ def main() -> None:
 
     hvd.init()
     digits = load_digits()
-    dataset = TensorDataset(torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target))
+    dataset = TensorDataset(
+        torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+    )
     model = network()
     sgd = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(sgd, named_parameters=model.named_parameters())
@@ -48,7 +54,11 @@ def main() -> None:
                 nn.functional.cross_entropy(model(images), labels).backward()
                 optimizer.step()
                 if hvd.rank() == 0:
-                    line = {"time": time.time(), "world": [os.getpid(), entries], "world_size": hvd.size()}
+                    line = {
+                        "time": time.time(),
+                        "world": [os.getpid(), entries],
+                        "world_size": hvd.size(),
+                    }
                     with open(sys.argv[1], "a") as log:
                         log.write(json.dumps(line) + "\n")
                 state.sampler.record_batch(number, 20)

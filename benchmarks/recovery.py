@@ -1,11 +1,13 @@
-"""How long an elastic job takes from a fault or a change of hosts to its next step, and plain Horovod 0.28.1.
+"""How long an elastic job takes from a fault or a change of hosts to its next step,
+and plain Horovod 0.28.1.
 
     python -m benchmarks.recovery                      ours (as root; 10 of each: 20 minutes)
     python -m benchmarks.recovery --plain ENVIRONMENT  plain Horovod's (30 minutes)
 
-Three hosts, one worker each, in network namespaces of this machine with ssh between them (tests/support/hosts.py);
-a step computes for 0.05 s and takes 60 samples. A fault is timed from its moment to the end of the first step in the
-next world, a change of the list of hosts by the time in which no step ended.
+Three hosts, one worker each, in network namespaces of this machine with ssh between them
+(tests/support/hosts.py); a step computes for 0.05 s and takes 60 samples. A fault is timed from its
+moment to the end of the first step in the next world, a change of the list of hosts by the time in
+which no step ended.
 ENVIRONMENT is a virtual environment with torch, scikit-learn, and the wheel that this makes:
 
     python packaging/build_horovod.py --without-patches --wheel-dir DIR
@@ -41,14 +43,23 @@ KINDS = {
     "taken": "a host is taken from the list",
     "joins": "a host is added to the list",
 }
-# The launcher of a running job; the time of each step's end, its world and the ranks in that; the worker on a host.
-Case = tuple[subprocess.Popen[bytes], Callable[[], list[tuple[float, str, int]]], Callable[[str], psutil.Process]]
+# The launcher of a running job; the time of each step's end, its world and the ranks in that; the
+# worker on a host.
+Case = tuple[
+    subprocess.Popen[bytes],
+    Callable[[], list[tuple[float, str, int]]],
+    Callable[[str], psutil.Process],
+]
 
 
 def measure(case: Case, hosts: Hosts, folder: Path, kind: str, host: str) -> float | None:
-    """Make a fault and return the seconds to the next step, or those in which no step ended; None after LIMIT_S."""
+    """Make a fault and return the seconds to the next step, or those in which no step
+    ended; None after LIMIT_S.
+    """
     size, (launcher, steps, worker) = 2 if kind == "joins" else 3, case
-    wait_for("the start", lambda: [ranks for _, _, ranks in steps()[-20:]] == [size] * 20, limit_s=120)
+    wait_for(
+        "the start", lambda: [ranks for _, _, ranks in steps()[-20:]] == [size] * 20, limit_s=120
+    )
     world = steps()[-1][1]
     began = time.time()
     if kind in ("process", "stopped"):
@@ -69,7 +80,10 @@ def measure(case: Case, hosts: Hosts, folder: Path, kind: str, host: str) -> flo
 @contextmanager
 def ours(hosts: Hosts, folder: Path, listed: tuple[str, ...]) -> Iterator[Case]:
     """Start an elastic job of ours."""
-    training = "--data digits --model benchmarks.plain_elastic:network --epochs 100000 --batch-size 20 --log-steps 1"
+    training = (
+        "--data digits --model benchmarks.plain_elastic:network --epochs 100000 "
+        "--batch-size 20 --log-steps 1"
+    )
     training += " --augment none --device cpu --eval-epochs 1000 --output-dir run"
 
     def steps() -> list[tuple[float, str, int]]:
@@ -97,16 +111,33 @@ def plain(environment: Path, hosts: Hosts, folder: Path, listed: tuple[str, ...]
     script = str(ROOT / "benchmarks/plain_elastic.py")
     log = folder / "steps.jsonl"
     programs = environment / "bin"
-    command = ["env", f"PATH={programs}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", f"{programs}/horovodrun"]
-    command += ["-np", str(len(listed)), "--min-np", "1", "--host-discovery-script", f"{folder}/discover.sh"]
+    command = [
+        "env",
+        f"PATH={programs}:/usr/sbin:/usr/bin:/sbin:/bin",
+        "OMP_NUM_THREADS=1",
+        f"{programs}/horovodrun",
+    ]
+    command += [
+        "-np",
+        str(len(listed)),
+        "--min-np",
+        "1",
+        "--host-discovery-script",
+        f"{folder}/discover.sh",
+    ]
     command += [f"{programs}/python", script, str(log)]
 
     def steps() -> list[tuple[float, str, int]]:
-        return [(record["time"], str(record["world"]), record["world_size"]) for record in json_lines(log)]
+        return [
+            (record["time"], str(record["world"]), record["world_size"])
+            for record in json_lines(log)
+        ]
 
     def worker(host: str) -> psutil.Process:
         processes = hosts.processes(host)
-        return next(p for p, words in processes if words[-2:-1] == [script] and words[0].endswith("python"))
+        return next(
+            p for p, words in processes if words[-2:-1] == [script] and words[0].endswith("python")
+        )
 
     with started(hosts.inside("h1", folder, *command), folder, folder / "output.txt") as launcher:
         yield launcher, steps, worker
@@ -114,8 +145,12 @@ def plain(environment: Path, hosts: Hosts, folder: Path, listed: tuple[str, ...]
 
 def main() -> None:
     """Measure and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plain", type=Path, metavar="ENVIRONMENT", help="measure the Horovod of this environment")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--plain", type=Path, metavar="ENVIRONMENT", help="measure the Horovod of this environment"
+    )
     options = parser.parse_args()
     if reason := cluster.missing():
         sys.exit(f"recovery: {reason}")
@@ -132,7 +167,10 @@ def main() -> None:
             times.setdefault(kind, []).append(seconds and round(seconds, 3))
         in_time = [s for s in times[kind] if s is not None]
         median = f"{statistics.median(in_time):.2f} s" if in_time else "none in time"
-        print(f"{fault}: median {median}, {len(in_time)} of {len(times[kind])} within 60 s", flush=True)
+        print(
+            f"{fault}: median {median}, {len(in_time)} of {len(times[kind])} within 60 s",
+            flush=True,
+        )
     write(f"recovery-{'plain' if options.plain else 'ours'}", "benchmarks.recovery", seconds=times)
 
 

@@ -1,16 +1,20 @@
-"""How fast our loop is, and what it costs to be ready for faults: ratios of the times of programs that take turns.
+"""How fast our loop is, and what it costs to be ready for faults: ratios of the times of
+programs that take turns.
 
-    python -m benchmarks.speed NETWORK       over the programs of `benchmarks.bare`; about 8 minutes on 2 cores
-    python -m benchmarks.speed own_cost      microseconds that a step of ours takes longer; about 1 minute
+    python -m benchmarks.speed NETWORK       over the programs of `benchmarks.bare`; about 8 minutes
+                                             on 2 cores
+    python -m benchmarks.speed own_cost      microseconds that a step of ours takes longer; about 1
+                                             minute
     python -m benchmarks.speed elastic       an elastic job over a static one; about 20 minutes
     python -m benchmarks.speed commits       what a commit a minute costs; about 3 minutes
     ... --quick                              half a minute to two minutes each; no record
 
-NETWORK is convnet, resnet18, resnet50, mobilenet_v3_large or vgg11. Running trainings take turns (`benchmarks.turns`),
-with the same network, batch and number of threads, without augmentation, evaluation or commits. Elastic and static jobs
-train a ResNet-50, and a network whose steps of 50 ms leave the cores free, as steps on a GPU do. A commit costs the
-time by which the ten steps after it take longer than the next ten, in a training of ResNet-50 that keeps both cores
-busy. Records are in benchmarks/records.
+NETWORK is convnet, resnet18, resnet50, mobilenet_v3_large or vgg11. Running trainings take turns
+(`benchmarks.turns`), with the same network, batch and number of threads, without augmentation,
+evaluation or commits. Elastic and static jobs train a ResNet-50, and a network whose steps of 50 ms
+leave the cores free, as steps on a GPU do. A commit costs the time by which the ten steps after it
+take longer than the next ten, in a training of ResNet-50 that keeps both cores busy. Records are in
+benchmarks/records.
 """
 
 import json
@@ -33,38 +37,66 @@ ONE_THREAD = {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}
 
 
 def ours(network: str, more: str = "--epochs 1000000 --commit-seconds 1000000") -> list[str]:
-    """Return the command that trains a network of `benchmarks.bare` with our loop, without evaluations."""
-    line = f"hvd-train train --data digits --model benchmarks.bare:{network} --batch-size {BATCH} --augment none "
-    line += f"--device cpu --eval-epochs 1000000 --output-dir run --learning-rate 0.02 --weight-decay 0 {more}"
-    return [*line.split(), *(["--image-size", str(IMAGE_SIZES[network])] if network in IMAGE_SIZES else [])]
+    """Return the command that trains a network of `benchmarks.bare` with our
+    loop, without evaluations.
+    """
+    line = (
+        f"hvd-train train --data digits --model benchmarks.bare:{network} --batch-size "
+        f"{BATCH} --augment none "
+    )
+    line += (
+        "--device cpu --eval-epochs 1000000 --output-dir run --learning-rate 0.02 "
+        f"--weight-decay 0 {more}"
+    )
+    return [
+        *line.split(),
+        *(["--image-size", str(IMAGE_SIZES[network])] if network in IMAGE_SIZES else []),
+    ]
 
 
 def training(network: str, quick: bool) -> list[dict[str, Any]]:
-    """Return by how many times a step of other programs takes longer than ours: an expert's, and some plain ones."""
+    """Return by how many times a step of other programs takes longer than ours: an
+    expert's, and some plain ones.
+    """
     found = []
     for launcher in ("gloo", "mpi"):
         plain = ["horovod", "ddp"] if (network, launcher) == ("resnet18", "gloo") else []
         commands = {}
         for name in [*plain, *(f"{program} expert" for program in AIMS)]:
-            how = [*LAUNCHERS[launcher], "python"] if name.startswith("horovod") else LAUNCHERS["torchrun"]
+            how = (
+                [*LAUNCHERS[launcher], "python"]
+                if name.startswith("horovod")
+                else LAUNCHERS["torchrun"]
+            )
             program, *expert = name.split()
             commands[name] = [*how, "-m", "benchmarks.bare", program, network, str(BATCH), *expert]
         commands["ours"] = [*LAUNCHERS[launcher], *ours(network)]
         of_programs, seconds = compare(commands, *((1, 3, 0.3) if quick else (4, 5, 1.0)))
         for name, ratios in of_programs.items():
             aim = 1.05 if network == "convnet" and "alone" not in name else AIMS[name.split()[0]]
-            found.append({**summary(f"{network}: {name} over ours ({launcher})", ratios, "at least", aim)})
+            found.append(
+                {**summary(f"{network}: {name} over ours ({launcher})", ratios, "at least", aim)}
+            )
         found[-1]["seconds_per_step"] = seconds
     return found
 
 
 def own_cost(quick: bool) -> list[dict[str, Any]]:
-    """Return the microseconds of our step beyond a bare loop's, alone, with a network of one small layer."""
+    """Return the microseconds of our step beyond a bare loop's, alone, with a
+    network of one small layer.
+    """
     bare = ["python", "-m", "benchmarks.bare", "alone", "linear", str(BATCH), "expert"]
     times = (1, 3, 0.3) if quick else (4, 5, 1.0)
-    of_programs, seconds = compare({"bare": bare, "ours": ours("linear")}, *times, variables=ONE_THREAD, ranks=1)
+    of_programs, seconds = compare(
+        {"bare": bare, "ours": ours("linear")}, *times, variables=ONE_THREAD, ranks=1
+    )
     microseconds = [1e6 * seconds["ours"] * (1 - ratio) for ratio in of_programs["bare"]]
-    return [{**summary("own cost of a step, us", microseconds, "at most", 300), "seconds_per_step": seconds}]
+    return [
+        {
+            **summary("own cost of a step, us", microseconds, "at most", 300),
+            "seconds_per_step": seconds,
+        }
+    ]
 
 
 def elastic(quick: bool) -> list[dict[str, Any]]:
@@ -73,7 +105,9 @@ def elastic(quick: bool) -> list[dict[str, Any]]:
     for network in ["waiting"] if quick else ["waiting", "resnet50"]:
         line = ours(network)
         commands = {"elastic": [*ELASTIC, *line[2:]], "static": [*LAUNCHERS["gloo"], *line]}
-        of_programs, seconds = compare(commands, *((1, 3, 1.0) if quick else (8, 25, 1.0)), variables=ONE_THREAD)
+        of_programs, seconds = compare(
+            commands, *((1, 3, 1.0) if quick else (8, 25, 1.0)), variables=ONE_THREAD
+        )
         values = summary(f"{network}: elastic over static", of_programs["elastic"], "at most", 1.01)
         found.append({**values, "seconds_per_step": seconds})
     return found
@@ -94,10 +128,18 @@ def commits(quick: bool) -> list[dict[str, Any]]:
     for commit in range(every, len(times) - every, every):
         after = times[commit - 1 : commit - 1 + every]  # times[n] is the time of step n + 2
         costs.append(sum(after[:half]) - half * statistics.median(after[half:]))
-    found = summary("a commit a minute, share of the time", [cost / 60 for cost in costs], "at most", 0.01)
+    found = summary(
+        "a commit a minute, share of the time", [cost / 60 for cost in costs], "at most", 0.01
+    )
     return [{**found, "seconds_per_commit": [round(cost, 3) for cost in costs]}]
 
 
 if __name__ == "__main__":
-    networks = {network: partial(training, network) for network in IMAGE_SIZES if network != "linear"}
-    main(__doc__, "benchmarks.speed", {**networks, "own_cost": own_cost, "elastic": elastic, "commits": commits})
+    networks = {
+        network: partial(training, network) for network in IMAGE_SIZES if network != "linear"
+    }
+    main(
+        __doc__,
+        "benchmarks.speed",
+        {**networks, "own_cost": own_cost, "elastic": elastic, "commits": commits},
+    )

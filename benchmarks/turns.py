@@ -1,8 +1,10 @@
-"""Compare two programs that take turns on one machine: a few steps of the one, then a few steps of the other.
+"""Compare two programs that take turns on one machine: a few steps of the one, then
+a few steps of the other.
 
-The speed of a machine drifts by several percent within a minute, more than the difference to be measured. Turns of a
-second see the same machine. A program takes part by training `gated(model)`, which waits for its turn before a step.
-Between its turns all its processes are stopped, so that each program pays for its own threads only.
+The speed of a machine drifts by several percent within a minute, more than the difference to be
+measured. Turns of a second see the same machine. A program takes part by training `gated(model)`,
+which waits for its turn before a step. Between its turns all its processes are stopped, so that
+each program pays for its own threads only.
 """
 
 import argparse
@@ -31,7 +33,9 @@ from tests.support.launching import started
 ROOT = Path(__file__).parents[1]
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 # A program that is stopped while others take turns is silent for longer than ranks may be.
-PATIENT = dict.fromkeys(("HOROVOD_GLOO_TIMEOUT_SECONDS", "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS"), "600")
+PATIENT = dict.fromkeys(
+    ("HOROVOD_GLOO_TIMEOUT_SECONDS", "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS"), "600"
+)
 ENVIRONMENT = {**os.environ, **PATIENT, "PATH": PATH, "PYTHONPATH": str(ROOT)}
 AS_ROOT = ["--allow-run-as-root"] if os.geteuid() == 0 else []
 LAUNCHERS = {
@@ -41,8 +45,12 @@ LAUNCHERS = {
 }
 
 
-def take_turns(actions: Mapping[str, Callable[[], float]], turns: int, warm_up: int = 1) -> dict[str, list[float]]:
-    """Call the actions in turn, in alternating order; return their results without the first `warm_up` turns."""
+def take_turns(
+    actions: Mapping[str, Callable[[], float]], turns: int, warm_up: int = 1
+) -> dict[str, list[float]]:
+    """Call the actions in turn, in alternating order; return their results without
+    the first `warm_up` turns.
+    """
     values: dict[str, list[float]] = {name: [] for name in actions}
     for turn in range(warm_up + turns):
         for name in list(actions)[:: 1 if turn % 2 else -1]:
@@ -56,36 +64,56 @@ def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
 
 
 def summary(name: str, values: Sequence[float], aim: str, limit: float) -> dict[str, Any]:
-    """Return the median of values with its 95% interval, and the verdict on an aim; print them in one line.
+    """Return the median of values with its 95% interval, and the verdict on an
+    aim; print them in one line.
 
-    `aim` is "at least" or "at most" the limit. It is met, or not met, if the whole interval is on one side of it. The
-    interval is a bootstrap of the median (Efron 1979) from a fixed seed.
+    `aim` is "at least" or "at most" the limit. It is met, or not met, if the whole interval is on
+    one side of it. The interval is a bootstrap of the median (Efron 1979) from a fixed seed.
     """
     generator = random.Random(0)
     draws = 2000
-    medians = sorted(statistics.median(generator.choices(values, k=len(values))) for _ in range(draws))
+    medians = sorted(
+        statistics.median(generator.choices(values, k=len(values))) for _ in range(draws)
+    )
     low, high = (float(f"{medians[int(share * draws)]:.4g}") for share in (0.025, 0.975))
     median = float(f"{statistics.median(values):.4g}")
     worse, worst = (low < limit, high < limit) if aim == "at least" else (high > limit, low > limit)
     verdict = "met" if not worse else "not met" if worst else "not decided"
     print(f"{name}: {median} ({low} to {high}), {aim} {limit}: {verdict}", flush=True)
     aim = f"{aim} {limit}"
-    return {"comparison": name, "median": median, "interval": [low, high], "aim": aim, "verdict": verdict}
+    return {
+        "comparison": name,
+        "median": median,
+        "interval": [low, high],
+        "aim": aim,
+        "verdict": verdict,
+    }
 
 
 def about(module: str) -> dict[str, Any]:
     """Return the command, the date, the machine and the commit of a measurement."""
-    named = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    named = [
+        line
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
     machine = {
         "cores": psutil.cpu_count(),
         "processor": named[0].partition(": ")[2] if named else platform.machine(),
         "system": platform.release(),
         "torch": metadata.version("torch"),
     }
-    revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, check=False)
+    revision = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, check=False
+    )
     command = " ".join(["python -m", module, *sys.argv[1:]])
     commit = revision.stdout.decode().strip()
-    return {"command": command, "date": time.strftime("%Y-%m-%d"), "machine": machine, "commit": commit}
+    return {
+        "command": command,
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine,
+        "commit": commit,
+    }
 
 
 def write(name: str, module: str, **facts: Any) -> None:
@@ -94,9 +122,17 @@ def write(name: str, module: str, **facts: Any) -> None:
     (ROOT / "benchmarks" / "records" / f"{name}.json").write_text(f"{record}\n")
 
 
-def main(document: str | None, module: str, measures: Mapping[str, Callable[[bool], list[dict[str, Any]]]]) -> None:
-    """Make the measurements that the command line names, which write a record unless --quick is given."""
-    parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(
+    document: str | None,
+    module: str,
+    measures: Mapping[str, Callable[[bool], list[dict[str, Any]]]],
+) -> None:
+    """Make the measurements that the command line names, which write a
+    record unless --quick is given.
+    """
+    parser = argparse.ArgumentParser(
+        description=document, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="take few turns and write no record")
     parser.add_argument("name", nargs="?", choices=measures, help="the measurement (default: all)")
     options = parser.parse_args()
@@ -114,10 +150,12 @@ def compare(
     variables: Mapping[str, str] = ENVIRONMENT,
     ranks: int = 2,
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Return how many times as long a step of each program takes as one of the last, and the seconds per step.
+    """Return how many times as long a step of each program takes as one of the last,
+    and the seconds per step.
 
-    All are started `starts` times on `ranks` ranks, in alternating order, for `turns` turns of `seconds`. A ratio is
-    the median of a start, since another start moves it by 6%; or of a turn if there is a single start.
+    All are started `starts` times on `ranks` ranks, in alternating order, for `turns` turns of
+    `seconds`. A ratio is the median of a start, since another start moves it by 6%; or of a turn if
+    there is a single start.
     """
     *others, last = commands
     over_last: dict[str, list[float]] = {name: [] for name in others}
@@ -128,7 +166,9 @@ def compare(
             programs = {}
             for name in list(commands)[:: 1 if number % 2 else -1]:
                 (own := folder / name).mkdir()
-                process = stack.enter_context(started(commands[name], own, own / "output.txt", variables))
+                process = stack.enter_context(
+                    started(commands[name], own, own / "output.txt", variables)
+                )
                 programs[name] = Program(process, own, ranks)
                 programs[name].started()
             programs[last].turn(5)
@@ -141,18 +181,27 @@ def compare(
         for name, values in measured.items():
             times[name].append(statistics.median(values))
     seconds_per_step = {name: round(statistics.median(values), 5) for name, values in times.items()}
-    print(", ".join(f"{name} {1000 * value:.1f} ms a step" for name, value in seconds_per_step.items()), flush=True)
+    print(
+        ", ".join(
+            f"{name} {1000 * value:.1f} ms a step" for name, value in seconds_per_step.items()
+        ),
+        flush=True,
+    )
     return over_last, seconds_per_step
 
 
 def gated(model: nn.Module) -> nn.Module:
-    """Make forward passes in training wait until a file in the working folder allows them; return the model."""
+    """Make forward passes in training wait until a file in the working folder
+    allows them; return the model.
+    """
     model.register_forward_pre_hook(_Gate(Path.cwd()))
     return model
 
 
 class _Gate:
-    """Lets a process take the passes that are allowed, and writes the seconds of each of its turns into a file."""
+    """Lets a process take the passes that are allowed, and writes the seconds of each
+    of its turns into a file.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -186,7 +235,10 @@ class Program:
         self._turns = 0
 
     def turn(self, steps: int) -> float:
-        """Take a turn of `steps` steps and return the seconds per step of the slowest rank. Raises SystemExit."""
+        """Take a turn of `steps` steps and return the seconds per step of the slowest rank.
+
+        Raises SystemExit.
+        """
         self._signal(signal.SIGCONT)
         self._allowed += steps
         self._turns += 1
@@ -201,11 +253,16 @@ class Program:
         self._signal(signal.SIGSTOP)
 
     def finished(self) -> float:
-        """Wait until all ranks end their turn, or the start; return the slowest rank's seconds. Raises SystemExit."""
+        """Wait until all ranks end their turn, or the start; return the slowest rank's seconds.
+
+        Raises SystemExit.
+        """
         end = time.monotonic() + 120
         while time.monotonic() < end and self.process.poll() is None:
             times = [json.loads(path.read_text()) for path in self._folder.glob("turns-*[0-9]")]
-            if len(times) == self._ranks and all(len(seconds) == self._turns + 1 for seconds in times):
+            if len(times) == self._ranks and all(
+                len(seconds) == self._turns + 1 for seconds in times
+            ):
                 return max(float(seconds[-1]) for seconds in times)
             time.sleep(0.1)  # a look takes half a millisecond of a core that the ranks need
         output = (self._folder / "output.txt").read_text()[-3000:]

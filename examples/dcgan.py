@@ -1,7 +1,8 @@
 """A DCGAN, as in PyTorch's example: horovodrun -np 4 python dcgan.py --data-dir DIR.
 
-DIR has folders of pictures, such as CelebA in one folder. Each epoch writes a sheet of pictures into the run folder.
-A test trains it on a few pictures; on 128 of them, 25 epochs take 40 s on two CPU cores. It was never run on CelebA.
+DIR has folders of pictures, such as CelebA in one folder. Each epoch writes a sheet of pictures
+into the run folder. A test trains it on a few pictures; on 128 of them, 25 epochs take 40 s on two
+CPU cores. It was never run on CelebA.
 """
 
 from argparse import ArgumentParser
@@ -59,7 +60,10 @@ def first_weights(layer):
 
 makes, judges = generator(args.width), discriminator(args.width)
 models = {"generator": makes, "discriminator": judges}
-optimizers = {name: torch.optim.Adam(each.parameters(), lr=2e-4, betas=(0.5, 0.999)) for name, each in models.items()}
+optimizers = {
+    name: torch.optim.Adam(each.parameters(), lr=2e-4, betas=(0.5, 0.999))
+    for name, each in models.items()
+}
 
 
 def fakes(micro):  # the first update of each optimizer in a step draws the same random numbers
@@ -68,11 +72,15 @@ def fakes(micro):  # the first update of each optimizer in a step draws the same
 
 def losses(images, real):
     logits = judges(images)
-    return F.binary_cross_entropy_with_logits(logits, torch.full_like(logits, real), reduction="none")
+    return F.binary_cross_entropy_with_logits(
+        logits, torch.full_like(logits, real), reduction="none"
+    )
 
 
 with hvd_train.Session(models, optimizers, pictures, config=config) as session:
-    fixed = torch.randn(64, NOISE, 1, 1, generator=torch.Generator().manual_seed(0)).to(session.device)
+    fixed = torch.randn(64, NOISE, 1, 1, generator=torch.Generator().manual_seed(0)).to(
+        session.device
+    )
     for epoch in session.epochs():
         for step in epoch:
             for micro in step.update("discriminator"):
@@ -82,4 +90,6 @@ with hvd_train.Session(models, optimizers, pictures, config=config) as session:
                 micro.backward(losses(fakes(micro), 1.0))
         with session.aside() as writes:
             if writes:
-                save_image(makes(fixed), session.run_dir / f"fakes-{epoch.number:03}.png", normalize=True)
+                save_image(
+                    makes(fixed), session.run_dir / f"fakes-{epoch.number:03}.png", normalize=True
+                )

@@ -24,11 +24,15 @@ parser.add_argument("--lr", type=float, default=1e-3)
 parser.add_argument("--layers", type=int, default=4)
 parser.add_argument("--width", type=int, default=128)
 parser.add_argument("--block", type=int, default=128, help="bytes of a sequence")
-args, config = hvd_train.parse_args(parser, epochs=5, batch_size=16, global_batch_size=64, clip_norm=1.0)
+args, config = hvd_train.parse_args(
+    parser, epochs=5, batch_size=16, global_batch_size=64, clip_norm=1.0
+)
 
 
 class Bytes(Dataset):
-    """Sequences of `block` bytes, and for each byte the one that follows; an epoch has each sequence once."""
+    """Sequences of `block` bytes, and for each byte the one that follows; an
+    epoch has each sequence once.
+    """
 
     def __init__(self, path, block):
         self.path, self.block = path, block
@@ -60,18 +64,26 @@ class GPT(nn.Module):
         layer = nn.TransformerEncoderLayer(
             width, width // 32, 4 * width, 0.1, "gelu", batch_first=True, norm_first=True
         )
-        self.layers = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
-        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(block), persistent=False)
+        self.layers = nn.TransformerEncoder(
+            layer, layers, nn.LayerNorm(width), enable_nested_tensor=False
+        )
+        self.register_buffer(
+            "mask", nn.Transformer.generate_square_subsequent_mask(block), persistent=False
+        )
 
     def forward(self, tokens):
         places = torch.arange(tokens.shape[1], device=tokens.device)
-        found = self.layers(self.bytes(tokens) + self.places(places), mask=self.mask, is_causal=True)
+        found = self.layers(
+            self.bytes(tokens) + self.places(places), mask=self.mask, is_causal=True
+        )
         return found @ self.bytes.weight.T
 
 
 def learning_rate(position):  # up in the first tenth of the run, then down as a cosine
     done = position / config.schedule.epochs
-    return args.lr * (done / 0.1 if done < 0.1 else 0.5 * (1 + math.cos(math.pi * (done - 0.1) / 0.9)))
+    return args.lr * (
+        done / 0.1 if done < 0.1 else 0.5 * (1 + math.cos(math.pi * (done - 0.1) / 0.9))
+    )
 
 
 def measure(model, batch):

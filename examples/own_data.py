@@ -1,7 +1,7 @@
 """Your own data and a model for them: horovodrun -np 2 python own_data.py.
 
-30 measurements of cell nuclei, benign or malignant, of 569 patients, come with scikit-learn. On two CPU cores it takes
-15 seconds, and reaches a top-1 of 95%.
+30 measurements of cell nuclei, benign or malignant, of 569 patients, come with scikit-learn. On two
+CPU cores it takes 15 seconds, and reaches a top-1 of 95%.
 """
 
 import torch
@@ -35,6 +35,12 @@ def model(num_classes):
     return nn.Sequential(nn.Linear(30, 32), nn.ReLU(), nn.Linear(32, num_classes))
 
 
-defaults = {"recipe": "own-data", "epochs": 10, "batch_size": None, "global_batch_size": 32, "learning_rate": 0.05}
+defaults = {
+    "recipe": "own-data",
+    "epochs": 10,
+    "batch_size": None,
+    "global_batch_size": 32,
+    "learning_rate": 0.05,
+}
 _, config = hvd_train.parse_args(workers=0, **defaults)
 hvd_train.train(config, model=model, data=data)

@@ -1,6 +1,7 @@
 """PyTorch's ImageNet example: horovodrun -np 8 python pytorch_imagenet.py DIR --arch resnet50.
 
-DIR has train/ and val/ with a folder for each class. A test trains it on a few pictures; never run on ImageNet.
+DIR has train/ and val/ with a folder for each class. A test trains it on a few pictures; never run
+on ImageNet.
 """
 
 from argparse import ArgumentParser
@@ -23,9 +24,13 @@ args, config = hvd_train.parse_args(parser, epochs=90, batch_size=None, global_b
 finish = T.ToTensor(), T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 varied = T.Compose([T.RandomResizedCrop(224), T.RandomHorizontalFlip(), *finish])
 train = datasets.ImageFolder(f"{args.data}/train", varied)
-val = datasets.ImageFolder(f"{args.data}/val", T.Compose([T.Resize(256), T.CenterCrop(224), *finish]))
+val = datasets.ImageFolder(
+    f"{args.data}/val", T.Compose([T.Resize(256), T.CenterCrop(224), *finish])
+)
 model = models.get_model(args.arch, weights="DEFAULT" if args.pretrained else None)
-optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=args.momentum, weight_decay=args.wd)
+optimizer = torch.optim.SGD(
+    model.parameters(), args.lr, momentum=args.momentum, weight_decay=args.wd
+)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=30, gamma=0.1)
 
 
@@ -33,7 +38,11 @@ def measure(model, batch):
     images, labels = batch
     logits = model(images)
     hits = logits.topk(5).indices == labels[:, None]
-    return {"loss": F.cross_entropy(logits, labels, reduction="none"), "top1": hits[:, 0], "top5": hits.any(1)}
+    return {
+        "loss": F.cross_entropy(logits, labels, reduction="none"),
+        "top1": hits[:, 0],
+        "top5": hits.any(1),
+    }
 
 
 with hvd_train.Session(model, optimizer, train, config=config) as session:

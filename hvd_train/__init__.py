@@ -45,7 +45,10 @@ __all__ = [*_HOME, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name at its first use, since that may import torch. Raises AttributeError for any other name."""
+    """Import a public name at its first use, since that may import torch.
+
+    Raises AttributeError for any other name.
+    """
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     importlib.import_module(f"{__name__}.launch.exit_report").report_in_one_line()

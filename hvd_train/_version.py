@@ -7,7 +7,9 @@ __version__ = "0.1.0"
 
 
 def digest_of_code() -> str:
-    """Return twelve hexadecimal digits that are the same for two packages only if every module is the same."""
+    """Return twelve hexadecimal digits that are the same for two packages only if
+    every module is the same.
+    """
     package = Path(__file__).parent
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):

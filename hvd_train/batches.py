@@ -11,13 +11,16 @@ from hvd_train.progress.order import Batch, Indices, Order, assignments, epoch_s
 from hvd_train.state import TrainState
 from hvd_train.world.world import Place
 
-REVERSED = "HVD_TRAIN_REVERSED"  # add up the micro-batches of a rank in the opposite order, for `hvd-train prove`
+# add up the micro-batches of a rank in the opposite order, for `hvd-train prove`
+REVERSED = "HVD_TRAIN_REVERSED"
 
 
 class Batches:
     """This rank's part of each step, as a function of the progress and the world."""
 
-    def __init__(self, config: Config, parts: Parts, state: TrainState, place: Place, split: Split) -> None:
+    def __init__(
+        self, config: Config, parts: Parts, state: TrainState, place: Place, split: Split
+    ) -> None:
         self._config = config
         self._parts = parts
         self._state = state
@@ -29,7 +32,9 @@ class Batches:
     @property
     def epoch_size(self) -> int:
         """The samples of an epoch."""
-        return epoch_size(self._config.batch, self._state.layout, self._parts.train_loader.num_samples)
+        return epoch_size(
+            self._config.batch, self._state.layout, self._parts.train_loader.num_samples
+        )
 
     def restart(self) -> None:
         """Drop what was made ahead: an epoch begins, or the layout has changed."""
@@ -45,7 +50,9 @@ class Batches:
         if self._ahead is None:
             self._last = None
             cursor = state.progress.cursor
-            work = assignments(self._order(epoch), cursor, state.layout, place.rank, place.size, self.epoch_size)
+            work = assignments(
+                self._order(epoch), cursor, state.layout, place.rank, place.size, self.epoch_size
+            )
             if os.environ.get(REVERSED):
                 work = (replace(batch, micro_batches=batch.micro_batches[::-1]) for batch in work)
             self._ahead = Ahead(self._parts.train_loader.load(epoch, work), self._split.mark)

@@ -38,7 +38,10 @@ class BadCheckpoint(UsageError):
 
 
 class Store:
-    """Writes files of a training in its own thread. If the disk is full, training continues, and a line reports it."""
+    """Writes files of a training in its own thread.
+
+    If the disk is full, training continues, and a line reports it.
+    """
 
     def __init__(
         self,
@@ -57,7 +60,9 @@ class Store:
             for leftover in self.folder.glob(f"checkpoints/*{durable.PARTIAL_SUFFIX}"):
                 leftover.unlink()
                 time = "HVD_TRAIN_GRACE_SECONDS is the time for one when a job is stopped"
-                report(f"the commit {leftover.stem} was cut off, since its process was killed; {time}")
+                report(
+                    f"the commit {leftover.stem} was cut off, since its process was killed; {time}"
+                )
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._keep = config.run.keep_checkpoints
         self._last: Future[bool] | None = None
@@ -71,19 +76,25 @@ class Store:
         return True
 
     def commit_last(self, state: TrainState, *, final_weights: bool = False) -> Future[bool]:
-        """Write a checkpoint and `final_weights` after earlier writes; the result is whether all is on disk."""
+        """Write a checkpoint and `final_weights` after earlier writes; the result
+        is whether all is on disk.
+        """
         snapshot = {**state.snapshot(), "config": self._config.as_dict()}
 
         def write_all() -> bool:
             saved = self._commit(snapshot)
-            return self._write_weights({FINAL: result_in(snapshot)} if final_weights else {}) and saved
+            return (
+                self._write_weights({FINAL: result_in(snapshot)} if final_weights else {}) and saved
+            )
 
         self._last = self._writer.submit(write_all)
         return self._last
 
     def save_weights(self, name: str, state: TrainState) -> None:
         """Write the weights of `state.result`, now or, if the disk is full, with a commit."""
-        self._writer.submit(self._write_weights, {name: to_host(for_file(state.result.state_dict()))}).result()
+        self._writer.submit(
+            self._write_weights, {name: to_host(for_file(state.result.state_dict()))}
+        ).result()
 
     def close(self) -> None:
         """Wait for what is being written."""
@@ -92,7 +103,10 @@ class Store:
     def _commit(self, snapshot: Snapshot) -> bool:
         path = path_of(self.folder, snapshot["progress"]["step"])
         if why := why_not_read_again(snapshot):
-            self._report(f"not written, since it could not be read again: {path} ({why}); earlier checkpoints stay")
+            self._report(
+                f"not written, since it could not be read again: {path} ({why}); "
+                "earlier checkpoints stay"
+            )
             return False
         try:
             path.parent.mkdir(exist_ok=True)
@@ -107,7 +121,10 @@ class Store:
         return True
 
     def _write(self, name: str, write: Callable[[BinaryIO], object]) -> None:
-        """Write a file; if the disk is full, again without older checkpoints than the newest. Raises OSError."""
+        """Write a file; if the disk is full, again without older checkpoints than the newest.
+
+        Raises OSError.
+        """
         try:
             with self._run_folder.writing(name) as file:
                 write(file)
@@ -130,7 +147,10 @@ class Store:
             try:
                 self._write(name, partial(_save, weights))
                 if self._config.run.weights_format == "safetensors":
-                    self._write(f"{name.removesuffix('.pt')}.safetensors", partial(_save_safetensors, weights))
+                    self._write(
+                        f"{name.removesuffix('.pt')}.safetensors",
+                        partial(_save_safetensors, weights),
+                    )
             except OSError as error:
                 self._report(f"cannot write {self.folder / name}: {error.strerror}")
             else:
@@ -160,14 +180,19 @@ def path_of(folder: Path, step: int) -> Path:
 def committed(folder: Path) -> list[Path]:
     """Return the checkpoints of a run folder, newest first; they may be damaged. Raises OSError."""
     try:
-        names = os.listdir(folder / "checkpoints")  # Path.glob would find nothing in a folder that it cannot read
+        # Path.glob would find nothing in a folder that it cannot read
+        names = os.listdir(folder / "checkpoints")
     except FileNotFoundError:
         return []
-    return [folder / "checkpoints" / name for name in sorted(filter(_NAME.fullmatch, names), reverse=True)]
+    return [
+        folder / "checkpoints" / name
+        for name in sorted(filter(_NAME.fullmatch, names), reverse=True)
+    ]
 
 
 def newest_good(folder: Path, report: Report) -> Snapshot | None:
-    """Return the newest whole checkpoint, None if there is no checkpoint; damaged ones are reported and stay.
+    """Return the newest whole checkpoint, None if there is no checkpoint; damaged
+    ones are reported and stay.
 
     Raises NoneReadable if all are damaged.
     """
@@ -183,8 +208,8 @@ def newest_good(folder: Path, report: Report) -> Snapshot | None:
             return snapshot
     if damaged:
         raise NoneReadable(
-            f"no checkpoint of {folder} can be read: {first_few(damaged, 3)}; put back a copy of one, or type "
-            "--resume never to start again (the old run is kept aside)"
+            f"no checkpoint of {folder} can be read: {first_few(damaged, 3)}; put back a copy of "
+            "one, or type --resume never to start again (the old run is kept aside)"
         )
     return None
 
@@ -232,21 +257,29 @@ class _Digested:
 
 
 def read(path: Path) -> Snapshot:
-    """Return the snapshot in a file. Raises BadCheckpoint, which names a file that is damaged or no checkpoint.
+    """Return the snapshot in a file.
+
+    Raises BadCheckpoint, which names a file that is damaged or no checkpoint.
 
     A checkpoint of a former version is another UsageError, so that no run leaves it out.
     """
     try:
         with plain_file.opened(path) as file:
             if (first := file.readline(64)) == _FORMER:
-                raise UsageError(f"{path} is of an earlier version of hvd_train: resume with that version")
+                raise UsageError(
+                    f"{path} is of an earlier version of hvd_train: resume with that version"
+                )
             if first != MAGIC:
                 raise BadCheckpoint(f"{path} is not a checkpoint of hvd_train")
             header = json.loads(file.readline(_PAYLOAD_AT))
             # The file is mapped, so that loading needs no second copy in memory.
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, offset=_PAYLOAD_AT) as payload:
+            with mmap.mmap(
+                file.fileno(), 0, access=mmap.ACCESS_READ, offset=_PAYLOAD_AT
+            ) as payload:
                 if hashlib.blake2b(payload, digest_size=32).hexdigest() != header["digest"]:
-                    raise BadCheckpoint(f"{path} is damaged: its contents do not match their checksum")
+                    raise BadCheckpoint(
+                        f"{path} is damaged: its contents do not match their checksum"
+                    )
                 snapshot: Snapshot = torch.load(payload, map_location="cpu", weights_only=True)  # type: ignore[arg-type]
                 return snapshot
     except OSError as error:
@@ -254,7 +287,9 @@ def read(path: Path) -> Snapshot:
     except (ValueError, KeyError, TypeError, RecursionError):
         raise BadCheckpoint(f"{path}: its header is damaged") from None
     except UNREADABLE:
-        raise BadCheckpoint(f"{path} holds more than plain values and tensors; it is not loaded") from None
+        raise BadCheckpoint(
+            f"{path} holds more than plain values and tensors; it is not loaded"
+        ) from None
 
 
 def read_weights(path: Path) -> dict[str, Tensor] | None:

@@ -31,11 +31,19 @@ def main() -> None:
 
 
 def _leave(codes: list[int]) -> None:
-    """End the process at once: torch takes a second to end, in which a signal would spoil the exit code."""
+    """End the process at once: torch takes a second to end, in which a signal
+    would spoil the exit code.
+    """
     if codes:
         mpi = sys.modules.get("mpi4py.MPI")
-        # To mpirun a process that ends without Finalize has failed. With finalize=False another library calls it.
-        if mpi and sys.modules["mpi4py"].rc.finalize is not False and mpi.Is_initialized() and not mpi.Is_finalized():
+        # To mpirun a process that ends without Finalize has failed. With finalize=False another
+        # library calls it.
+        if (
+            mpi
+            and sys.modules["mpi4py"].rc.finalize is not False
+            and mpi.Is_initialized()
+            and not mpi.Is_finalized()
+        ):
             mpi.Finalize()
         with suppress(OSError, ValueError):
             sys.stdout.flush()
@@ -46,14 +54,17 @@ def _leave(codes: list[int]) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run a command and return its exit code; print an error once for all ranks.
 
-    An HvdTrainError is one line on stderr. Of other errors the traceback is printed, in an elastic job by the driver.
+    An HvdTrainError is one line on stderr. Of other errors the traceback is printed, in an elastic
+    job by the driver.
     """
     try:
         options = tree.read(arguments)
         if options.name == "train" and (options.np or options.hosts):
             arguments = _long_form(options)
             options = tree.read(arguments)
-        launcher.refuse_others(os.environ, [PROGRAM, *arguments], alone=options.name not in tree.RANKED)
+        launcher.refuse_others(
+            os.environ, [PROGRAM, *arguments], alone=options.name not in tree.RANKED
+        )
         module, _, function = options.function.partition(".")
         command = getattr(importlib.import_module(f"hvd_train.commands.{module}"), function)
         return int(command(options))
@@ -69,7 +80,10 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _long_form(options: Namespace) -> list[str]:
-    """Return `train --np 2 ...` as the `launch` command for which it is short. Raises UsageError under a launcher."""
+    """Return `train --np 2 ...` as the `launch` command for which it is short.
+
+    Raises UsageError under a launcher.
+    """
     short = ["--np", str(options.np)] if options.np else []
     short += ["--hosts", options.hosts] if options.hosts else []
     if launched := launcher.launched(os.environ):

@@ -15,11 +15,13 @@ from hvd_train.errors import UsageError
 MOST_BYTES = 2**18
 """Largest config.yaml, which YAML takes seconds to read; a run writes a hundredth of it."""
 
-_OF_JSON = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+(e[-+][0-9]+)?)?|true|false|null")  # written texts are quoted
+# written texts are quoted
+_OF_JSON = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+(e[-+][0-9]+)?)?|true|false|null")
 
 
 class _Plain(yaml.BaseLoader):
-    """Read YAML; `off`, `010`, `20:25`, dates and tags are no values of their own, but texts as they are typed.
+    """Read YAML; `off`, `010`, `20:25`, dates and tags are no values of their own,
+    but texts as they are typed.
 
     Aliases, by which a few bytes stand for gigabytes, and repeated names are refused.
     """
@@ -52,7 +54,9 @@ def parse(text: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None)
-        raise ValueError(f"line {mark.line + 1}: {problem}" if mark else str(error).splitlines()[0]) from None
+        raise ValueError(
+            f"line {mark.line + 1}: {problem}" if mark else str(error).splitlines()[0]
+        ) from None
     except RecursionError:
         raise ValueError("it nests too deep") from None
 
@@ -75,7 +79,10 @@ def dump(config: Config) -> str:
 
 
 def from_dict(values: object, source: str) -> Config:
-    """Make a Config of the values of `as_dict`. Raises UsageError, which names `source`, for a wrong name or value."""
+    """Make a Config of the values of `as_dict`.
+
+    Raises UsageError, which names `source`, for a wrong name or value.
+    """
     if not isinstance(values, dict):
         raise UsageError(f"{source} must hold settings as `name: value`, not {values!r}")
     try:

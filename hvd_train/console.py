@@ -8,7 +8,8 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 PROGRAM = "hvd-train"
-# C0, DEL, C1, and characters that change the text direction or end lines: they act on a terminal or forge a line.
+# C0, DEL, C1, and characters that change the text direction or end lines: they act on a terminal or
+# forge a line.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _LAYOUT = "\n\t"
 failed: list[OSError] = []  # why the last line was dropped, if one was
@@ -21,7 +22,9 @@ def say(message: str) -> None:
 
 def printable(text: object, keep: str = "") -> str:
     """Return the text with U+FFFD in place of each control character that is not in `keep`."""
-    return _CONTROL.sub(lambda found: found[0] if found[0] in keep else "\N{REPLACEMENT CHARACTER}", str(text))
+    return _CONTROL.sub(
+        lambda found: found[0] if found[0] in keep else "\N{REPLACEMENT CHARACTER}", str(text)
+    )
 
 
 def show(text: object) -> None:
@@ -34,7 +37,8 @@ def outlive() -> None:
 
     Streams that are no files, as in a notebook, stay as they are. A second call changes nothing.
     """
-    for number in range(3):  # the next file to be opened would get the number of a closed one (`>&-`)
+    # the next file to be opened would get the number of a closed one (`>&-`)
+    for number in range(3):
         try:
             os.fstat(number)
         except OSError:
@@ -44,7 +48,9 @@ def outlive() -> None:
 
 
 def _outliving(stream: TextIO | None, number: int) -> TextIO:
-    """Return a stream that writes to the same file and drops what cannot be written, or `stream` if it is no file."""
+    """Return a stream that writes to the same file and drops what cannot be written, or
+    `stream` if it is no file.
+    """
     if stream is None:
         return open(os.devnull, "w")  # as long as the process lives
     if getattr(stream, "name", "") not in ("<stdout>", "<stderr>"):
@@ -55,7 +61,8 @@ def _outliving(stream: TextIO | None, number: int) -> TextIO:
         io.BufferedWriter(_Outliving(number, "wb", closefd=False)),
         stream.encoding,
         "backslashreplace",  # an ASCII console may have to show any name
-        line_buffering=True,  # with PYTHONUNBUFFERED, print() writes a line in pieces: mpirun puts a rank before each
+        # with PYTHONUNBUFFERED, print() writes a line in pieces: mpirun puts a rank before each
+        line_buffering=True,
     )
 
 

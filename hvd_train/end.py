@@ -35,7 +35,10 @@ def time_is_up(config: Config, state: TrainState) -> bool:
 
 
 def reason_to_end(config: Config, state: TrainState, task: Task) -> str | None:
-    """Return why the training ends now, or None. It follows from the state, so no restart trains beyond it."""
+    """Return why the training ends now, or None.
+
+    It follows from the state, so no restart trains beyond it.
+    """
     schedule = config.schedule
     best = state.best
     last = state.last
@@ -52,13 +55,20 @@ def reason_to_end(config: Config, state: TrainState, task: Task) -> str | None:
     return None
 
 
-def scores_of(ranks: Membership, task: Task, measuring: Measuring, loader: Loader, model: Module) -> Scores:
-    """Return a model's scores on all samples of a loader, the same on every rank. Raises RankLost."""
+def scores_of(
+    ranks: Membership, task: Task, measuring: Measuring, loader: Loader, model: Module
+) -> Scores:
+    """Return a model's scores on all samples of a loader, the same on every rank.
+
+    Raises RankLost.
+    """
     return evaluate(ranks.config, ranks.parts.device, task, measuring, model, loader, ranks.world)
 
 
 def give_up_if_diverged(ranks: Membership, last: Answer) -> None:
-    """If too many steps in a row were skipped, commit the weights, which they have not changed, and raise Diverged."""
+    """If too many steps in a row were skipped, commit the weights, which they have not
+    changed, and raise Diverged.
+    """
     progress = ranks.state.progress
     if progress.skipped_in_row < MOST_SKIPPED_STEPS:
         return
@@ -67,16 +77,19 @@ def give_up_if_diverged(ranks: Membership, last: Answer) -> None:
     cause = "the loss is finite, but not its gradient" if finite else "the loss is not finite"
     kept = "committed" if saved else "NOT committed (see above)"
     raise Diverged(
-        f"{progress.skipped_in_row} steps in a row were skipped; in the last one, step {progress.step}, {cause}; "
-        f"the weights are those before them, and {kept}; try a smaller --learning-rate or --clip-norm"
+        f"{progress.skipped_in_row} steps in a row were skipped; in the last one, step "
+        f"{progress.step}, {cause}; the weights are those before them, and {kept}; try a smaller "
+        "--learning-rate or --clip-norm"
     )
 
 
-def write_final_files(ranks: Membership, stop: StopSignal, *, finished: bool, why: str = "") -> Result:
+def write_final_files(
+    ranks: Membership, stop: StopSignal, *, finished: bool, why: str = ""
+) -> Result:
     """Write the final files and return the result once they are on disk.
 
-    If a rank is lost meanwhile, nothing is closed yet: the next world of an elastic job writes the files. Raises
-    RankLost.
+    If a rank is lost meanwhile, nothing is closed yet: the next world of an elastic job writes the
+    files. Raises RankLost.
     """
     config = ranks.config
     state = ranks.state
@@ -86,7 +99,9 @@ def write_final_files(ranks: Membership, stop: StopSignal, *, finished: bool, wh
     ranks.profile.drop("the training has ended")
     if finished:
         confirm_equal(state, world)
-    received, peaks = zip(*world.gather((stop.received, peak_memory_gib(ranks.parts.device))), strict=True)
+    received, peaks = zip(
+        *world.gather((stop.received, peak_memory_gib(ranks.parts.device))), strict=True
+    )
     signals = [number for number in received if number is not None]
     saved = result_of_rank_0(world, output.commit_last(state, final_weights=finished))
     test = _test(ranks) if finished else None
@@ -127,7 +142,9 @@ def _test(ranks: Membership) -> Scores | None:
     run_dir = ranks.output.path or ranks.output.replays
     if parts.test_loader is None:
         return None
-    best = ranks.world.broadcast(checkpoint.read_weights(run_dir / checkpoint.BEST) if run_dir else None, 0)
+    best = ranks.world.broadcast(
+        checkpoint.read_weights(run_dir / checkpoint.BEST) if run_dir else None, 0
+    )
     model = ranks.state.result
     last = to_host(buffers.kept(model.state_dict()))
     if best is not None:
@@ -146,7 +163,9 @@ def report_end(ranks: Membership, result: Result) -> None:
 
 
 def end_with(error: BaseException, ranks: Membership, stop: StopSignal) -> BaseException:
-    """Commit what is done, tell the driver of an elastic job, and return the error that ends this process."""
+    """Commit what is done, tell the driver of an elastic job, and return the
+    error that ends this process.
+    """
     ranks.world.leave(failed=isinstance(error, Exception))
     if isinstance(error, RankLost):
         return _after_lost_rank(error, ranks)
@@ -160,7 +179,11 @@ def end_with(error: BaseException, ranks: Membership, stop: StopSignal) -> BaseE
         attempt = ranks.updater.attempt
         error = (advice_for(error, attempt.batch) if attempt else None) or error
     is_of_user = in_training and not isinstance(error, HvdTrainError)
-    if ranks.steps and (is_of_user or isinstance(error, (UsageError, FaultRepeats))) and _commit_at_end(ranks):
+    if (
+        ranks.steps
+        and (is_of_user or isinstance(error, (UsageError, FaultRepeats)))
+        and _commit_at_end(ranks)
+    ):
         say(f"step {ranks.steps} is committed; the same command resumes from there")
     if isinstance(error, HvdTrainError) and ranks.members and not error.of_all_ranks:
         error.raised_by = ranks.world.place.rank
@@ -173,7 +196,9 @@ def _commit_at_end(ranks: Membership) -> bool:
     if not ranks.survives or ranks.output.path is None:
         return False
     if not ranks.history.is_whole:
-        say("weights have changed since the last step, so a commit now could not be resumed exactly")
+        say(
+            "weights have changed since the last step, so a commit now could not be resumed exactly"
+        )
         return False
     try:
         return ranks.output.commit_last(ranks.state).result()
@@ -192,4 +217,6 @@ def _after_lost_rank(error: RankLost, ranks: Membership) -> RankLost:
         kept = "committed; the same command resumes from there"
     else:
         kept = "NOT committed (see above); the same command resumes from the last commit"
-    return RankLost(f"another rank ended or cannot be reached ({error}); step {ranks.steps} is {kept}")
+    return RankLost(
+        f"another rank ended or cannot be reached ({error}); step {ranks.steps} is {kept}"
+    )

@@ -4,7 +4,14 @@ import difflib
 import re
 import sysconfig
 import traceback
-from argparse import REMAINDER, Action, ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
+from argparse import (
+    REMAINDER,
+    Action,
+    ArgumentParser,
+    ArgumentTypeError,
+    BooleanOptionalAction,
+    Namespace,
+)
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path, PosixPath
@@ -12,7 +19,8 @@ from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T", bound=type)
 TYPES: list[type] = [PosixPath]
-"""The types that ranks may send to one another: what a rank receives must not choose the code to run."""
+"""The types that ranks may send to one another: what a rank receives must not
+choose the code to run."""
 
 
 def sendable(kind: T) -> T:
@@ -23,7 +31,9 @@ def sendable(kind: T) -> T:
 
 @sendable
 class HvdTrainError(Exception):
-    """Base of every error this package raises on purpose; `exit_code` is the exit code of the command."""
+    """Base of every error this package raises on purpose; `exit_code` is the
+    exit code of the command.
+    """
 
     exit_code = 1
     raised_by: int | None = None
@@ -38,7 +48,9 @@ class HvdTrainError(Exception):
 
 
 class UsageError(HvdTrainError):
-    """The settings, the data or the environment cannot give a run; nothing has been started or overwritten."""
+    """The settings, the data or the environment cannot give a run; nothing has
+    been started or overwritten.
+    """
 
     exit_code = 2
 
@@ -64,14 +76,19 @@ class FaultRepeats(HvdTrainError):
 
 
 class Diverged(HvdTrainError):
-    """Step after step has a loss or a gradient that is not finite. All ranks find it in the same step."""
+    """Step after step has a loss or a gradient that is not finite.
+
+    All ranks find it in the same step.
+    """
 
     exit_code = 6
     of_all_ranks = True
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
-    """Return the error for a name that is not in `known`, with the nearest one or else the first twelve."""
+    """Return the error for a name that is not in `known`, with the nearest one
+    or else the first twelve.
+    """
     names = sorted(known)
     same = [each for each in names if each.lower() == name.lower()]
     nearest = same or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
@@ -82,12 +99,22 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
 
 
 def in_user_code(error: BaseException) -> tuple[list[traceback.FrameSummary], str]:
-    """Return the frames of an error from the user's first one on, and the place of their last; none if all are ours."""
+    """Return the frames of an error from the user's first one on, and the place of their
+    last; none if all are ours.
+    """
     frames = traceback.extract_tb(error.__traceback__)
-    of_others = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
+    of_others = (
+        str(Path(__file__).parent),
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("purelib"),
+    )
     is_ours = [frame.filename.startswith(of_others[0]) for frame in frames]
     entry = is_ours.index(True) if True in is_ours else 0  # before it is the console script
-    own = [n for n, frame in enumerate(frames) if n > entry and not frame.filename.startswith((*of_others, "<"))]
+    own = [
+        n
+        for n, frame in enumerate(frames)
+        if n > entry and not frame.filename.startswith((*of_others, "<"))
+    ]
     if not own:
         return [], ""
     last = frames[own[-1]]
@@ -118,7 +145,11 @@ def first_few(items: Sequence[object], most: int = 4) -> str:
 
 def described(thing: object) -> str:
     """Return what a thing is, for a message that says what it must be."""
-    return f"the class {thing.__name__}" if isinstance(thing, type) else f"of type {type(thing).__name__}"
+    return (
+        f"the class {thing.__name__}"
+        if isinstance(thing, type)
+        else f"of type {type(thing).__name__}"
+    )
 
 
 def counted(count: int, noun: str) -> str:
@@ -138,7 +169,9 @@ class Parser(ArgumentParser):
         self._elsewhere = elsewhere or {}
 
     def add_commands(self) -> Any:
-        """Let commands follow, each with its own parser; return the object whose `add_parser` adds one."""
+        """Let commands follow, each with its own parser; return the object
+        whose `add_parser` adds one.
+        """
         added = self.add_subparsers(title="commands", metavar="COMMAND")
         self.commands = added.choices
         return added
@@ -153,9 +186,13 @@ class Parser(ArgumentParser):
 
     def read(self, arguments: Sequence[str]) -> Namespace:
         """Return the values of the arguments; words may stand between flags. Raises UsageError."""
-        if any(action.nargs == REMAINDER for action in self._actions):  # the command of another program
+        # the command of another program
+        if any(action.nargs == REMAINDER for action in self._actions):
             return self.parse_args(arguments)
-        dashed = [re.sub(r"^--[\w-]+", lambda flag: flag[0].replace("_", "-"), argument) for argument in arguments]
+        dashed = [
+            re.sub(r"^--[\w-]+", lambda flag: flag[0].replace("_", "-"), argument)
+            for argument in arguments
+        ]
         for flag, word in pairwise(dashed):
             is_switch = isinstance(self._option_string_actions.get(flag), BooleanOptionalAction)
             if is_switch and not word.startswith("-"):
@@ -183,4 +220,5 @@ def from_one(text: str) -> int:
 
 def whole_number(text: str) -> int | None:
     """Return the number of one to eighteen digits 0 to 9; None for any other text."""
-    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None  # str.isdigit is true for ², which int refuses
+    # str.isdigit is true for ², which int refuses
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None

@@ -20,14 +20,17 @@ _CLOSE = 1e-4  # of logits, which are of the order of 1 to 10: the order of addi
 def export(target: Path, output: Path, *, trust: bool = False) -> list[Path]:
     """Write a run's best weights (or a checkpoint's) and the torch.export program.
 
-    The program maps images float32 [batch, channels, height, width], normalised as model.json says, to logits
-    [batch, classes]. Returns the paths of the files. Raises UsageError if `target` is no run, the model cannot be
-    exported, or the program gives other logits; `trust` is as in `run.evaluate`.
+    The program maps images float32 [batch, channels, height, width], normalised as model.json says,
+    to logits [batch, classes]. Returns the paths of the files. Raises UsageError if `target` is no
+    run, the model cannot be exported, or the program gives other logits; `trust` is as in
+    `run.evaluate`.
     """
     config, parts = trained_parts(target, Place(), trust=trust, device="cpu")
     model = parts.model.eval()
     if not parts.data.images:
-        raise UsageError(f"{target}: only models of images are exported; its weights are in model-best.pt")
+        raise UsageError(
+            f"{target}: only models of images are exported; its weights are in model-best.pt"
+        )
     shape = parts.train_loader.example(1)[0].shape[1:]
     images = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
     output.mkdir(parents=True, exist_ok=True)
@@ -46,7 +49,9 @@ def export(target: Path, output: Path, *, trust: bool = False) -> list[Path]:
         raise UsageError(f"cannot export this model: {first}") from error
     difference = float((found - expected).abs().max())
     if not difference <= _CLOSE * max(1.0, float(expected.abs().max())):
-        raise UsageError(f"{output / PROGRAM} gives other logits than the model: by up to {difference:.2g}")
+        raise UsageError(
+            f"{output / PROGRAM} gives other logits than the model: by up to {difference:.2g}"
+        )
     card = {
         "model": config.model.model,
         "classes": parts.data.classes,

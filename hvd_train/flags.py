@@ -44,9 +44,13 @@ ELSEWHERE = {
     "--start-epoch": "the same command resumes where it stopped",
     "--workers-per-node": "type --workers for the loader processes of each rank",
     **dict.fromkeys(("--np", "-np", "--hosts", "-H"), "only `hvd-train train` starts ranks"),
-    **dict.fromkeys(("--train-dir", "--val-dir"), "type --data-dir for the folder that holds train/ and val/"),
+    **dict.fromkeys(
+        ("--train-dir", "--val-dir"), "type --data-dir for the folder that holds train/ and val/"
+    ),
     **dict.fromkeys(("-e", "--evaluate"), "type `hvd-train evaluate RUN`"),
-    **dict.fromkeys(("--rank", "--world-size", "--dist-url", "--dist-backend"), "--np 4 starts four ranks"),
+    **dict.fromkeys(
+        ("--rank", "--world-size", "--dist-url", "--dist-backend"), "--np 4 starts four ranks"
+    ),
 }
 
 
@@ -74,7 +78,9 @@ def _add_fields(parser: Any, cls: type[Any], shown: Mapping[str, Any]) -> None:
         value = " ".join(map(str, value)) if isinstance(value, tuple) else value
         default = "" if value is None or value is False or value == "" else f" (default: {value})"
         about = (about + default).replace("%", "%%")
-        parser.add_argument(flag, *ALIASES.get(name, ()), dest=name, default=SUPPRESS, help=about, **_kind(hint))
+        parser.add_argument(
+            flag, *ALIASES.get(name, ()), dest=name, default=SUPPRESS, help=about, **_kind(hint)
+        )
 
 
 def _kind(hint: Any) -> dict[str, Any]:

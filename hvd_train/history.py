@@ -1,14 +1,17 @@
-"""Where the program of a rank is, what the ranks have agreed on, and what comes next. Pure: no torch, files or clock.
+"""Where the program of a rank is, what the ranks have agreed on, and what comes next.
 
-A training is executed durably, by replay, as in Temporal or Restate. The program of each rank goes from point to point:
-before its loop, at the head of an epoch, before each step, and after the last step. At a point every rank holds a
-complete state. Between points run collectives, which are updates and evaluations of all ranks. Each has a label, and
-its result is recorded. The record travels with the state:
+Pure: no torch, files or clock.
 
-- A newcomer and a resumed job begin at the last point, with the values that the program had set there. Code before the
-  loop and at the head of the epoch runs again, with the recorded results.
-- A survivor that is behind takes the state of the others. It gets their results from the record until its program has
-  come to the place of that state.
+A training is executed durably, by replay, as in Temporal or Restate. The program of each rank goes
+from point to point: before its loop, at the head of an epoch, before each step, and after the last
+step. At a point every rank holds a complete state. Between points run collectives, which are
+updates and evaluations of all ranks. Each has a label, and its result is recorded. The record
+travels with the state:
+
+- A newcomer and a resumed job begin at the last point, with the values that the program had set
+  there. Code before the loop and at the head of the epoch runs again, with the recorded results.
+- A survivor that is behind takes the state of the others. It gets their results from the record
+  until its program has come to the place of that state.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ from dataclasses import dataclass
 from typing import Any
 
 START, HEAD, STEPS, TAIL = range(4)
-"""The parts of a program: before the loop; in an epoch before its steps, its steps, and after them."""
+"""The parts of a program: before the loop; in an epoch before its steps, its
+steps, and after them."""
 Label = tuple[int, int, int, int]
-"""A collective: epoch, part, step (0 outside of STEPS), and its number there. Labels grow along the program."""
+"""A collective: epoch, part, step (0 outside of STEPS), and its number there. Labels
+grow along the program."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,9 @@ class Place:
     cursor: int = 0  # samples of the epoch that are used
 
     def label(self, number: int) -> Label:
-        """Return the label of a collective after this point; they are counted from 0, and -1 is the point itself."""
+        """Return the label of a collective after this point; they are counted from 0,
+        and -1 is the point itself.
+        """
         return self.epoch, self.part, self.step + 1 if self.part == STEPS else 0, number
 
 
@@ -43,13 +50,17 @@ class History:
     def __init__(self) -> None:
         self.at = Place()  # the last point of this program
         self.waits = self.at.label(-1)  # the point or collective that this program has come to
-        self.results: dict[Label, Any] = {}  # of collectives since the last point, and of others that ranks may need
+        # of collectives since the last point, and of others that ranks may need
+        self.results: dict[Label, Any] = {}
         self.is_whole = True  # False: between points the state is none that a point can have
-        self._agreed: Any = None  # what the ranks have decided with the last update, until the next point
+        # what the ranks have decided with the last update, until the next point
+        self._agreed: Any = None
         self._count = 0  # collectives of this program since the last point
-        self._begins_at: Place | None = None  # where a newcomer or a resumed job begins, until its program is there
+        # where a newcomer or a resumed job begins, until its program is there
+        self._begins_at: Place | None = None
         self._repeats: Place | None = None  # the same, within its epoch
-        self._received_at: Label | None = None  # the place of the state that another rank has sent, if it is further
+        # the place of the state that another rank has sent, if it is further
+        self._received_at: Label | None = None
 
     @property
     def label(self) -> Label:
@@ -71,7 +82,8 @@ class History:
     def come_to(self, place: Place) -> None:
         """Come to a point. Forget the results that no rank needs any more.
 
-        A newcomer needs those before the loop and at the head of the epoch; a survivor that is behind lacks the last.
+        A newcomer needs those before the loop and at the head of the epoch; a survivor that is
+        behind lacks the last.
         """
         self._go_to(place)
         self.waits = place.label(-1)
@@ -84,7 +96,9 @@ class History:
         }
 
     def begin_at(self, place: Place) -> None:
-        """Begin a program whose state is of this point: the code up to there runs again, or is left out."""
+        """Begin a program whose state is of this point: the code up to there
+        runs again, or is left out.
+        """
         if place.part != START:
             self._begins_at = place
 
@@ -99,7 +113,9 @@ class History:
         self._go_to(Place(self._begins_at.epoch, HEAD))
 
     def begin_steps(self) -> bool:
-        """Begin the steps of an epoch; return whether this program begins at a point among or after them."""
+        """Begin the steps of an epoch; return whether this program begins at a
+        point among or after them.
+        """
         begins_at = self._begins_at
         self._begins_at = None
         if begins_at is None or begins_at.part == HEAD:
@@ -109,7 +125,9 @@ class History:
         return True
 
     def repeats_step(self, num_samples: int) -> bool:
-        """Return whether the next step is the one at which this program begins; an epoch has `num_samples`."""
+        """Return whether the next step is the one at which this program begins;
+        an epoch has `num_samples`.
+        """
         place = self._repeats
         self._repeats = None
         return place is not None and place.part == STEPS and place.cursor < num_samples
@@ -134,7 +152,8 @@ class History:
         self.waits = self.label
 
     def record(self, result: Any, agreed: Any = None, *, is_whole: bool = True) -> None:
-        """Record the result of a collective, and what the ranks have decided with it for the next point.
+        """Record the result of a collective, and what the ranks have decided
+        with it for the next point.
 
         `is_whole` says whether the state afterwards is one that a point can have.
         """
@@ -172,7 +191,9 @@ class History:
         """Forget the results since a point that are lost; their collectives run again."""
         since = place.label(0)[:3]
         self.results = {
-            label: result for label, result in self.results.items() if label[:3] != since or not is_lost(result)
+            label: result
+            for label, result in self.results.items()
+            if label[:3] != since or not is_lost(result)
         }
 
     def receive(self, place: Label) -> None:
@@ -180,9 +201,11 @@ class History:
         self._received_at = place
 
     def arrives(self) -> bool:
-        """Return whether this program is now at the place of a received state, which it must then load once more.
+        """Return whether this program is now at the place of a received state, which it
+        must then load once more.
 
-        A survivor that was behind has run its own code on that state. Code that changes weights has changed them twice.
+        A survivor that was behind has run its own code on that state. Code that changes weights has
+        changed them twice.
         """
         if self._received_at is None or self.waits < self._received_at:
             return False

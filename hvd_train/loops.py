@@ -1,4 +1,6 @@
-"""The loops of a training: epochs, steps and micro-batches, which continue after faults and are counted and logged."""
+"""The loops of a training: epochs, steps and micro-batches, which continue after faults
+and are counted and logged.
+"""
 
 from __future__ import annotations
 
@@ -38,25 +40,33 @@ from hvd_train.world.world import World
 
 _GPU_SECONDS = 10.0  # from one look at the load of the GPU to the next
 IN_EVALUATION_MODE = (
-    "the model was in evaluation mode when a step began: it is set to training mode at the begin of each step; "
-    "a layer that should stay in evaluation mode needs eval() of its own"
+    "the model was in evaluation mode when a step began: it is set to training mode at the begin "
+    "of each step; a layer that should stay in evaluation mode needs eval() of its own"
 )
 
 
 class Loops:
     """The loops of a training. Its `with` block ends with the final files.
 
-    Two kinds of places alternate. At a point, which the iterators come to, every rank holds a complete state: only
-    there do ranks commit, stop, or admit others. In between runs the code of the program, with updates and evaluations
-    of all ranks. After a fault there, each rank continues at its own place (`history`).
+    Two kinds of places alternate. At a point, which the iterators come to, every rank holds a
+    complete state: only there do ranks commit, stop, or admit others. In between runs the code of
+    the program, with updates and evaluations of all ranks. After a fault there, each rank continues
+    at its own place (`history`).
     """
 
     result: Result  # how the training ended, after the block
 
     def __init__(
-        self, ranks: Membership, stop: StopSignal, models: Sequence[nn.Module] = (), *, is_users: bool = False
+        self,
+        ranks: Membership,
+        stop: StopSignal,
+        models: Sequence[nn.Module] = (),
+        *,
+        is_users: bool = False,
     ) -> None:
-        """`models` are those of a loop that `is_users`: it may write to them, or do something else on another rank."""
+        """`models` are those of a loop that `is_users`: it may write to them, or do
+        something else on another rank.
+        """
         self.ranks = ranks
         self.own = SimpleNamespace()  # the registered state
         self.writes = buffers.Writes(ranks.parts.model if is_users else nn.Module())
@@ -66,7 +76,8 @@ class Loops:
         self._modes = buffers.Modes(models or [ranks.parts.model])
         self._scores: Scores | None = None  # of the epoch
         self._ends = ""  # why the loops end early
-        self._before: Callable[[list[nn.Parameter]], object] | None = None  # is called before each update
+        # is called before each update
+        self._before: Callable[[list[nn.Parameter]], object] | None = None
         self.in_step = False  # whether the program runs passes of a step
         self._after_steps = False  # whether the steps of the epoch have ended in the program
         self._place: tuple[int, ...] = ()  # of the last evaluation
@@ -87,7 +98,8 @@ class Loops:
                 self.joined()
                 self._leave_step()
                 self.result = self._finish()
-            except BaseException as raised:  # noqa: BLE001  # raised again below, after the last commit
+            except BaseException as raised:  # noqa: BLE001
+                # raised again below, after the last commit
                 ended = raised
         self._step = None
         if ended is not None and self.in_step:
@@ -105,9 +117,10 @@ class Loops:
     def epochs(self) -> Iterator[Epoch]:
         """Yield the epochs that are left; the first one may have begun.
 
-        They end after the last epoch, after `stop`, or as `--max-time`, `--patience` or `--target` say. Raises:
-        Stopped: after a commit, if the training was asked to stop; RankLost: if no other world can form; Diverged: if
-        many steps in a row have a loss or a gradient that is not finite.
+        They end after the last epoch, after `stop`, or as `--max-time`, `--patience` or `--target`
+        say. Raises: Stopped: after a commit, if the training was asked to stop; RankLost: if no
+        other world can form; Diverged: if many steps in a row have a loss or a gradient that is not
+        finite.
         """
         if self._closed:
             raise UsageError("the session has ended: its loops belong into its `with` block")
@@ -133,10 +146,11 @@ class Loops:
             self._scores = None
 
     def _stays_at_last_epoch(self) -> bool:
-        """Return whether the loop ends here; its last commit is then of a point before the code after the last step.
+        """Return whether the loop ends here; its last commit is then of a point before the
+        code after the last step.
 
-        A program of several trainings that repeats a finished one runs that code again, with recorded scores, and so
-        has its values.
+        A program of several trainings that repeats a finished one runs that code again, with
+        recorded scores, and so has its values.
         """
         state = self.ranks.state
         if not self.ranks.name:
@@ -157,7 +171,9 @@ class Loops:
 
     @property
     def _is_over(self) -> bool:
-        """Whether the loops end here: by `stop`, or by the time limit within the epoch of this program."""
+        """Whether the loops end here: by `stop`, or by the time limit within
+        the epoch of this program.
+        """
         return bool(self._ends) or (self.time_is_up and self._has_steps(self._history.at.epoch))
 
     def _has_steps(self, epoch: int) -> bool:
@@ -172,7 +188,8 @@ class Loops:
         if history.begin_steps():
             point = state.point
             set_values(self.own, point.own)
-            state.set_settings(point.settings)  # the code at the head of the epoch may have set them again
+            # the code at the head of the epoch may have set them again
+            state.set_settings(point.settings)
             state.set_trained(point)
         self._restart_clocks()
         self.ranks.batches.restart()
@@ -224,11 +241,17 @@ class Loops:
         self._before = function
 
     def evaluate(
-        self, task: Task, measuring: Measuring, loader: Loader, name: str, facts: Mapping[str, str] | None = None
+        self,
+        task: Task,
+        measuring: Measuring,
+        loader: Loader,
+        name: str,
+        facts: Mapping[str, str] | None = None,
     ) -> Scores:
         """Return the scores of a set, the same on every rank.
 
-        Raises UsageError if `facts` of it differ, for a name that files cannot have, and for one that is used already.
+        Raises UsageError if `facts` of it differ, for a name that files cannot have, and for one
+        that is used already.
         """
         ranks = self.ranks
         of_epoch = name == "val" and self._after_steps
@@ -240,12 +263,15 @@ class Loops:
                     World.compare(ranks.world, facts)  # at once, in an elastic job as well
                 scores = end.scores_of(ranks, task, measuring, loader, ranks.state.result)
             ranks.split.restart()
-            shown = not (of_epoch and self._history.at.part == TAIL)  # the line of a whole epoch has the others
+            # the line of a whole epoch has the others
+            shown = not (of_epoch and self._history.at.part == TAIL)
             ranks.output.journal.evaluation(name, scores, ranks.state.progress.step, shown=shown)
             return Answer(scores)
 
         if self.in_step:
-            raise UsageError("an evaluation within a step: call it after the loop over micro-batches")
+            raise UsageError(
+                "an evaluation within a step: call it after the loop over micro-batches"
+            )
         state = self.joined()
         while not self._history.is_recorded:
             with self._surviving():
@@ -258,10 +284,13 @@ class Loops:
         return scores
 
     def _take_name(self, name: str) -> None:
-        """Raise UsageError if scores cannot have this name, or have it already at this place of the program."""
+        """Raise UsageError if scores cannot have this name, or have it already at
+        this place of the program.
+        """
         if not re.fullmatch(r"[^\W_][\w.-]*", str(name)) or name in TAKEN:
             raise UsageError(
-                f"evaluate(name={name!r}) names scores: take another name, of letters, digits, '_' and '-'"
+                f"evaluate(name={name!r}) names scores: take another name, of "
+                "letters, digits, '_' and '-'"
             )
         place = *self._history.at.label(-1), self._after_steps
         if place != self._place:
@@ -269,7 +298,10 @@ class Loops:
             self._names = set()
         if name in self._names:
             step = self.ranks.state.progress.step
-            raise UsageError(f"two evaluations after step {step} have the name {name!r}: give each its own, name=...")
+            raise UsageError(
+                f"two evaluations after step {step} have the name {name!r}: give "
+                "each its own, name=..."
+            )
         self._names.add(name)
 
     @property
@@ -278,9 +310,13 @@ class Loops:
         return self._scores.figures if self._scores else {}
 
     def keep_best(self, figures: Mapping[str, float], goal: Goal) -> bool:
-        """Keep the weights as the best ones if the goal's figure is better than before; return whether it is."""
+        """Keep the weights as the best ones if the goal's figure is better than
+        before; return whether it is.
+        """
         state = self.joined()
-        better = state.best is None or goal.better(figures[goal.name], state.best.figures[goal.name])
+        better = state.best is None or goal.better(
+            figures[goal.name], state.best.figures[goal.name]
+        )
         if better:
             state.best = Evaluation(self._history.at.epoch + 1, figures)
             if (store := self.ranks.output.store) is not None:
@@ -298,7 +334,10 @@ class Loops:
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:
-        """Meet the other ranks again if one is lost in this block. Raises as `Membership.meet` does."""
+        """Meet the other ranks again if one is lost in this block.
+
+        Raises as `Membership.meet` does.
+        """
         try:
             yield
         except RankLost as lost:
@@ -312,7 +351,9 @@ class Loops:
         self._arrive()
         self.ranks.compare(self.own)
 
-    def _record(self, answer: Answer, agreed: Agreed | None = None, *, is_whole: bool = True) -> None:
+    def _record(
+        self, answer: Answer, agreed: Agreed | None = None, *, is_whole: bool = True
+    ) -> None:
         """Note what an update or evaluation has given."""
         self._history.record(answer, agreed, is_whole=is_whole)
         updater = self.ranks.updater
@@ -346,7 +387,8 @@ class Loops:
         agreed = self._history.take_agreed()
         if agreed is not None:
             self._do_agreed(*agreed)
-        if self._is_users and part == HEAD:  # once an epoch: code may have done something else on another rank
+        # once an epoch: code may have done something else on another rank
+        if self._is_users and part == HEAD:
             ranks.expect_differences()
 
     def _do_agreed(self, last: Answer, agreed: Votes) -> None:
@@ -384,7 +426,9 @@ class Loops:
     # Updates
 
     def update(self, step: Step, optimizers: Sequence[str]) -> Generator[MicroBatch, None, Answer]:
-        """Yield this rank's micro-batches of an update, again after each fault; return its result."""
+        """Yield this rank's micro-batches of an update, again after each
+        fault; return its result.
+        """
         is_only = optimizers == ("",)
         if self.in_step or step.is_over or (is_only and step.answers):
             raise UsageError(f"step {step.number}: its micro-batches come once, in one loop")
@@ -401,7 +445,9 @@ class Loops:
         answer: Answer = self._history.take_result()
         return answer
 
-    def _attempt(self, step: Step, optimizers: Sequence[str]) -> Generator[MicroBatch, None, Agreed]:
+    def _attempt(
+        self, step: Step, optimizers: Sequence[str]
+    ) -> Generator[MicroBatch, None, Agreed]:
         """Attempt an update once. Raises RankLost."""
         ranks = self.ranks
         batch = ranks.batches.next(step.epoch - 1)
@@ -412,7 +458,9 @@ class Loops:
             # A rank without a micro-batch must know which measures the others sum.
             example = ranks.parts.train_loader.example(2)
             with attempt.rehearsal():
-                yield MicroBatch(partial(measuring.checked, num_samples=2), 0, example, np.arange(2))
+                yield MicroBatch(
+                    partial(measuring.checked, num_samples=2), 0, example, np.arange(2)
+                )
         for micro in batch.micro_batches:
             attempt.start(micro)
             own = map_tensors(micro.batch, lambda tensor: tensor)  # the program may change a dict
@@ -461,21 +509,34 @@ class Loops:
         progress = state.progress
         speed = stopwatch.samples_per_second
         if result.fingerprint is not None:
-            # It is summed with the gradients, so every rank that has finished a step has its entry. This drops the
-            # entries of the epoch before. Their lines are on disk: all ranks have begun this step.
+            # It is summed with the gradients, so every rank that has finished a step has its entry.
+            # This drops the entries of the epoch before. Their lines are on disk: all ranks have
+            # begun this step.
             positions = progress.cursor - result.totals.count, progress.cursor
-            entry = Entry(progress.epoch, (progress.step,) * 2, ranks.world.place.size, positions, result.fingerprint)
+            entry = Entry(
+                progress.epoch,
+                (progress.step,) * 2,
+                ranks.world.place.size,
+                positions,
+                result.fingerprint,
+            )
             state.recent = extended(state.recent, entry, num_samples)
             journal.took(state.recent[-1])
         means = state.totals.means()
-        so_far = EpochRecord(progress.epoch + 1, progress.step, means, None, speed, total_seconds=ranks.clock.seconds)
+        so_far = EpochRecord(
+            progress.epoch + 1, progress.step, means, None, speed, total_seconds=ranks.clock.seconds
+        )
         journal.progress(so_far, progress.cursor)
         change = ranks.change
         if change is not None and progress.step == change.step + 1:
             seconds = time.perf_counter() - ranks.left_at
             journal.world(change.describe(seconds), change.facts(progress.step, seconds))
         if result.skipped and not result.has_finite_loss:
-            journal.event("skipped", f"step {progress.step} is skipped: its loss is not finite", step=progress.step)
+            journal.event(
+                "skipped",
+                f"step {progress.step} is skipped: its loss is not finite",
+                step=progress.step,
+            )
         if progress.step % ranks.config.run.log_steps == 0:
             state.last_step = StepRecord(
                 epoch=progress.epoch + 1,
@@ -493,7 +554,9 @@ class Loops:
             journal.step(state.last_step)
 
     def _end_epoch(self, number: int) -> None:
-        """Log epoch `number` (from 0) and begin the next one, unless this rank got a state that is in the next one."""
+        """Log epoch `number` (from 0) and begin the next one, unless this rank got a
+        state that is in the next one.
+        """
         ranks = self.ranks
         state = ranks.state
         if state.progress.epoch != number:
@@ -538,7 +601,9 @@ class Epoch:
 
 
 class Update:
-    """An update of the weights by one optimizer, which is done when the loop over its micro-batches has ended."""
+    """An update of the weights by one optimizer, which is done when the loop over
+    its micro-batches has ended.
+    """
 
     scores: Scores
     skipped: bool  # whether loss or gradient was not finite, so that nothing changed
@@ -550,7 +615,10 @@ class Update:
         self._optimizers = optimizers
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        """Yield this rank's micro-batches. If a rank is lost, they come again, divided among the others."""
+        """Yield this rank's micro-batches.
+
+        If a rank is lost, they come again, divided among the others.
+        """
         self._step.check(self._optimizers)
         answer = yield from self._loops.update(self._step, self._optimizers)
         self._step.answers.append((key_of(self._optimizers), answer))
@@ -560,7 +628,9 @@ class Update:
 
 
 class Step(Update):
-    """One step: a loop over its micro-batches; with several optimizers, a loop over each of its updates."""
+    """One step: a loop over its micro-batches; with several optimizers, a loop
+    over each of its updates.
+    """
 
     def __init__(self, loops: Loops, at: Place) -> None:
         super().__init__(loops, self, ("",))
@@ -569,30 +639,40 @@ class Step(Update):
         self.size = len(layout.batches(range(at.cursor, num_samples))[0])  # samples of all ranks
         self.number = at.step + 1  # both count from 1
         self.epoch = at.epoch + 1
-        self.position = at.epoch + (at.cursor + self.size / 2) / num_samples  # epochs done in the middle of the step
+        # epochs done in the middle of the step
+        self.position = at.epoch + (at.cursor + self.size / 2) / num_samples
         self._cursor = at.cursor
         self.answers = list[tuple[str, Answer]]()  # of the updates that all ranks have done
         self.is_over = False
 
     def update(self, *optimizers: str) -> Update:
-        """Return the next update by one of several optimizers, or by some at once, over the micro-batches of this step.
+        """Return the next update by one of several optimizers, or by some at once, over the
+        micro-batches of this step.
 
-        Parameters of the other optimizers have no gradient meanwhile. Each optimizer may do any number of updates: all
-        of them see the same samples, and the first ones also the same random numbers.
+        Parameters of the other optimizers have no gradient meanwhile. Each optimizer may do any
+        number of updates: all of them see the same samples, and the first ones also the same random
+        numbers.
         """
         self.check(optimizers)
         return Update(self._loops, self, optimizers)
 
     @property
     def samples(self) -> Indices:
-        """The numbers of the samples of all ranks in the set, int64 [size], in the order of `Scores.each`."""
+        """The numbers of the samples of all ranks in the set, int64 [size], in
+        the order of `Scores.each`.
+        """
         return self._loops.ranks.batches.samples_of(self.epoch - 1, self._cursor, self.size)
 
     def end(self) -> None:
-        """End the step. With several optimizers it counts now, unless this rank got a state that has it."""
+        """End the step.
+
+        With several optimizers it counts now, unless this rank got a state that has it.
+        """
         self.is_over = True
         if self._loops.in_step or not self.answers:
-            raise UsageError(f"step {self.number}: its loop over micro-batches did not run to its end")
+            raise UsageError(
+                f"step {self.number}: its loop over micro-batches did not run to its end"
+            )
         state = self._loops.ranks.state
         if "" not in state.optimizers and state.progress.step < self.number:
             self._loops.count_step(_of_updates(self.answers, self.size))
@@ -602,16 +682,24 @@ class Step(Update):
         """Raise UsageError if a step has no update by these optimizers."""
         names = self._loops.ranks.state.optimizers
         if not optimizers or len({*optimizers} & names.keys()) < len(optimizers):
-            known = " or ".join(f"step.update({name!r})" for name in names) if "" not in names else "the step"
+            known = (
+                " or ".join(f"step.update({name!r})" for name in names)
+                if "" not in names
+                else "the step"
+            )
             raise UsageError(f"step {self.number}: iterate over {known}")
 
 
 class MicroBatch:
-    """A micro-batch of a step: `batch` is on the device, `samples` has the numbers of its samples in the set."""
+    """A micro-batch of a step: `batch` is on the device, `samples` has the numbers
+    of its samples in the set.
+    """
 
     __slots__ = ("_take", "batch", "done", "number", "samples")
 
-    def __init__(self, take: Callable[[Measures], object], number: int, batch: Any, samples: Indices) -> None:
+    def __init__(
+        self, take: Callable[[Measures], object], number: int, batch: Any, samples: Indices
+    ) -> None:
         self._take = take
         self.number = number
         self.batch = batch
@@ -624,8 +712,9 @@ class MicroBatch:
     def backward(self, loss: Measure, **measures: Measure) -> None:
         """Run the backward pass; call it once for each micro-batch. It never raises RankLost.
 
-        `loss` has one number for each sample, or is a `Mean`; so have other measures, which are summed over all ranks
-        and written down. Raises UsageError for other shapes or names than in the first micro-batch.
+        `loss` has one number for each sample, or is a `Mean`; so have other measures, which are
+        summed over all ranks and written down. Raises UsageError for other shapes or names than in
+        the first micro-batch.
         """
         if self.done:
             raise UsageError("micro.backward was called twice for one micro-batch: add the losses")
@@ -634,7 +723,8 @@ class MicroBatch:
 
 
 def _of_updates(answers: Sequence[tuple[str, Answer]], num_samples: int) -> Answer:
-    """Return the result of a step of several updates, given by the optimizer's name and what all ranks know of it.
+    """Return the result of a step of several updates, given by the optimizer's name and
+    what all ranks know of it.
 
     Its loss is the mean over the updates; the measures of each have the optimizer's name in front.
     """

@@ -1,4 +1,6 @@
-"""A rank's life among the others: how it meets them, what all decide by their reports, and how the state travels."""
+"""A rank's life among the others: how it meets them, what all decide by their reports,
+and how the state travels.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,15 @@ from hvd_train.console import say
 from hvd_train.data import identity
 from hvd_train.data.plain import text_of
 from hvd_train.data.trees import map_tensors
-from hvd_train.errors import FaultRepeats, RankLost, ReplicasDiffer, UsageError, counted, first_few, sendable
+from hvd_train.errors import (
+    FaultRepeats,
+    RankLost,
+    ReplicasDiffer,
+    UsageError,
+    counted,
+    first_few,
+    sendable,
+)
 from hvd_train.history import History, Label, Place
 from hvd_train.launch.exit_report import During
 from hvd_train.network.buffers import digest_of, digest_of_module, tensors_in
@@ -34,14 +44,22 @@ from hvd_train.progress.order import layout_for, resized_layout
 from hvd_train.result import Result, describe
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.run_folder import RunFolder
-from hvd_train.state import Snapshot, TrainState, confirm_equal, different_tensors, digest_of_snapshot, values_of
+from hvd_train.state import (
+    Snapshot,
+    TrainState,
+    confirm_equal,
+    different_tensors,
+    digest_of_snapshot,
+    values_of,
+)
 from hvd_train.updater import Updater
 from hvd_train.world.wire import has_no_gaps
 from hvd_train.world.world import World, together
 
 START_OF_PROGRAM = Place().label(-1)
 _QUIET_S = 3.0  # a shorter transfer is not worth a line
-_SAME_STEP_FAULTS = 5  # a fault that repeats this often at one step is in the step, not in the cluster
+# a fault that repeats this often at one step is in the step, not in the cluster
+_SAME_STEP_FAULTS = 5
 
 
 class Overtaken(UsageError):
@@ -74,7 +92,8 @@ class RankReport:
     reason: str = ""  # why the rank left its last world, for the user
     run_dir: Path | None = None  # if the rank knows it
     waits: Label = START_OF_PROGRAM  # where its program is
-    state_at: Label = START_OF_PROGRAM  # where its state is: there, or further on if another rank has sent it
+    # where its state is: there, or further on if another rank has sent it
+    state_at: Label = START_OF_PROGRAM
     session: int = 1  # the number of its training in its program
     ended: Any = None  # the result of the training before
 
@@ -102,7 +121,9 @@ class Change:
         return tuple(member for member in self.after if member not in before)
 
     def facts(self, step: int, seconds: float) -> dict[str, Any]:
-        """Return the change for the journal; the first step after it took until `seconds` after the fault."""
+        """Return the change for the journal; the first step after it took until
+        `seconds` after the fault.
+        """
         return {
             "step": step,
             "why": self.reason,
@@ -120,8 +141,8 @@ class Change:
         parts = [f"{first_few(members, 3)} {how}" for members, how in moves if members]
         who = " and ".join(parts) or "the same ranks again"
         return (
-            f"world {len(self.before)} -> {len(self.after)} at step {self.step}: {who} ({self.reason}); "
-            f"{seconds:.1f} s to the next step, {self.steps_lost} steps lost"
+            f"world {len(self.before)} -> {len(self.after)} at step {self.step}: {who} "
+            f"({self.reason}); {seconds:.1f} s to the next step, {self.steps_lost} steps lost"
         )
 
 
@@ -132,29 +153,31 @@ class Decision:
     root: int  # the rank whose state all get
     from_disk: bool  # no rank has a state of this run: rank 0 loads the last commit
     sends: bool  # whether the states differ
-    in_between: bool  # whether a program is between two points, so that the layout of its step stays
+    # whether a program is between two points, so that the layout of its step stays
+    in_between: bool
     compares: bool  # whether ranks compare all that they hold before their next collective
 
 
 def decide(reports: Sequence[RankReport], session: int = 1) -> Decision:
     """Return what all ranks do after these reports; this rank is in the training of this number.
 
-    The survivor with the most advanced state and program sends its state. Raises: RankLost: if others are in the
-    training before, which they are about to end; Overtaken: if others are in a later one; ReplicasDiffer: if survivors
-    have come to one place with different weights.
+    The survivor with the most advanced state and program sends its state. Raises: RankLost: if
+    others are in the training before, which they are about to end; Overtaken: if others are in a
+    later one; ReplicasDiffer: if survivors have come to one place with different weights.
     """
     last = max(reports, key=lambda report: report.session)
     if session < last.session:
         over = Overtaken(
-            f"the job is in training {last.session} of its program, and this host has no files of training {session}: "
-            "name an --output-dir that all hosts share"
+            f"the job is in training {last.session} of its program, and this host has no files of "
+            f"training {session}: name an --output-dir that all hosts share"
         )
         over.result = last.ended
         raise over
     if any(report.session < session for report in reports):
         raise RankLost("another rank is in the training before")
     survivors = [report for report in reports if report.survives]
-    # Horovod may report a broken reduction as complete (patch C6). A state that was sent has been compared then.
+    # Horovod may report a broken reduction as complete (patch C6). A state that was sent has been
+    # compared then.
     own = {(report.waits, report.digest) for report in survivors if report.state_at == report.waits}
     if len(own) > len({waits for waits, _ in own}):
         resumes = "the same command resumes from the last commit"
@@ -179,8 +202,12 @@ def most_advanced(reports: Sequence[RankReport]) -> int:
     return max(range(len(reports)), key=place)
 
 
-def change_between(before: tuple[Member, ...], reports: Sequence[RankReport], step: int) -> Change | None:
-    """Return the change after `step` steps; `before` is the last world of the most advanced rank, empty without one."""
+def change_between(
+    before: tuple[Member, ...], reports: Sequence[RankReport], step: int
+) -> Change | None:
+    """Return the change after `step` steps; `before` is the last world of the most
+    advanced rank, empty without one.
+    """
     if not before:
         return None
     leader = reports[most_advanced(reports)]
@@ -203,20 +230,26 @@ class Membership:
         name: str = "",
         replays: Path | None = None,
     ) -> None:
-        """Compare the data of the ranks. `replays` is the folder of the run, if it has finished and is only read."""
+        """Compare the data of the ranks.
+
+        `replays` is the folder of the run, if it has finished and is only read.
+        """
         self.config = config
         self.world = world
         self.parts = parts
         self.name = name
         self.clock = TrainingClock(config.run.commit_seconds)
         check_own_gpus(world, parts.device)
-        constants = {f"constant module {n}": digest_of_module(m) for n, m in enumerate(parts.task.constants)}
+        constants = {
+            f"constant module {n}": digest_of_module(m) for n, m in enumerate(parts.task.constants)
+        }
         world.compare({**identity.facts(parts.identity), **constants})
         self.output = Output(config, world.program, name, replays)
         self.history = History()
         self.during: During = "building"
         self.has_joined = False  # from then on its program continues from its own place
-        self.survives = False  # whether the state in memory is a state of this run, to be sent and committed
+        # whether the state in memory is a state of this run, to be sent and committed
+        self.survives = False
         self.change: Change | None = None  # the one that led to this world
         self.members: tuple[Member, ...] = ()  # of the last world; empty before the first
         self.left_at = 0.0  # when this rank left the last world, by time.perf_counter
@@ -227,9 +260,11 @@ class Membership:
         self._faults_in_row = 0
         self._optimizers = optimizers
         self._state: TrainState | None = None
-        self._received: Snapshot | None = None  # the state that another rank has sent, until the program is there
+        # the state that another rank has sent, until the program is there
+        self._received: Snapshot | None = None
         self._resizes = False  # whether the global batch is to be fitted to the number of ranks
-        self._compares = False  # whether ranks compare all that they hold before the next collective
+        # whether ranks compare all that they hold before the next collective
+        self._compares = False
 
     @property
     def state(self) -> TrainState:
@@ -254,9 +289,11 @@ class Membership:
             self._announce()
 
     def meet(self, lost: RankLost | None = None) -> None:
-        """Form another world, after a fault or because hosts came or went; all ranks then have the same state.
+        """Form another world, after a fault or because hosts came or went; all ranks
+        then have the same state.
 
-        Raises: RankLost: if no other world can form; FaultRepeats: if the same step fails again and again.
+        Raises: RankLost: if no other world can form; FaultRepeats: if the same step fails again and
+        again.
         """
         self._reason = "a rank was lost" if lost else "hosts came or went"
         self.left_at = time.perf_counter()
@@ -268,25 +305,34 @@ class Membership:
         self.world.meet(self._enter, lost)
 
     def _count_fault(self, error: RankLost, step: int) -> None:
-        """Raise FaultRepeats if the same step fails for the fifth time in a row and no rank has left meanwhile."""
+        """Raise FaultRepeats if the same step fails for the fifth time in a row and
+        no rank has left meanwhile.
+        """
         self._faults_in_row = self._faults_in_row + 1 if self._broken_step == step else 1
         self._broken_step = step
         if self._faults_in_row == _SAME_STEP_FAULTS:
-            line = f"step {step + 1} has failed {self._faults_in_row} times in a row; the last time: {error}"
+            line = (
+                f"step {step + 1} has failed {self._faults_in_row} times in a row; "
+                f"the last time: {error}"
+            )
             raise FaultRepeats(line) from error
 
     def _enter(self) -> None:
         """Enter a world: all ranks get the state of the survivor that has done the most.
 
-        If no rank survives, they load the last commit; without a commit they start fresh. Raises: ReplicasDiffer: if
-        survivors differ, or ranks after loading; UsageError: if rank 0 cannot claim the run folder, or the batch does
-        not fit the data; RankLost: each rank keeps a whole state.
+        If no rank survives, they load the last commit; without a commit they start fresh. Raises:
+        ReplicasDiffer: if survivors differ, or ranks after loading; UsageError: if rank 0 cannot
+        claim the run folder, or the batch does not fit the data; RankLost: each rank keeps a whole
+        state.
         """
         world = self.world
         self.during = "rendezvous"
-        # Built once: hooks on the parameters stay, and two that reduce would sum each gradient twice.
+        # Built once: hooks on the parameters stay, and two that reduce would sum each gradient
+        # twice.
         if self._state is None:
-            self._state = fresh_state(self.config, world, self.parts, self._optimizers, history=self.history)
+            self._state = fresh_state(
+                self.config, world, self.parts, self._optimizers, history=self.history
+            )
         state = self._state
 
         # Each rank reports its progress. A state that it has received is as it was then.
@@ -307,7 +353,8 @@ class Membership:
             if received is not None and not decision.from_disk:
                 self._received = received
                 self.history.receive(reports[decision.root].state_at)
-            self.survives = not decision.from_disk  # it is loaded again until rank 0 has opened the folder
+            # it is loaded again until rank 0 has opened the folder
+            self.survives = not decision.from_disk
             confirm_equal(state, world)
         self._compares = decision.compares
 
@@ -378,13 +425,25 @@ class Membership:
         place = self.world.place
         journal = self.output.journal
         self.split = split_on(parts.device)  # the phases of the steps
-        self.updater = Updater(config, self.world, parts.model, parts.device, parts.training, self.split)
+        self.updater = Updater(
+            config, self.world, parts.model, parts.device, parts.training, self.split
+        )
         self.batches = Batches(config, parts, state, place, self.split)
         steps = config.run.profiled_steps
-        file = run_dir / "profile" / f"steps-{steps.start}-to-{steps.stop - 1}-rank-{place.rank}.json.gz"
+        file = (
+            run_dir
+            / "profile"
+            / f"steps-{steps.start}-to-{steps.stop - 1}-rank-{place.rank}.json.gz"
+        )
         self.profile = Profile(steps, file, parts.device, journal, self.clock.stopwatch, self.split)
         limit = config.run.max_seconds
-        journal.begin(config.schedule.epochs, self.batches.epoch_size, parts.task.sample, parts.task.best, limit)
+        journal.begin(
+            config.schedule.epochs,
+            self.batches.epoch_size,
+            parts.task.sample,
+            parts.task.best,
+            limit,
+        )
         journal.catch_up(state.recent, state.last_step, state.last_epoch)
         self.profile.step_done(state.progress.step)
         self.clock.stopwatch.restart()
@@ -409,7 +468,9 @@ class Membership:
             sample=parts.task.sample,
         )
         hosts = [member.host for member in self.members]
-        self.output.write(run_folder.ENVIRONMENT, run_folder.environment(hosts, gpu_name(parts.device)))
+        self.output.write(
+            run_folder.ENVIRONMENT, run_folder.environment(hosts, gpu_name(parts.device))
+        )
         self.output.write(run_folder.DATA, state.data)
         if state.progress.step == 0:
             for note in parts.notes:
@@ -425,13 +486,16 @@ class Membership:
 
     def come_to_point(self) -> None:
         """Note that the program has come to a point."""
-        if self._resizes and not self.history.is_behind:  # else the others have begun the next step before they could
+        # else the others have begun the next step before they could
+        if self._resizes and not self.history.is_behind:
             self._resize()
             self.batches.restart()
         self.arrive()
 
     def arrive(self) -> bool:
-        """Take a received state once more, if the program has come to its place; return whether it did."""
+        """Take a received state once more, if the program has come to its
+        place; return whether it did.
+        """
         received = self._received
         loads = self.history.arrives()
         if loads and received is not None:
@@ -445,28 +509,37 @@ class Membership:
         self._compares = True
 
     def compare(self, own: SimpleNamespace) -> None:
-        """Compare what the ranks hold with these registered values, if their programs may have differed.
+        """Compare what the ranks hold with these registered values, if their
+        programs may have differed.
 
-        Raises: UsageError: if the ranks' programs are at different places; ReplicasDiffer: if what they hold differs;
-        RankLost.
+        Raises: UsageError: if the ranks' programs are at different places; ReplicasDiffer: if what
+        they hold differs; RankLost.
         """
         if not self._compares:
             return
         of_code = {f"register({name}=...)": each for name, each in values_of(own).items()}
         of_code["settings of the optimizer"] = self.state.settings()
-        digests_of_own = {name: digest_of(text_of(each), tensors_in(each)) for name, each in of_code.items()}
+        digests_of_own = {
+            name: digest_of(text_of(each), tensors_in(each)) for name, each in of_code.items()
+        }
         mine = self.history.waits, self.state.digest(), digests_of_own
         labels, digests, of_own = zip(*self.world.gather(mine), strict=True)
         if len(set(labels)) > 1:
-            raise UsageError(f"the programs of the ranks are at different places ({labels}): register what decides")
+            raise UsageError(
+                f"the programs of the ranks are at different places ({labels}): "
+                "register what decides"
+            )
         if odd := [name for each in of_own for name in each if each[name] != of_own[0].get(name)]:
             raise ReplicasDiffer(
-                f"{first_few([*dict.fromkeys(odd)])} differ between ranks: code that changes them must do the same on "
-                "all ranks; a module that runs in the steps, such as a momentum encoder, is one of the session's models"
+                f"{first_few([*dict.fromkeys(odd)])} differ between ranks: code that changes them "
+                "must do the same on all ranks; a module that runs in the steps, such as a "
+                "momentum encoder, is one of the session's models"
             )
         if len(set(digests)) > 1:
             names = first_few(different_tensors(self.state, self.world), 3)
-            raise ReplicasDiffer(f"ranks hold different weights ({names}): the loop must do the same on all ranks")
+            raise ReplicasDiffer(
+                f"ranks hold different weights ({names}): the loop must do the same on all ranks"
+            )
         self._compares = False
 
     def close(self) -> None:
@@ -478,14 +551,17 @@ class Membership:
                 loader.close()
 
 
-def send_state(state: TrainState, world: World, root: int, *, behind: bool = False) -> Snapshot | None:
+def send_state(
+    state: TrainState, world: World, root: int, *, behind: bool = False
+) -> Snapshot | None:
     """Send the state of rank `root` to every other rank, which loads and returns it.
 
     A rank that is `behind` keeps its place.
 
-    A rank receives the state into host memory and loads it after all ranks have compared digests. So after an error
-    each rank still has its own state. Raises: RankLost: if another rank is lost; ReplicasDiffer: if a rank received
-    something else than the root sent; UsageError: if the state belongs to another model or optimizer.
+    A rank receives the state into host memory and loads it after all ranks have compared digests.
+    So after an error each rank still has its own state. Raises: RankLost: if another rank is lost;
+    ReplicasDiffer: if a rank received something else than the root sent; UsageError: if the state
+    belongs to another model or optimizer.
     """
     is_root = world.place.rank == root
     snapshot = map_tensors(state.live(), _without_gaps) if is_root else {}
@@ -495,7 +571,9 @@ def send_state(state: TrainState, world: World, root: int, *, behind: bool = Fal
         snapshot = map_tensors(outline, lambda tensor: torch.empty_like(tensor, device="cpu"))
     tensors = [tensor for _, tensor in tensors_in(snapshot)]
     size, ranks = sum(tensor.nbytes for tensor in tensors), counted(world.place.size - 1, "rank")
-    notice = threading.Timer(_QUIET_S, say, [f"sending the state, {size / 1e6:,.0f} MB, to {ranks}"])
+    notice = threading.Timer(
+        _QUIET_S, say, [f"sending the state, {size / 1e6:,.0f} MB, to {ranks}"]
+    )
     if is_root:
         notice.start()
     try:
@@ -504,7 +582,9 @@ def send_state(state: TrainState, world: World, root: int, *, behind: bool = Fal
         notice.cancel()
     digests = world.gather(digest_of_snapshot(snapshot))
     if damaged := [rank for rank, digest in enumerate(digests) if digest != digests[root]]:
-        raise ReplicasDiffer(f"the state of rank {root} arrived damaged on ranks {first_few(damaged)}")
+        raise ReplicasDiffer(
+            f"the state of rank {root} arrived damaged on ranks {first_few(damaged)}"
+        )
     if is_root:
         return None
     state.load(snapshot, behind=behind)

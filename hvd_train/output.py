@@ -27,10 +27,21 @@ from hvd_train.run_files.run_folder import Busy, RunFolder
 from hvd_train.state import Progress, Snapshot, TrainState, check_same_shapes
 from hvd_train.world.world import Program
 
-_PATIENCE_SECONDS = 45.0  # workers whose driver has died may take as long to notice it, commit and leave the folder
+# workers whose driver has died may take as long to notice it, commit and leave the folder
+_PATIENCE_SECONDS = 45.0
 _ANSWER_SECONDS = 10.0  # a driver that does not answer for this long counts as gone
 # They decide which samples are left in the epoch, how images are normalised, and what has a state.
-_FIXED = ("seed", "order", "drop_last", "weights", "freeze", "unfreeze", "optimizer", "decay_of", "ema_decay")
+_FIXED = (
+    "seed",
+    "order",
+    "drop_last",
+    "weights",
+    "freeze",
+    "unfreeze",
+    "optimizer",
+    "decay_of",
+    "ema_decay",
+)
 _OF_GROUPS = ("optimizer_args", "learning_rate", "momentum", "nesterov", "weight_decay")
 _OF_CUT = ("batch_size", "global_batch_size", "accumulation_steps", "on_resize")
 
@@ -38,7 +49,9 @@ _OF_CUT = ("batch_size", "global_batch_size", "accumulation_steps", "on_resize")
 class Output:
     """The run folder, journal and checkpoint store of a training; only rank 0 writes."""
 
-    def __init__(self, config: Config, program: Program, name: str = "", replays: Path | None = None) -> None:
+    def __init__(
+        self, config: Config, program: Program, name: str = "", replays: Path | None = None
+    ) -> None:
         """Write nothing yet; a training that `replays` a finished run folder never does."""
         self._config = config
         self._program = program
@@ -57,20 +70,31 @@ class Output:
         return self._folder.path if self._folder else None
 
     def claim(
-        self, state: TrainState, run_dir: Path | None, layout: BatchLayout, num_samples: int, *, from_disk: bool
+        self,
+        state: TrainState,
+        run_dir: Path | None,
+        layout: BatchLayout,
+        num_samples: int,
+        *,
+        from_disk: bool,
     ) -> RunFolder:
         """Take the run folder for rank 0 and, if `from_disk`, load the newest checkpoint.
 
-        Without one, the state comes from the file that the user named, or is fresh with this layout. `run_dir` is the
-        folder in which ranks of this world have trained. Raises UsageError, before a folder changes, if the folder
-        belongs to another run or process, the file cannot be loaded, or the layout does not fit `num_samples`.
+        Without one, the state comes from the file that the user named, or is fresh with this
+        layout. `run_dir` is the folder in which ranks of this world have trained. Raises
+        UsageError, before a folder changes, if the folder belongs to another run or process, the
+        file cannot be loaded, or the layout does not fit `num_samples`.
         """
         if self._folder is not None and not from_disk:
             return dataclasses.replace(self._folder, from_file=False)
         self.close()
         config = self._config
         notes = list[str]()
-        named = Path(config.run.resume, self._name) if config.run.resume not in ("auto", "never") else None
+        named = (
+            Path(config.run.resume, self._name)
+            if config.run.resume not in ("auto", "never")
+            else None
+        )
         of_job = os.environ.get(launcher.RUN_DIR)
         home = Path(of_job) if of_job else self._program.folder
         if run_dir is not None:
@@ -87,16 +111,24 @@ class Output:
 
         def start() -> None:
             if from_disk and named is not None:
-                found = checkpoint.newest_good(named, notes.append) if named.is_dir() else checkpoint.read(named)
+                found = (
+                    checkpoint.newest_good(named, notes.append)
+                    if named.is_dir()
+                    else checkpoint.read(named)
+                )
                 if found is None:
                     raise UsageError(f"--resume {named}: it has no checkpoint")
-                self._load(state, _adapted(found, state, self._config, layout, num_samples, notes.append))
+                self._load(
+                    state, _adapted(found, state, self._config, layout, num_samples, notes.append)
+                )
             elif from_disk:
                 state.layout = check_fits(layout, num_samples)
 
         if self._copy_to and config.run.output_dir:
             resumes = config.run.resume
-            self._copies = Copies(self._copy_to, config.run.output_dir / self._name, say, new=resumes != "auto")
+            self._copies = Copies(
+                self._copy_to, config.run.output_dir / self._name, say, new=resumes != "auto"
+            )
             if resumes != "never":
                 self._copies.fetch()
         patience = _PATIENCE_SECONDS if run_dir is None and launcher.elastic(os.environ) else 0.0
@@ -106,7 +138,9 @@ class Output:
         if launcher.WORKER in os.environ:
             home = folder.path.parent if self._name else folder.path
             with suppress(OSError):  # a driver that is gone starts no workers
-                client.put(os.environ, f"run_dir/{os.environ[launcher.WORKER]}", str(home), _ANSWER_SECONDS)
+                client.put(
+                    os.environ, f"run_dir/{os.environ[launcher.WORKER]}", str(home), _ANSWER_SECONDS
+                )
         if snapshot is not None:
             self._load(state, snapshot)
         elif folder.earlier:
@@ -115,17 +149,26 @@ class Output:
         return dataclasses.replace(folder, notes=(*folder.notes, *notes), from_file=by_name)
 
     def replay(self, state: TrainState, folder: Path) -> None:
-        """Load the last checkpoint of a finished run, without a claim to its folder. Raises UsageError."""
+        """Load the last checkpoint of a finished run, without a claim to its folder.
+
+        Raises UsageError.
+        """
         if (snapshot := checkpoint.newest_good(folder, say)) is None:
             raise UsageError(f"{folder} is a finished run without a checkpoint that can be read")
         self._load(state, snapshot)
 
     def _load(self, state: TrainState, snapshot: Snapshot) -> None:
-        """Load a checkpoint, but keep the data of `state`. Raises UsageError if the checkpoint's data differ."""
+        """Load a checkpoint, but keep the data of `state`.
+
+        Raises UsageError if the checkpoint's data differ.
+        """
         data = state.data
         earlier = snapshot["data"]
         if changes := "; ".join(identity.differences(data, earlier).values()):
-            again = "type --resume never to start again, or start a new run from the weights: --weights FILE"
+            again = (
+                "type --resume never to start again, or start a new run from the "
+                "weights: --weights FILE"
+            )
             raise UsageError(f"{changes}; {again}")
         state.load(snapshot)
         state.data = data or earlier
@@ -149,7 +192,10 @@ class Output:
             for note in claim.notes:
                 journal.event("note", note)
             if journal.steps_lost:
-                lost = f"at least {journal.steps_lost} steps lost: the run resumes after step {progress.step}"
+                lost = (
+                    f"at least {journal.steps_lost} steps lost: the run resumes after "
+                    f"step {progress.step}"
+                )
                 journal.event("lost", lost, steps_lost=journal.steps_lost)
             report = partial(journal.event, "checkpoint")
             committed = self._copies.start if self._copies else lambda: None
@@ -164,7 +210,9 @@ class Output:
             self.store.save_weights(checkpoint.BEST, state)  # the rank that wrote these may be gone
 
     def commit_last(self, state: TrainState, *, final_weights: bool = False) -> Future[bool]:
-        """Commit as the store does; the result is False on a rank that does not write, unless it is on disk already."""
+        """Commit as the store does; the result is False on a rank that does not write,
+        unless it is on disk already.
+        """
         if self.store is not None:
             return self.store.commit_last(state, final_weights=final_weights)
         return _done(result=self.replays is not None)
@@ -184,7 +232,9 @@ class Output:
         return True
 
     def write_summary(self, values: Any) -> bool:
-        """Complete the ledger, then write the summary, which marks the run as finished; return False if that failed."""
+        """Complete the ledger, then write the summary, which marks the run as finished;
+        return False if that failed.
+        """
         return self.journal.complete() and self.write(run_folder.SUMMARY, values)
 
     def close(self) -> None:
@@ -209,7 +259,9 @@ def _done(*, result: bool) -> Future[bool]:
 
 
 def finished(program: Path | None, config: Config, name: str) -> Path | None:
-    """Return the folder of a run in the folder of its program, if it has finished with the settings of `config`."""
+    """Return the folder of a run in the folder of its program, if it has finished with
+    the settings of `config`.
+    """
     folder = program and program / name
     if folder is None or not (folder / run_folder.SUMMARY).exists():
         return None
@@ -225,10 +277,11 @@ def _claim(
     *,
     ours: bool,
 ) -> RunFolder:
-    """Return the run's folder when it is free; call `start` before a new one is made, `resume` before another is used.
+    """Return the run's folder when it is free; call `start` before a new one is made,
+    `resume` before another is used.
 
-    Another process that has it may be about to commit and end; after `patience` seconds it may not write any more if
-    the folder is `ours`.
+    Another process that has it may be about to commit and end; after `patience` seconds it may not
+    write any more if the folder is `ours`.
     """
     deadline = time.monotonic() + patience
     waits = False
@@ -236,12 +289,17 @@ def _claim(
         wait = time.monotonic() < deadline
         evict = ours and not wait
         try:
-            return run_folder.claim(config, datetime.now(), start, resume, name=name, wait=wait, evict=evict)
+            return run_folder.claim(
+                config, datetime.now(), start, resume, name=name, wait=wait, evict=evict
+            )
         except Busy as busy:
             if not wait:
                 raise
             if not waits:
-                say(f"another process is training in {busy.path}: waiting {patience:.0f} s at most for its end")
+                say(
+                    f"another process is training in {busy.path}: waiting {patience:.0f} "
+                    "s at most for its end"
+                )
                 waits = True
             time.sleep(0.05)
 
@@ -254,9 +312,11 @@ def _adapted(
     num_samples: int,
     note: Callable[[str], None],
 ) -> Snapshot:
-    """Return the snapshot in the file `config.run.resume` with the settings of `config`; note what differs.
+    """Return the snapshot in the file `config.run.resume` with the settings of
+    `config`; note what differs.
 
-    Raises UsageError for another model, for settings that cannot change, and for a layout that does not fit.
+    Raises UsageError for another model, for settings that cannot change, and for a layout that does
+    not fit.
     """
     file = config.run.resume
     progress = Progress(**snapshot["progress"])
@@ -264,11 +324,16 @@ def _adapted(
     differences = config.differences(old)
     if fixed := [line for line in differences if line.partition(":")[0] in _FIXED]:
         again = "start a new run from weights: --weights FILE in place of --resume"
-        raise UsageError(f"--resume {file}: its run cannot continue with other settings ({'; '.join(fixed)}); {again}")
+        raise UsageError(
+            f"--resume {file}: its run cannot continue with other settings "
+            f"({'; '.join(fixed)}); {again}"
+        )
     begun = progress.epoch + bool(progress.cursor)
     epochs = config.schedule.epochs
     if begun > epochs:
-        raise UsageError(f"--epochs {epochs}: {file} is of epoch {begun}: type --epochs {begun} or more")
+        raise UsageError(
+            f"--epochs {epochs}: {file} is of epoch {begun}: type --epochs {begun} or more"
+        )
     check_same_shapes(state.model, snapshot["model"])
     mine = config.settings()
     theirs = old.settings()
@@ -278,10 +343,18 @@ def _adapted(
     if any(mine[name] != theirs[name] for name in _OF_CUT):
         changed["layout"] = dataclasses.asdict(check_fits(layout, num_samples))
     if any(mine[name] != theirs[name] for name in _OF_GROUPS):
-        changed["point"] = {**snapshot["point"], "settings": []}  # else they are set last, over the new ones
+        # else they are set last, over the new ones
+        changed["point"] = {**snapshot["point"], "settings": []}
         changed["optimizers"] = {}
         for name in snapshot["optimizers"].keys() & state.optimizers.keys():
             saved = snapshot["optimizers"][name]
-            groups = zip(saved["param_groups"], state.optimizers[name].state_dict()["param_groups"], strict=False)
-            changed["optimizers"][name] = {**saved, "param_groups": [theirs | own for theirs, own in groups]}
+            groups = zip(
+                saved["param_groups"],
+                state.optimizers[name].state_dict()["param_groups"],
+                strict=False,
+            )
+            changed["optimizers"][name] = {
+                **saved,
+                "param_groups": [theirs | own for theirs, own in groups],
+            }
     return {**snapshot, **changed}

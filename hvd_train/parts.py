@@ -22,13 +22,30 @@ from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError, first_line, place_in_user_code
 from hvd_train.history import History
 from hvd_train.network import buffers, freeze, models, normalization, optim, weights
-from hvd_train.network.device import autocast, choose_device, loss_scaler, num_cores, uses_channels_last, wire_format
+from hvd_train.network.device import (
+    autocast,
+    choose_device,
+    loss_scaler,
+    num_cores,
+    uses_channels_last,
+    wire_format,
+)
 from hvd_train.network.models import Builder, micro_batch_sizes
 from hvd_train.progress import order
 from hvd_train.progress.order import ORDERS, EpochOrder, Indices, Orders
 from hvd_train.state import TrainState
 from hvd_train.tasks.builtin import CLASSIFICATION, open_task
-from hvd_train.tasks.task import LOSS, Goal, Measuring, Task, goal_of, kept_of, numbers_of, sum_of, targets_of
+from hvd_train.tasks.task import (
+    LOSS,
+    Goal,
+    Measuring,
+    Task,
+    goal_of,
+    kept_of,
+    numbers_of,
+    sum_of,
+    targets_of,
+)
 from hvd_train.validate import scores_of
 from hvd_train.world.world import Place, World
 
@@ -70,7 +87,10 @@ class Parts:
 
 
 def warm_parts(config: Config, world: World, own: Own = NOTHING) -> tuple[Parts, Optimizers]:
-    """Return the parts and the optimizer, built and started without other ranks. Raises UsageError."""
+    """Return the parts and the optimizer, built and started without other ranks.
+
+    Raises UsageError.
+    """
     parts = build(config, world.place, own)
     if config.model.sync_batch_norm:
         normalization.synchronise(parts.model, world)
@@ -79,7 +99,9 @@ def warm_parts(config: Config, world: World, own: Own = NOTHING) -> tuple[Parts,
         name = config.model.model
         classes = len(parts.data.classes)
         notes.append(weights.start_from(config.model.weights, parts.model, name, classes))
-    parts = replace(parts, notes=(*notes, *freeze.described(config.model, parts.model, parts.heads)))
+    parts = replace(
+        parts, notes=(*notes, *freeze.described(config.model, parts.model, parts.heads))
+    )
     weights.check_state(parts.model, config.run.weights_format)
     # The optimizer takes all parameters that train in any epoch.
     freeze.apply(config.model, parts.model, heads=parts.heads)
@@ -91,9 +113,12 @@ def warm_parts(config: Config, world: World, own: Own = NOTHING) -> tuple[Parts,
 
 
 def _compile(config: Config, world: World, parts: Parts) -> None:
-    """Compile the model as far as possible without other ranks. Raises UsageError if the batch is too large.
+    """Compile the model as far as possible without other ranks.
 
-    torch.compile compiles at the first pass with each size of batch: after the rendezvous all ranks would wait for it.
+    Raises UsageError if the batch is too large.
+
+    torch.compile compiles at the first pass with each size of batch: after the rendezvous all ranks
+    would wait for it.
     """
     model = parts.model
     loader = parts.train_loader
@@ -103,22 +128,31 @@ def _compile(config: Config, world: World, parts: Parts) -> None:
         return
     layout = order.choose_layout(config.batch, world.place.size, loader.num_samples)
     freeze.apply(config.model, model, 0, parts.heads)
-    with buffers.unchanged(model), torch.random.fork_rng([parts.device] if parts.device.type == "cuda" else []):
+    with (
+        buffers.unchanged(model),
+        torch.random.fork_rng([parts.device] if parts.device.type == "cuda" else []),
+    ):
         for size in micro_batch_sizes(layout, loader.num_samples):
             with precision:
                 loss = sum_of(parts.task.measure(model, loader.example(size))[LOSS])
-            torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
-        if parts.val_loader is not None and config.optimizer.ema_decay is None:  # the moving average is not compiled
+            torch.autograd.grad(
+                loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True
+            )
+        # the moving average is not compiled
+        if parts.val_loader is not None and config.optimizer.ema_decay is None:
             model.eval()
             batch = config.batch.eval_batch_size
             with torch.no_grad(), precision:
-                for size in micro_batch_sizes(order.BatchLayout(batch, batch), parts.val_loader.num_samples):
+                for size in micro_batch_sizes(
+                    order.BatchLayout(batch, batch), parts.val_loader.num_samples
+                ):
                     parts.evaluation.function(model, loader.example(size))
     freeze.apply(config.model, model, heads=parts.heads)
 
 
 def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = None) -> Parts:
-    """Return the parts of this rank; with a `split`, it is the validation set and need be the only one.
+    """Return the parts of this rank; with a `split`, it is the validation set
+    and need be the only one.
 
     Raises UsageError if the device, the data or the model is not available.
     """
@@ -129,7 +163,9 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
         constant.to(device).eval().requires_grad_(requires_grad=False)
     schedule = config.schedule
     if (targets_of(task, schedule) or schedule.patience) and data.val is None:
-        raise UsageError("--target, --target-accuracy and --patience need a validation set; the data have none")
+        raise UsageError(
+            "--target, --target-accuracy and --patience need a validation set; the data have none"
+        )
     goal = goal_of(task, schedule.best_by, "--best-by")
     colour = own.model is None and models.needs_colour(config.model.model)
     loaders = _loaders(config, place, data, task, device, colour=colour)
@@ -141,7 +177,9 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
         heads = _heads(task, network, examples[0]) if config.model.freeze == "backbone" else ()
     except (RuntimeError, ValueError, AssertionError) as error:  # torch's and torchvision's
         why = first_line(error) + place_in_user_code(error)
-        raise UsageError(f"model {config.model.model} cannot take the first two samples: {why}") from None
+        raise UsageError(
+            f"model {config.model.model} cannot take the first two samples: {why}"
+        ) from None
     return Parts(
         device=device,
         data=data,
@@ -162,7 +200,9 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
 def _open_data(config: Config, own: Own, split: str | None) -> DataSet:
     """Return the data; torchvision's weights need their own normalisation. Raises UsageError."""
     classifies = own.task is None and config.model.task == CLASSIFICATION
-    data = sources.open_data(config.data, config.seed, own.data, any_items=not classifies, split=split)
+    data = sources.open_data(
+        config.data, config.seed, own.data, any_items=not classifies, split=split
+    )
     if data.mean and _has_weights_of_torchvision(config):
         mean, std = weights.normalisation(str(config.model.weights), config.model.model)
         return replace(data, mean=mean, std=std)
@@ -180,7 +220,8 @@ def _loaders(
     """Return the loader of each set: training, and if there are any, validation and test."""
     num_workers = loader_processes(config.data, place)
     collate = task.collate or default_collate
-    size = config.data.image_size if config.data.data != "folder" else None  # its images have their own size
+    # its images have their own size
+    size = config.data.image_size if config.data.data != "folder" else None
     channels_last = uses_channels_last(config, device)
 
     def loader_of(title: str, source: Source, augment: Augment | None) -> Loader:
@@ -191,9 +232,22 @@ def _loaders(
             except UsageError as error:
                 raise UsageError(f"the {title} set: {error}") from None
 
-        prepare = Prepare(data, device, image_size=size, augment=augment, colour=colour, channels_last=channels_last)
+        prepare = Prepare(
+            data,
+            device,
+            image_size=size,
+            augment=augment,
+            colour=colour,
+            channels_last=channels_last,
+        )
         return open_loader(
-            source, prepare if data.images else None, device, config.seed, num_workers, collate, task.check and check
+            source,
+            prepare if data.images else None,
+            device,
+            config.seed,
+            num_workers,
+            collate,
+            task.check and check,
         )
 
     loaders = {"training": loader_of("training", data.train, data.augment)}
@@ -213,13 +267,18 @@ def _digests_of_others(data: DataSet, loaders: Mapping[str, Loader]) -> dict[str
     return digests
 
 
-def _network(config: Config, own: Own, device: torch.device, num_classes: int, channels: int) -> nn.Module:
+def _network(
+    config: Config, own: Own, device: torch.device, num_classes: int, channels: int
+) -> nn.Module:
     """Return the model on the device, with random weights. Raises UsageError."""
     name = config.model.model
-    network = models.build(name, num_classes=num_classes, channels=channels, seed=config.seed, own=own.model)
+    network = models.build(
+        name, num_classes=num_classes, channels=channels, seed=config.seed, own=own.model
+    )
     network = network.to(device)
     if _has_weights_of_torchvision(config) and hasattr(network, "transform_input"):
-        network.transform_input = True  # type: ignore[assignment]  # GoogLeNet and Inception v3 normalise again
+        # GoogLeNet and Inception v3 normalise again
+        network.transform_input = True  # type: ignore[assignment]
     if uses_channels_last(config, device):
         network = network.to(memory_format=torch.channels_last)
     return network
@@ -234,7 +293,10 @@ def of_a_loop(
     collate: Collate,
     own_order: OwnOrder | None = None,
 ) -> tuple[Parts, Optimizers]:
-    """Return the parts of a training whose loop is the user's. Raises UsageError for what cannot be trained."""
+    """Return the parts of a training whose loop is the user's.
+
+    Raises UsageError for what cannot be trained.
+    """
     weights.check_state(model, config.run.weights_format)
     optim.check_parameters(model, optimizers)
     source = sources.of_program(data)
@@ -244,7 +306,9 @@ def of_a_loop(
         model.to(memory_format=torch.channels_last)
     if config.model.sync_batch_norm:
         normalization.synchronise(model, world)
-    loader = open_loader(source.train, None, device, config.seed, loader_processes(config.data, world.place), collate)
+    loader = open_loader(
+        source.train, None, device, config.seed, loader_processes(config.data, world.place), collate
+    )
     of_data = {**identity.of(source), "items": {"training": loader.start()}}
     orders = ORDERS[config.batch.order]
     if own_order is not None:
@@ -254,12 +318,28 @@ def of_a_loop(
     measuring = {name: Measuring(task.measure, of_a_loop=True) for name in optimizers}
     evaluation = Measuring(task.measure)
     goal = Goal("best", higher=True)
-    parts = Parts(device, source, of_data, task, measuring, evaluation, goal, model, loader, None, None, orders)
+    parts = Parts(
+        device,
+        source,
+        of_data,
+        task,
+        measuring,
+        evaluation,
+        goal,
+        model,
+        loader,
+        None,
+        None,
+        orders,
+    )
     return parts, optimizers
 
 
-def _measurings(task: Task, network: nn.Module, examples: Sequence[Any]) -> tuple[Measuring, Measuring]:
-    """Return what training and evaluations measure, by batches of two samples: of the training set first.
+def _measurings(
+    task: Task, network: nn.Module, examples: Sequence[Any]
+) -> tuple[Measuring, Measuring]:
+    """Return what training and evaluations measure, by batches of two samples:
+    of the training set first.
 
     Raises UsageError if their measures cannot be used.
     """
@@ -270,7 +350,10 @@ def _measurings(task: Task, network: nn.Module, examples: Sequence[Any]) -> tupl
         check = task.check or (lambda batch, samples: None)
         check(examples[0], np.arange(2))
         measured = training(network, examples[0], 2)
-        if training.means[0].kind == "count" and (count := numbers_of(measured, training.means, torch.float64)[1]) > 0:
+        if (
+            training.means[0].kind == "count"
+            and (count := numbers_of(measured, training.means, torch.float64)[1]) > 0
+        ):
             training.exponent = round(math.log2(float(count) / 2))
         for example in examples:
             check(example, np.arange(2))
@@ -296,12 +379,17 @@ def fresh_state(
 ) -> TrainState:
     """Return the state before the first step, of a program with this history."""
     parameters = [*parts.model.parameters()]
-    is_wide = any(parameter.dtype == torch.float64 or parameter.is_complex() for parameter in parameters)
+    is_wide = any(
+        parameter.dtype == torch.float64 or parameter.is_complex() for parameter in parameters
+    )
     if config.precision.compression == "auto" and is_wide:
         config = config.replace(compression="none")
     scaler = loss_scaler(config, parts.device)
     if scaler.is_enabled() and any(parameter.is_complex() for parameter in parameters):
-        raise UsageError("complex parameters have no loss scale: leave out --precision fp16 and --compression fp16")
+        raise UsageError(
+            "complex parameters have no loss scale: leave out --precision fp16 "
+            "and --compression fp16"
+        )
     world.wrap(parts.model, wire_format(config, parts.device))
     decay = config.optimizer.ema_decay
     average = None if decay is None else optim.MovingAverage(parts.model, decay)

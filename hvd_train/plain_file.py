@@ -1,4 +1,6 @@
-"""Open regular files only; raise OSError for FIFOs, devices and symlinks, which another user's run folder may hold."""
+"""Open regular files only; raise OSError for FIFOs, devices and symlinks, which another
+user's run folder may hold.
+"""
 
 import errno
 import os
@@ -10,7 +12,8 @@ MOST_BYTES = 2**30  # of a file that is read whole
 
 
 def in_place(path: str | Path, flags: int) -> int:
-    """Open a file of a run folder for writing in place, as an `opener` for `open`; leave O_TRUNC out.
+    """Open a file of a run folder for writing in place, as an `opener` for
+    `open`; leave O_TRUNC out.
 
     Raises OSError for a symlink, a file with other hard links, or no regular file.
     """
@@ -23,12 +26,18 @@ def in_place(path: str | Path, flags: int) -> int:
 
 
 def opened(path: str | Path, *, follows: bool = True) -> BinaryIO:
-    """Open a file for reading. Raises OSError if it is a pipe or a device, or a symlink that is not followed."""
+    """Open a file for reading.
+
+    Raises OSError if it is a pipe or a device, or a symlink that is not followed.
+    """
     return open(path, "rb", opener=_to_read if follows else _to_read_itself)
 
 
 def read_bytes(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """Return what the file held when it was opened. Raises OSError if that is more than `most_bytes`."""
+    """Return what the file held when it was opened.
+
+    Raises OSError if that is more than `most_bytes`.
+    """
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size  # a file of /proc may say 0 and have no end
         if size > most_bytes:
@@ -37,7 +46,10 @@ def read_bytes(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:
 
 
 def read_text(path: str | Path, most_bytes: int = MOST_BYTES) -> str:
-    """Return the text of a file in UTF-8, as `read_bytes` does. Raises ValueError if it is no text."""
+    """Return the text of a file in UTF-8, as `read_bytes` does.
+
+    Raises ValueError if it is no text.
+    """
     return read_bytes(path, most_bytes).decode()
 
 

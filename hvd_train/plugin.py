@@ -1,4 +1,6 @@
-"""Import the user's own code by its name, `package.module:function`, also from the current folder."""
+"""Import the user's own code by its name, `package.module:function`,
+also from the current folder.
+"""
 
 import importlib
 import inspect
@@ -25,7 +27,8 @@ def is_reference(name: str) -> bool:
 
 
 def check_trusted(source: str, names: Mapping[str, str]) -> None:
-    """Raise UsageError if a file, which another user may have written, names code, a data set or a URL.
+    """Raise UsageError if a file, which another user may have written, names
+    code, a data set or a URL.
 
     `names` are values by setting. Names of timm's models are harmless: it must know them.
     """
@@ -38,7 +41,10 @@ def check_trusted(source: str, names: Mapping[str, str]) -> None:
 
 
 def load(kind: str, reference: str) -> Callable[..., Any]:
-    """Import the function `package.module:function` that the flag `kind` names. Raises UsageError if that fails."""
+    """Import the function `package.module:function` that the flag `kind` names.
+
+    Raises UsageError if that fails.
+    """
     module_name, _, function_name = reference.partition(":")
     if "/" in module_name or module_name.endswith(".py"):
         folder, _, name = module_name.removesuffix(".py").rpartition("/")
@@ -51,12 +57,20 @@ def load(kind: str, reference: str) -> Callable[..., Any]:
     except (Exception, SystemExit) as error:  # the user's module may raise anything
         reason = f"it calls sys.exit({error})" if isinstance(error, SystemExit) else f"{error}"
         at = place_in_user_code(error)
-        raise UsageError(f"--{kind} {reference}: cannot import {module_name}: {reason}{at}") from error
+        raise UsageError(
+            f"--{kind} {reference}: cannot import {module_name}: {reason}{at}"
+        ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
         if function is not None:
-            raise UsageError(f"--{kind} {reference} is {described(function)}: write a function that returns it")
-        known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+            raise UsageError(
+                f"--{kind} {reference} is {described(function)}: write a function that returns it"
+            )
+        known = [
+            name
+            for name, value in vars(module).items()
+            if callable(value) and not name.startswith("_")
+        ]
         raise unknown_name(f"function in {module_name} for --{kind}", function_name, known)
     return function  # type: ignore[no-any-return]  # callable() narrows to Callable[..., object]
 
@@ -79,14 +93,23 @@ def takes(function: Callable[..., Any], *arguments: object, **named: object) -> 
 
 
 def call(flag: str, function: Callable[..., Any], parameter: str, value: object) -> Any:
-    """Call the user's function with a value for a parameter: by name, else for one without default, else without.
+    """Call the user's function with a value for a parameter: by name, else for one
+    without default, else without.
 
     Raises UsageError, which names `flag`, if it takes none of these.
     """
-    needed = [each for each in inspect.signature(function).parameters.values() if each.default is each.empty]
+    needed = [
+        each
+        for each in inspect.signature(function).parameters.values()
+        if each.default is each.empty
+    ]
     for arguments, named in (((), {parameter: value}), ((value,) if needed else (), {})):
         if takes(function, *arguments, **named):
             return function(*arguments, **named)
     name = getattr(function, "__name__", "the function")
-    line = f"def __init__(self, {parameter})" if isinstance(function, type) else f"def {name}({parameter})"
+    line = (
+        f"def __init__(self, {parameter})"
+        if isinstance(function, type)
+        else f"def {name}({parameter})"
+    )
     raise UsageError(f"{flag}: {name} must accept {parameter}: write `{line}`")

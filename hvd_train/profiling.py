@@ -1,4 +1,6 @@
-"""Profile chosen steps (`--profile STEPS`): each rank writes a trace, and rank 0 shows a summary."""
+"""Profile chosen steps (`--profile STEPS`): each rank writes a trace,
+and rank 0 shows a summary.
+"""
 
 import os
 import shutil
@@ -21,9 +23,16 @@ class Profile:
     """Records the chosen steps once. A change of world ends only the profile."""
 
     def __init__(
-        self, steps: range, file: Path, device: torch.device, journal: Journal, *clocks: Stopwatch | Split
+        self,
+        steps: range,
+        file: Path,
+        device: torch.device,
+        journal: Journal,
+        *clocks: Stopwatch | Split,
     ) -> None:
-        """`steps` may be empty; `clocks` leave out the time that this takes before and after them."""
+        """`steps` may be empty; `clocks` leave out the time that this
+        takes before and after them.
+        """
         self._steps = steps
         self._file = file
         self._device = device
@@ -55,7 +64,10 @@ class Profile:
 
     def _begin(self) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it prints lines about missing GPUs
-        kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._device.type == "cuda" else [])]
+        kinds = [
+            ProfilerActivity.CPU,
+            *([ProfilerActivity.CUDA] if self._device.type == "cuda" else []),
+        ]
         self._profiler = torch.profiler.profile(
             activities=kinds, schedule=lambda _: ProfilerAction.RECORD, acc_events=True
         )
@@ -68,13 +80,18 @@ class Profile:
         self._profiler = None
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            with durable.writing(self._file) as file, NamedTemporaryFile(suffix=self._file.suffix) as trace:
+            with (
+                durable.writing(self._file) as file,
+                NamedTemporaryFile(suffix=self._file.suffix) as trace,
+            ):
                 profiler.export_chrome_trace(trace.name)
                 shutil.copyfileobj(trace, file)
         except OSError as error:
             say(f"no profile of {self._name}: cannot write {self._file}: {error.strerror}")
             return
         key = f"self_{'device' if self._device.type == 'cuda' else 'cpu'}_time_total"
-        costs = profiler.key_averages().table(sort_by=key, row_limit=_LARGEST, max_name_column_width=_NAME_WIDTH)
+        costs = profiler.key_averages().table(
+            sort_by=key, row_limit=_LARGEST, max_name_column_width=_NAME_WIDTH
+        )
         message = f"profile of {self._name}: {self._file} (https://ui.perfetto.dev opens it)"
         self._journal.event("profile", f"{message}\n{costs}")

@@ -29,16 +29,31 @@ from hvd_train.state import TENSORS
 Act = Callable[[subprocess.Popen[bytes]], None]
 IN_ANOTHER_ORDER = {REVERSED: "1", "OMP_NUM_THREADS": "1"}
 """Variables of a run that adds up the same numbers in another order."""
-_MAY_DIFFER = {"kind", "time", "samples_per_second", "seconds", "total_seconds", "peak_memory_gib", "gpu", "split"}
+_MAY_DIFFER = {
+    "kind",
+    "time",
+    "samples_per_second",
+    "seconds",
+    "total_seconds",
+    "peak_memory_gib",
+    "gpu",
+    "split",
+}
 _ROUNDING = 10.0  # a difference by rounding is less than this many times another one
-_RAISED = re.compile(r"^(?:\[[\d,]+\]<\w+>: ?)?((?:\w+\.)*\w*(?:Error|Exception)(?:: .*)?)$", re.MULTILINE)
-_CONSEQUENCE = re.compile("another rank ended|ended with exit code|see above|waiting for |is evicted")
+_RAISED = re.compile(
+    r"^(?:\[[\d,]+\]<\w+>: ?)?((?:\w+\.)*\w*(?:Error|Exception)(?:: .*)?)$", re.MULTILINE
+)
+_CONSEQUENCE = re.compile(
+    "another rank ended|ended with exit code|see above|waiting for |is evicted"
+)
 
 
 class Run:
     """A run of the script; it may have several trainings, each with a folder."""
 
-    def __init__(self, folder: Path, command: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, command: Sequence[str], variables: Mapping[str, str] | None = None
+    ) -> None:
         self.folder = folder
         self._log = folder.with_suffix(".log")
         self._variables = variables or {}
@@ -70,16 +85,24 @@ class Run:
                 process.terminate()  # after Ctrl-C; else it has ended
             if process.returncode == 0:
                 if disturb is not None or (act is subprocess.Popen.terminate and attempt == 0):
-                    say(f"{self.folder.name}: the script ended before it could be disturbed: let it take more steps")
+                    say(
+                        f"{self.folder.name}: the script ended before it could be disturbed: "
+                        "let it take more steps"
+                    )
                 return None
             if process.returncode not in (-signal.SIGTERM, 128 + signal.SIGTERM):
                 text = self._log.read_bytes()[begin:].decode(errors="replace")
-                return f"the script ended with exit code {process.returncode}: {cause(text)} (see {self._log})"
+                return (
+                    f"the script ended with exit code {process.returncode}: "
+                    f"{cause(text)} (see {self._log})"
+                )
         raise AssertionError
 
     @property
     def trainings(self) -> list[str]:
-        """The names of its trainings so far; one without a name has its files in the folder itself."""
+        """The names of its trainings so far; one without a name has its
+        files in the folder itself.
+        """
         found = [*self.folder.glob(run_folder.CONFIG), *self.folder.glob(f"*/{run_folder.CONFIG}")]
         return sorted(str(path.parent.relative_to(self.folder)) for path in found)
 
@@ -93,7 +116,8 @@ class Run:
         """Return the records of the steps of a training so far, without what may differ."""
         steps = [record for record in self.records(training) if record["kind"] == "step"]
         return {
-            step["step"]: {name: value for name, value in step.items() if name not in _MAY_DIFFER} for step in steps
+            step["step"]: {name: value for name, value in step.items() if name not in _MAY_DIFFER}
+            for step in steps
         }
 
     @property
@@ -109,11 +133,15 @@ class Run:
 
 
 def cause(output: str) -> str:
-    """Return the error in the output of a failed run: the first one that was raised, else the last line about one."""
+    """Return the error in the output of a failed run: the first one that was raised,
+    else the last line about one.
+    """
     if raised := _RAISED.search(output):
         return raised[1]
     lines = launcher.reasons(output)
-    causes = [line for line in lines if not _CONSEQUENCE.search(line)] or lines or output.splitlines()
+    causes = (
+        [line for line in lines if not _CONSEQUENCE.search(line)] or lines or output.splitlines()
+    )
     return causes[-1] if causes else "it printed nothing"
 
 
@@ -124,11 +152,14 @@ def kill_a_worker(driver: subprocess.Popen[bytes]) -> None:
             worker.kill()
 
 
-def differences(alone: Run, other: Run, tolerance: float, control: Run | None = None) -> tuple[list[str], str]:
-    """Return what differs between two runs: samples, the first step, registered values, the first tensor; and a note.
+def differences(
+    alone: Run, other: Run, tolerance: float, control: Run | None = None
+) -> tuple[list[str], str]:
+    """Return what differs between two runs: samples, the first step, registered values, the
+    first tensor; and a note.
 
-    The note is of numbers that differ by rounding. A difference is rounding if it is below the tolerance, or not much
-    larger than between `alone` and `control`, a run in another order.
+    The note is of numbers that differ by rounding. A difference is rounding if it is below the
+    tolerance, or not much larger than between `alone` and `control`, a run in another order.
     """
     found = list[str]()
     note = ""
@@ -137,14 +168,25 @@ def differences(alone: Run, other: Run, tolerance: float, control: Run | None = 
         if training not in other.trainings:
             found.append(f"there is no training {training}")
             continue
-        found += [f"{of}NOT exact: {fault}" for fault in ledger.audit(other.folder / training).faults[:1]]
-        found += [f"{of}{what}" for what in _steps_that_differ(alone, other, training, tolerance, control)[:1]]
+        found += [
+            f"{of}NOT exact: {fault}" for fault in ledger.audit(other.folder / training).faults[:1]
+        ]
+        found += [
+            f"{of}{what}"
+            for what in _steps_that_differ(alone, other, training, tolerance, control)[:1]
+        ]
         runs = (_parts(run, training) for run in (alone, other, control or alone))
-        for name, (mine, its, again) in zip(("registered value", "tensor"), zip(*runs, strict=True), strict=True):
+        for name, (mine, its, again) in zip(
+            ("registered value", "tensor"), zip(*runs, strict=True), strict=True
+        ):
             if what := _first_difference(mine, its, tolerance, _noise(mine, again)):
                 found.append(f"{of}the first {name} that differs is {what}")
             elif rounded := _first_difference(mine, its, tolerance):
-                note = note or f"{of}{rounded}, as between two orders of addition; what the steps compute is the same"
+                note = (
+                    note
+                    or f"{of}{rounded}, as between two orders of addition; what the "
+                    "steps compute is the same"
+                )
     return found, note
 
 
@@ -155,7 +197,9 @@ def _parts(run: Run, training: str) -> tuple[Any, Any]:
     return snapshot["point"]["own"], {name: snapshot[name] for name in TENSORS}
 
 
-def _steps_that_differ(alone: Run, other: Run, training: str, tolerance: float, control: Run | None) -> list[str]:
+def _steps_that_differ(
+    alone: Run, other: Run, training: str, tolerance: float, control: Run | None
+) -> list[str]:
     mine = alone.steps(training)
     its = other.steps(training)
     again = control.steps(training) if control is not None else mine
@@ -172,7 +216,9 @@ def _steps_that_differ(alone: Run, other: Run, training: str, tolerance: float, 
 
 
 def depends_on_order(alone: Run, control: Run, tolerance: float) -> str:
-    """Return how the first step differs in another order of its micro-batches, where rounding has not grown yet."""
+    """Return how the first step differs in another order of its micro-batches, where
+    rounding has not grown yet.
+    """
     for training in alone.trainings:
         if what := next(iter(_steps_that_differ(alone, control, training, tolerance, None)), ""):
             first = min(alone.steps(training))
@@ -184,11 +230,18 @@ def _noise(one: Any, two: Any) -> dict[str, float]:
     """Return how much each number in two nested values differs, by its path."""
     others = _leaves(two)
     gaps = {path: _gap(value, others.get(path)) for path, value in _leaves(one).items()}
-    return {path: float(gap.nan_to_num(0.0, 0.0).max()) for path, gap in gaps.items() if gap is not None and len(gap)}
+    return {
+        path: float(gap.nan_to_num(0.0, 0.0).max())
+        for path, gap in gaps.items()
+        if gap is not None and len(gap)
+    }
 
 
-def _first_difference(one: Any, two: Any, tolerance: float, noise: Mapping[str, float] | None = None) -> str:
-    """Return the path of the first value that differs, and by how much; numbers may differ by rounding.
+def _first_difference(
+    one: Any, two: Any, tolerance: float, noise: Mapping[str, float] | None = None
+) -> str:
+    """Return the path of the first value that differs, and by how much;
+    numbers may differ by rounding.
 
     `noise` has, for each number, how much it differs in another order of addition.
     """
@@ -203,7 +256,8 @@ def _first_difference(one: Any, two: Any, tolerance: float, noise: Mapping[str, 
                 return path
             continue
         sizes = torch.as_tensor(value, dtype=torch.float64).abs()
-        largest = float(torch.cat([sizes[sizes.isfinite()], torch.ones(1)]).max())  # a mask may have infinities
+        # a mask may have infinities
+        largest = float(torch.cat([sizes[sizes.isfinite()], torch.ones(1)]).max())
         of_noise = _ROUNDING * noise.get(path, 0.0) if noise and tolerance else 0.0
         if not (gap <= max(tolerance * largest, of_noise)).all():
             return f"{path}, by {float(gap.max()):.2g}"
@@ -222,7 +276,9 @@ def _leaves(values: Any, path: str = "") -> dict[str, Any]:
 
 
 def _gap(one: Any, two: Any) -> Tensor | None:
-    """Return by how much two numbers, or tensors of one shape, differ, as a row; None for other values."""
+    """Return by how much two numbers, or tensors of one shape, differ, as a
+    row; None for other values.
+    """
     if not all(isinstance(value, (float, Tensor)) for value in (one, two)):
         return None
     mine: Tensor = torch.as_tensor(one, dtype=torch.float64)

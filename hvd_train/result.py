@@ -30,7 +30,8 @@ class Result:
 
     run_dir: Path | None
     finished: bool
-    saved: bool  # whether the last commit, the weights and the summary are on disk; the same on all ranks
+    # whether the last commit, the weights and the summary are on disk; the same on all ranks
+    saved: bool
     stopped_by: int | None  # the number of the signal that stopped any rank; None if no signal did
     epochs: int
     steps: int
@@ -38,15 +39,19 @@ class Result:
     best: Mapping[str, float]  # of the best evaluation
     best_epoch: int | None
     test: Mapping[str, float]  # of the best weights on the test set
-    why: str  # why the training ended: the last epoch is done or an aim was reached; empty if it was stopped
+    # why the training ended: the last epoch is done or an aim was reached; empty if it was stopped
+    why: str
     samples_per_second: float
     world_size: int
     seconds: float
-    peak_memory_gib: float = 0.0  # of the rank with the most: on its GPU, or on a CPU without loader processes
+    # of the rank with the most: on its GPU, or on a CPU without loader processes
+    peak_memory_gib: float = 0.0
 
     @property
     def exit_code(self) -> int:
-        """0 for a finished run, 128 + N if signal N stopped it, 75 if its launcher did, 74 if files are not on disk."""
+        """0 for a finished run, 128 + N if signal N stopped it, 75 if its launcher did, 74
+        if files are not on disk.
+        """
         if not self.saved:
             return os.EX_IOERR
         if self.finished:
@@ -55,7 +60,9 @@ class Result:
 
 
 class Stopped(SystemExit):
-    """Raised by a session on all ranks, with the exit code, if it was asked to stop or its last files do not fit."""
+    """Raised by a session on all ranks, with the exit code, if it was asked to stop or
+    its last files do not fit.
+    """
 
 
 def describe(config: Config, parts: Parts, state: TrainState, place: Place) -> str:
@@ -67,9 +74,9 @@ def describe(config: Config, parts: Parts, state: TrainState, place: Place) -> s
     sizes = micro_batch_sizes(layout, layout.global_batch)
     line = (
         f"{config.model.model} ({parameters / 1e6:.2f} M parameters) on {config.data.data} "
-        f"({parts.train_loader.num_samples:,} {sample}s), {counted(place.size, 'rank')} on {parts.device.type}, "
-        f"{layout.global_batch} {sample}s a step in {number} micro-batch{'es' * (number > 1)} of "
-        f"{'up to ' * (len(sizes) > 1)}{max(sizes)}"
+        f"({parts.train_loader.num_samples:,} {sample}s), {counted(place.size, 'rank')} on "
+        f"{parts.device.type}, {layout.global_batch} {sample}s a step in {number} "
+        f"micro-batch{'es' * (number > 1)} of {'up to ' * (len(sizes) > 1)}{max(sizes)}"
     )
     if number < place.size:
         line += f"; {place.size - number} of {place.size} ranks idle"
@@ -82,9 +89,18 @@ def summary(result: Result, config: Config) -> dict[str, Any]:
     """Return the contents of summary.json; numbers that are not known are None."""
     parts = {"scores": "", "best": "best_", "test": "test_"}
     values = {name: value for name, value in vars(result).items() if name not in parts}
-    values |= {prefix + n: v for part, prefix in parts.items() for n, v in getattr(result, part).items()}
-    known = {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in values.items()}
-    return {**known, "run_dir": str(result.run_dir), "recipe": config.recipe, "torch": torch.__version__}
+    values |= {
+        prefix + n: v for part, prefix in parts.items() for n, v in getattr(result, part).items()
+    }
+    known = {
+        name: None if isinstance(v, float) and math.isnan(v) else v for name, v in values.items()
+    }
+    return {
+        **known,
+        "run_dir": str(result.run_dir),
+        "recipe": config.recipe,
+        "torch": torch.__version__,
+    }
 
 
 def ending(result: Result, task: Task) -> str:
@@ -93,12 +109,17 @@ def ending(result: Result, task: Task) -> str:
         name = signal.Signals(result.stopped_by).name if result.stopped_by else "its launcher"
         if not result.saved:
             return f"stopped by {name} at step {result.steps}, NOT committed (see above)"
-        return f"stopped by {name} at step {result.steps}, committed; the same command resumes from there"
+        return (
+            f"stopped by {name} at step {result.steps}, committed; the same "
+            "command resumes from there"
+        )
     name = task.best or next(iter(result.scores), "")
     score = ""
     if result.scores:
         value = result.best.get(task.best or "best")  # what a loop of the user's kept has no name
-        best = f" (best {figure(name, value)}, epoch {result.best_epoch})" if value is not None else ""
+        best = (
+            f" (best {figure(name, value)}, epoch {result.best_epoch})" if value is not None else ""
+        )
         score = f"{labelled(name, result.scores[name])}{best}, "
     for tested in dict.fromkeys([LOSS, name]) if result.test else ():
         score += f"test {labelled(tested, result.test[tested])}, "

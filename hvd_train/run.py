@@ -1,4 +1,6 @@
-"""The composition root: connect, build the parts from facts, train, evaluate or predict, return a result."""
+"""The composition root: connect, build the parts from facts, train, evaluate or
+predict, return a result.
+"""
 
 import dataclasses
 import importlib.util
@@ -51,19 +53,24 @@ def train(
     name: str = "",
     world: World | None = None,
 ) -> Result:
-    """Train as `config` says, on the ranks that the launcher has started, or alone; return how it ended.
+    """Train as `config` says, on the ranks that the launcher has started, or
+    alone; return how it ended.
 
-    `model(num_classes)` and `data(config.data)` bring your own network and (training set, validation set or None);
-    `task` takes the place of classification. Of several trainings in a program each has a `name`, which is its folder
-    in the run folder. Raises UsageError for settings or data that cannot be used, RankLost if another rank ends,
-    ReplicasDiffer if the weights of the ranks differ.
+    `model(num_classes)` and `data(config.data)` bring your own network and (training set,
+    validation set or None); `task` takes the place of classification. Of several trainings in a
+    program each has a `name`, which is its folder in the run folder. Raises UsageError for settings
+    or data that cannot be used, RankLost if another rank ends, ReplicasDiffer if the weights of the
+    ranks differ.
     """
     if config.batch.on_resize == "per-worker" and config.optimizer.lr_scaling == "none":
-        raise UsageError("--on-resize per-worker changes the global batch: add --lr-scaling linear or sqrt")
+        raise UsageError(
+            "--on-resize per-worker changes the global batch: add --lr-scaling linear or sqrt"
+        )
     own = Own(model, data, task)
     given = {name: value for name, value in vars(own).items() if value is not None}
     seed_all(config.seed)  # modules of the user may draw random numbers as they are imported
-    check(config.replace(**dict.fromkeys(given, OWN)), name)  # their names would be imported, perhaps this very script
+    # their names would be imported, perhaps this very script
+    check(config.replace(**dict.fromkeys(given, OWN)), name)
     config = config.replace(**{name: reference(value) for name, value in given.items()})
     if given:
         config = of_script(config)
@@ -76,9 +83,15 @@ def train(
 
 @contextmanager
 def opened(
-    config: Config, name: str, world: World | None, build: Callable[[World], tuple[Parts, Optimizers]]
+    config: Config,
+    name: str,
+    world: World | None,
+    build: Callable[[World], tuple[Parts, Optimizers]],
 ) -> Iterator[tuple[Membership, StopSignal]]:
-    """Connect the ranks, or use `world`, and build what they train; close it after the block. Raises UsageError."""
+    """Connect the ranks, or use `world`, and build what they train; close it after the block.
+
+    Raises UsageError.
+    """
     console.outlive()
     with (
         # The driver decides what the loss of ssh means for a worker.
@@ -95,7 +108,10 @@ def opened(
 
 
 def begin(world: World, config: Config, name: str) -> None:
-    """Begin the next training of a program. Raises UsageError if it may have the run folder of an earlier one."""
+    """Begin the next training of a program.
+
+    Raises UsageError if it may have the run folder of an earlier one.
+    """
     begun = world.program.begun
     ended = world.program.ended
     if name and not re.fullmatch(r"[^\W_][\w-]*", name):
@@ -107,28 +123,40 @@ def begin(world: World, config: Config, name: str) -> None:
     folder = config.run.output_dir and config.run.output_dir.absolute()
     elastic = launcher.elastic(os.environ)
     mine = folder, name, None if folder or name or elastic else config.decisive()
-    if mine in begun and not hasattr(sys, "ps1"):  # whoever types, or runs a cell of a notebook again, knows
+    # whoever types, or runs a cell of a notebook again, knows
+    if mine in begun and not hasattr(sys, "ps1"):
         if name:
-            raise UsageError(f"two trainings of this program have the name {name!r}: give each its own")
+            raise UsageError(
+                f"two trainings of this program have the name {name!r}: give each its own"
+            )
         raise UsageError(
             "this program has trained before, and each training needs its own folder: "
             f"name it, as in Session(..., name='part{len(begun) + 1}') or train(..., name=...)"
         )
     if elastic and begun and folder != begun[0][0]:
-        raise UsageError(f"--output-dir {folder}: in an elastic job all trainings of a program have one; name them")
+        raise UsageError(
+            f"--output-dir {folder}: in an elastic job all trainings of a "
+            "program have one; name them"
+        )
     if elastic and name and config.run.resume != "auto":
-        raise UsageError(f"--resume {config.run.resume}: with names, an elastic job starts again in a new --output-dir")
+        raise UsageError(
+            f"--resume {config.run.resume}: with names, an elastic job starts again "
+            "in a new --output-dir"
+        )
     if begun:
         exit_report.training_begins(os.environ)
     begun.append(mine)
 
 
-_KEPT: list[World] = []  # MPI cannot start again, so the ranks stay connected until the program ends
+# MPI cannot start again, so the ranks stay connected until the program ends
+_KEPT: list[World] = []
 
 
 @contextmanager
 def connected(config: Config | None = None, world: World | None = None) -> Iterator[World]:
-    """Give `world`, or else the world of this program, which stays connected unless an error ends the block."""
+    """Give `world`, or else the world of this program, which stays connected
+    unless an error ends the block.
+    """
     if world is not None:
         with closing(world):
             yield world
@@ -157,11 +185,13 @@ def evaluate(
     split: str = "val",
     trust: bool = False,
 ) -> Scores:
-    """Return the scores of a run (its best weights), a checkpoint or a run's model-best.pt, as training measured them.
+    """Return the scores of a run (its best weights), a checkpoint or a run's model-best.pt,
+    as training measured them.
 
-    `model`, `data` and `task` are the arguments that `train` had. Other `data` (a name, too), `data_dir` or `split`
-    (train, val or test) evaluate other samples. Code that the run names is imported only with `trust`. Raises
-    UsageError if `target` is none of these, or names code that is not trusted.
+    `model`, `data` and `task` are the arguments that `train` had. Other `data` (a name, too),
+    `data_dir` or `split` (train, val or test) evaluate other samples. Code that the run names is
+    imported only with `trust`. Raises UsageError if `target` is none of these, or names code that
+    is not trusted.
     """
     changes: dict[str, Any] = {"device": device, "data_dir": data_dir}
     if isinstance(data, str):
@@ -170,15 +200,23 @@ def evaluate(
     with connected(world=world) as connection:
         # A newcomer of an elastic job would meet ranks that are past this evaluation.
         here = AloneWorld(connection) if launcher.elastic(os.environ) else connection
-        build_parts = partial(trained_parts, target, here.place, own, trust=trust, split=split, **changes)
+        build_parts = partial(
+            trained_parts, target, here.place, own, trust=trust, split=split, **changes
+        )
         config, parts = together(here, build_parts)
         here.compare(identity.facts(parts.identity))
         if parts.val_loader is None:
             raise UsageError(f"{target}: its data have no {split} set")
         scorer = parts.task, parts.evaluation, parts.model, parts.val_loader
         scores = evaluate_model(config, parts.device, *scorer, here)
-    of_run = "best weights" if (target / checkpoint.BEST).exists() else "last weights: the run has no best yet"
-    return dataclasses.replace(scores, weights=of_run if target.is_dir() else f"weights of {target.name}")
+    of_run = (
+        "best weights"
+        if (target / checkpoint.BEST).exists()
+        else "last weights: the run has no best yet"
+    )
+    return dataclasses.replace(
+        scores, weights=of_run if target.is_dir() else f"weights of {target.name}"
+    )
 
 
 _FEW = 64  # files that are read sooner than loader processes start
@@ -187,25 +225,36 @@ _FEW = 64  # files that are read sooner than loader processes start
 def predict(
     target: Path, files: Sequence[Path], *, top: int, device: str, trust: bool = False
 ) -> list[list[tuple[str, float]]]:
-    """Return for each image the `top` classes and their probabilities, the most probable class first.
+    """Return for each image the `top` classes and their probabilities, the
+    most probable class first.
 
-    `target` and `trust` are as in `evaluate`. Raises UsageError if the target or a file cannot be used.
+    `target` and `trust` are as in `evaluate`. Raises UsageError if the target or a file cannot be
+    used.
     """
     workers = 0 if len(files) < _FEW else None
-    config, parts = trained_parts(target, Place(), trust=trust, files=files, device=device, workers=workers)
+    config, parts = trained_parts(
+        target, Place(), trust=trust, files=files, device=device, workers=workers
+    )
     classes = parts.data.classes
     loader = parts.val_loader
     assert loader is not None
 
     def measure(model: nn.Module, batch: Any) -> dict[str, Measure]:
         best = model(batch[0]).float().softmax(1).topk(min(top, len(classes)))
-        return {"highest": best.values[:, 0], "share": Each(best.values), "number": Each(best.indices)}
+        return {
+            "highest": best.values[:, 0],
+            "share": Each(best.values),
+            "number": Each(best.indices),
+        }
 
     scorer = Task(measure, best=""), Measuring(measure, trains=False), parts.model, loader
     scores = evaluate_model(config, parts.device, *scorer, LocalWorld())
     shares = scores.each("share").tolist()
     numbers = scores.each("number").int().tolist()
-    return [[(classes[n], share) for n, share in zip(*row, strict=True)] for row in zip(numbers, shares, strict=True)]
+    return [
+        [(classes[n], share) for n, share in zip(*row, strict=True)]
+        for row in zip(numbers, shares, strict=True)
+    ]
 
 
 def check(config: Config, name: str = "") -> None:
@@ -215,15 +264,21 @@ def check(config: Config, name: str = "") -> None:
     check_names(config)
     if plugin.is_reference(config.optimizer.optimizer):
         plugin.load("optimizer", config.optimizer.optimizer)
-    schedule.learning_rate_factor(config.schedule, config.schedule.warmup_epochs)  # it may be the user's function
+    # it may be the user's function
+    schedule.learning_rate_factor(config.schedule, config.schedule.warmup_epochs)
     if config.model.weights is not None:
         weights.check(config.model.weights, config.model.model)
     freeze.check(config.model)
     trackers.check(config.run.trackers)
     if config.run.copy_to is not None:
         remote.file_system(config.run.copy_to)
-    if config.run.weights_format == "safetensors" and importlib.util.find_spec("safetensors") is None:
-        raise UsageError("--weights-format safetensors: safetensors is not installed: pip install safetensors")
+    if (
+        config.run.weights_format == "safetensors"
+        and importlib.util.find_spec("safetensors") is None
+    ):
+        raise UsageError(
+            "--weights-format safetensors: safetensors is not installed: pip install safetensors"
+        )
     # A job that continues has read the file.
     named = config.run.resume not in ("auto", "never") and not os.environ.get(launcher.RUN_DIR)
     path = Path(config.run.resume, name)
@@ -244,7 +299,10 @@ def check_names(config: Config, own: Own = NOTHING) -> None:
 
 
 def connect(config: Config | None = None) -> World:
-    """Return the world of the launched ranks, or of one. Raises UsageError if they cannot form a world."""
+    """Return the world of the launched ranks, or of one.
+
+    Raises UsageError if they cannot form a world.
+    """
     launcher.refuse_others(os.environ, ["python", *sys.argv])
     launched = launcher.launched(os.environ)
     is_elastic = launcher.elastic(os.environ)
@@ -256,8 +314,9 @@ def connect(config: Config | None = None) -> World:
         from hvd_train.world.horovod_world import HorovodWorld
     except ImportError as error:
         raise UsageError(
-            f"{launched.launcher} started {launched.size} ranks, but Horovod cannot be imported ({error}): "
-            "type `python packaging/build_horovod.py` in a checkout of hvd_train, or `make env` there"
+            f"{launched.launcher} started {launched.size} ranks, but Horovod cannot be "
+            f"imported ({error}): type `python packaging/build_horovod.py` in a checkout of "
+            "hvd_train, or `make env` there"
         ) from error
     return (ElasticWorld if is_elastic else HorovodWorld)(facts=same_everywhere(config))
 
@@ -270,12 +329,15 @@ def same_everywhere(config: Config | None) -> dict[str, str]:
     """Return the versions and flags that must be equal on all ranks."""
     found = {
         "Python": ".".join(platform.python_version_tuple()[:2]),
-        "torch": str(torch.__version__),  # not a TorchVersion, which ranks do not send to each other
+        # not a TorchVersion, which ranks do not send to each other
+        "torch": str(torch.__version__),
         "Horovod": metadata.version("horovod"),
         "hvd_train": f"{__version__} ({digest_of_code()})",
     }
     if config is not None:
-        settings = {name: value for name, value in config.settings().items() if name not in OF_EACH_HOST}
+        settings = {
+            name: value for name, value in config.settings().items() if name not in OF_EACH_HOST
+        }
         found |= {f"--{name.replace('_', '-')}": str(value) for name, value in settings.items()}
     return found
 
@@ -290,35 +352,56 @@ def trained_parts(
     files: Sequence[Path] = (),
     **changes: Any,
 ) -> tuple[Config, Parts]:
-    """Return the config of a run, checkpoint or model-best.pt, and its parts with the trained weights.
+    """Return the config of a run, checkpoint or model-best.pt, and its parts
+    with the trained weights.
 
-    `changes` are other settings, if they are not None. The validation set is the `split`, or holds these image `files`.
-    Raises UsageError if the target cannot be used or names code that is not trusted.
+    `changes` are other settings, if they are not None. The validation set is the `split`, or holds
+    these image `files`. Raises UsageError if the target cannot be used or names code that is not
+    trusted.
     """
     config, trained, data = read_target(target)
     changes = {name: value for name, value in changes.items() if value is not None}
     config = config.replace(**changes)
     seed_all(config.seed)  # as in training
     settings = config.settings()
-    named = {kind: str(settings[kind]) for kind, value in vars(own).items() if value is None and kind not in changes}
+    named = {
+        kind: str(settings[kind])
+        for kind, value in vars(own).items()
+        if value is None and kind not in changes
+    }
     if unknown := [kind for kind, name in named.items() if name == OWN]:
         advice = f"call hvd_train.evaluate(run, {unknown[0]}=...) from there"
-        raise UsageError(f"{target} was trained with a {unknown[0]} that only its script knows: {advice}")
+        raise UsageError(
+            f"{target} was trained with a {unknown[0]} that only its script knows: {advice}"
+        )
     if not trust:
         plugin.check_trusted(str(target), named)
         config = config.replace(download=False)
     check_names(config, own)
     if "data_dir" in changes and config.data.data in ("digits", "synthetic"):
-        raise UsageError(f"--data-dir: {config.data.data} reads no files; for class folders add --data folder")
+        raise UsageError(
+            f"--data-dir: {config.data.data} reads no files; for class folders add --data folder"
+        )
     if files:
         if config.model.task != CLASSIFICATION:
-            raise UsageError(f"{target} is of the task {config.model.task}; only classes of images are predicted")
-        own = dataclasses.replace(own, data=lambda of: sources.of_files(of, files, identity.classes(target, data)))
+            raise UsageError(
+                f"{target} is of the task {config.model.task}; only classes of images are predicted"
+            )
+        own = dataclasses.replace(
+            own, data=lambda of: sources.of_files(of, files, identity.classes(target, data))
+        )
     parts = build(config, place, own, split)
-    is_same = place.rank == 0 and split in (None, "val") and not files and not changes.keys() & {"data", "data_dir"}
+    is_same = (
+        place.rank == 0
+        and split in (None, "val")
+        and not files
+        and not changes.keys() & {"data", "data_dir"}
+    )
     found = identity.differences(parts.identity, data)
     if "classes" in found:
-        raise UsageError(f"{target}: {found['classes']}; name the class folders as they were, or train again")
+        raise UsageError(
+            f"{target}: {found['classes']}; name the class folders as they were, or train again"
+        )
     if "validation" in found and is_same:
         console.say(f"{target}: {found['validation']}, so the scores differ from training")
     state.check_same_shapes(parts.model, trained)
@@ -327,7 +410,8 @@ def trained_parts(
 
 
 def read_target(target: Path) -> tuple[Config, dict[str, torch.Tensor], Identity | None]:
-    """Return config, (best) weights and data of a run folder, a checkpoint or a .pt file of a run folder.
+    """Return config, (best) weights and data of a run folder, a checkpoint or a
+    .pt file of a run folder.
 
     Raises UsageError.
     """
@@ -336,16 +420,30 @@ def read_target(target: Path) -> tuple[Config, dict[str, torch.Tensor], Identity
     if target.is_dir() or target.suffix == ".pt":
         folder = target if target.is_dir() else target.parent
         if target != folder and not (folder / run_folder.CONFIG).exists():
-            raise UsageError(f"{target}: the {run_folder.CONFIG} of its run must be next to it: name the run folder")
+            raise UsageError(
+                f"{target}: the {run_folder.CONFIG} of its run must be next to "
+                "it: name the run folder"
+            )
         config = config_file.load(folder / run_folder.CONFIG)
-        weights_of = [folder / checkpoint.BEST, folder / checkpoint.FINAL] if target.is_dir() else [target]
+        weights_of = (
+            [folder / checkpoint.BEST, folder / checkpoint.FINAL] if target.is_dir() else [target]
+        )
         if (path := next(filter(Path.exists, weights_of), None)) is None:
-            raise UsageError(f"{target} has no {checkpoint.BEST} yet: it was stopped before its first evaluation")
+            raise UsageError(
+                f"{target} has no {checkpoint.BEST} yet: it was stopped before its first evaluation"
+            )
         try:
-            text = plain_file.read_bytes(folder / run_folder.DATA) if (folder / run_folder.DATA).exists() else b"null"
-            return config, weights.tensors_in(path), json.loads(text)  # no file: the disk may have been full
+            text = (
+                plain_file.read_bytes(folder / run_folder.DATA)
+                if (folder / run_folder.DATA).exists()
+                else b"null"
+            )
+            # no file: the disk may have been full
+            return config, weights.tensors_in(path), json.loads(text)
         except weights.UNREADABLE as error:
-            raise UsageError(f"cannot read the weights {path}: {weights.why_unreadable(error)}") from None
+            raise UsageError(
+                f"cannot read the weights {path}: {weights.why_unreadable(error)}"
+            ) from None
     snapshot = checkpoint.read(target)
     config = config_file.from_dict(snapshot["config"], source=str(target))
     return config, state.result_in(snapshot), snapshot["data"]
@@ -360,16 +458,23 @@ def reference(value: object) -> str:
     name = getattr(value, "__qualname__", "")
     if module == "__main__":
         module = Path(getattr(sys.modules["__main__"], "__file__", None) or "").stem
-    return f"{module}:{name}" if module and name and f"{module}{name}".replace(".", "").isidentifier() else OWN
+    return (
+        f"{module}:{name}"
+        if module and name and f"{module}{name}".replace(".", "").isidentifier()
+        else OWN
+    )
 
 
 def of_script(config: Config) -> Config:
-    """Return the config with the script's name as recipe, if it has none: one script never continues another's run."""
+    """Return the config with the script's name as recipe, if it has none: one script
+    never continues another's run.
+    """
     return config.replace(recipe=_script()) if config.recipe == Config.recipe else config
 
 
 def _script() -> str:
-    """Return the path of the script as typed, with dots, or its module; "unnamed" in a notebook or `python -c`.
+    """Return the path of the script as typed, with dots, or its module; "unnamed" in
+    a notebook or `python -c`.
 
     A path below the working directory counts from there: other hosts may have it elsewhere.
     """
@@ -377,7 +482,8 @@ def _script() -> str:
     if file is None:
         return "unnamed"
     spec = _MAIN.__spec__
-    if spec is not None and sys.argv[0] == file:  # else a profiler or debugger, started by -m, runs the script
+    # else a profiler or debugger, started by -m, runs the script
+    if spec is not None and sys.argv[0] == file:
         return spec.name
     path = Path(os.path.normpath(sys.argv[0])).with_suffix("")
     if path.is_relative_to(Path.cwd()):

@@ -41,7 +41,9 @@ from hvd_train.world.world import World
 
 T = TypeVar("T")
 M = TypeVar("M", bound=nn.Module)
-_EFFECTIVE = {field.name for group in ("batch", "precision", "run") for field in fields(GROUPS[group])}
+_EFFECTIVE = {
+    field.name for group in ("batch", "precision", "run") for field in fields(GROUPS[group])
+}
 _EFFECTIVE |= {"recipe", "seed", "epochs", "patience", "workers", "sync_batch_norm"}
 _EFFECTIVE |= {"clip_norm", "ema_decay"}
 _EFFECTIVE -= {"compile", "eval_epochs"}
@@ -61,8 +63,9 @@ class Session:
     ...                 images, labels = micro.batch
     ...                 micro.backward(F.cross_entropy(model(images), labels, reduction="none"))
 
-    When the loop over a step's micro-batches has ended, the weights are new on all ranks. If a rank is lost, the
-    micro-batches of that step come again; all other code runs once. The end of the block writes the final files.
+    When the loop over a step's micro-batches has ended, the weights are new on all ranks. If a rank
+    is lost, the micro-batches of that step come again; all other code runs once. The end of the
+    block writes the final files.
     """
 
     def __init__(
@@ -80,15 +83,16 @@ class Session:
     ) -> None:
         """Move the model to this rank's device; model and optimizer stay yours, without a wrapper.
 
-        Both may be several, by name: `evaluate` and files of weights then have an nn.ModuleDict of the models, and each
-        optimizer has updates of its own (`Step.update`).
+        Both may be several, by name: `evaluate` and files of weights then have an nn.ModuleDict of
+        the models, and each optimizer has updates of its own (`Step.update`).
 
-        `data` has a length and an item by number; `collate` makes a batch of a list of items. `order(seed, epoch,
-        num_samples)` returns the sample numbers of an epoch (from 0), as `hvd_train.in_order` does; by default they are
-        shuffled. `settings` are settings of a run that act in a loop of one's own, in addition to `config`; `world` is
-        for tests. Of several sessions in a program each has a `name`, which is its folder in the run folder. Raises
-        UsageError for other settings, for a parameter that requires a gradient and is in no optimizer or in two, and
-        for data without length or items.
+        `data` has a length and an item by number; `collate` makes a batch of a list of items.
+        `order(seed, epoch, num_samples)` returns the sample numbers of an epoch (from 0), as
+        `hvd_train.in_order` does; by default they are shuffled. `settings` are settings of a run
+        that act in a loop of one's own, in addition to `config`; `world` is for tests. Of several
+        sessions in a program each has a `name`, which is its folder in the run folder. Raises
+        UsageError for other settings, for a parameter that requires a gradient and is in no
+        optimizer or in two, and for data without length or items.
         """
         config = (config or Config()).replace(**settings)
         if order is in_order:
@@ -100,10 +104,14 @@ class Session:
         default = Config().settings()
         values = config.settings()
         if idle := [
-            name for name in values if name not in _EFFECTIVE and (name in names or values[name] != default[name])
+            name
+            for name in values
+            if name not in _EFFECTIVE and (name in names or values[name] != default[name])
         ]:
             instead = _INSTEAD.get(idle[0], "leave it out")
-            raise UsageError(f"{idle[0]}={values[idle[0]]!r} has no effect in a loop of your own: {instead}")
+            raise UsageError(
+                f"{idle[0]}={values[idle[0]]!r} has no effect in a loop of your own: {instead}"
+            )
         for given, check_kind in ((model, models.check_own), (optimizer, optim.check_own)):
             for thing in given.values() if isinstance(given, Mapping) else [given]:
                 check_kind(thing)
@@ -115,18 +123,25 @@ class Session:
         optimizers = {"": optimizer} if isinstance(optimizer, Optimizer) else _named(optimizer)
         network = model if isinstance(model, nn.Module) else nn.ModuleDict(_named(model))
         with ExitStack() as stack:
-            build = lambda world: of_a_loop(config, world, network, optimizers, data, collate, order)  # noqa: E731
+            build = lambda world: of_a_loop(  # noqa: E731
+                config, world, network, optimizers, data, collate, order
+            )
             self._ranks, stop = stack.enter_context(opened(config, name, world, build))
             self._open = stack.pop_all()
         self._open.callback(self._close_loaders)
         networks = [model] if isinstance(model, nn.Module) else [*network.children()]
         self._loops = Loops(self._ranks, stop, networks, is_users=True)
         for each in optimizers.values():
-            replaced = {"step": optim.Closed, "zero_grad": optim.Closed, "add_param_group": optim.AddsOnce}
+            replaced = {
+                "step": optim.Closed,
+                "zero_grad": optim.Closed,
+                "add_param_group": optim.AddsOnce,
+            }
             for name, kind in replaced.items():
                 self._open.callback(_restore, each, name, vars(each).get(name))
                 setattr(each, name, kind(getattr(each, name)))
-            each._opt_called = True  # type: ignore[attr-defined]  # else schedulers warn of a missing step
+            # else schedulers warn of a missing step
+            each._opt_called = True  # type: ignore[attr-defined]
 
     def __enter__(self) -> Self:
         return self
@@ -168,10 +183,11 @@ class Session:
         return self._ranks.output.path
 
     def register(self, **state: Any) -> SimpleNamespace:
-        """Let state of yours survive: what has a state_dict (schedulers, modules) and plain values; return it by name.
+        """Let state of yours survive: what has a state_dict (schedulers, modules) and plain
+        values; return it by name.
 
-        A plain value is changed by setting an attribute of what this returns. Raises UsageError for anything else, and
-        after the first epoch has begun.
+        A plain value is changed by setting an attribute of what this returns. Raises UsageError for
+        anything else, and after the first epoch has begun.
         """
         if self._ranks.history.at.part != START:
             raise UsageError("register state before the loop over epochs")
@@ -180,13 +196,17 @@ class Session:
         values_of(own)  # raises UsageError
         return own
 
-    def evaluate(self, data: Any, measure: Function, *, name: str = "val", collate: Collate | None = None) -> Scores:
-        """Return the scores of `measure(model, batch)` over a set: each sample counts once, for any number of ranks.
+    def evaluate(
+        self, data: Any, measure: Function, *, name: str = "val", collate: Collate | None = None
+    ) -> Scores:
+        """Return the scores of `measure(model, batch)` over a set: each sample counts
+        once, for any number of ranks.
 
-        The model (its moving average, if one is kept) is in evaluation mode meanwhile. Scores are written down as
-        NAME_FIGURE. `collate` makes a batch of a list of items, by default the session's. Raises UsageError for data
-        without length or items, for measures that are no measures, if the ranks' data differ, and for a second
-        evaluation of one name at one place of the program.
+        The model (its moving average, if one is kept) is in evaluation mode meanwhile. Scores are
+        written down as NAME_FIGURE. `collate` makes a batch of a list of items, by default the
+        session's. Raises UsageError for data without length or items, for measures that are no
+        measures, if the ranks' data differ, and for a second evaluation of one name at one place of
+        the program.
         """
         of_set = self._evaluated(name, data, collate or self._collate)
         task = Task(measure, best="")
@@ -195,30 +215,37 @@ class Session:
         return self._loops.evaluate(task, measuring, of_set.loader, name, facts)
 
     def constant(self, module: M) -> M:
-        """Move a module that is not trained, such as a teacher, to this rank's device, and return it.
+        """Move a module that is not trained, such as a teacher, to this
+        rank's device, and return it.
 
-        It is in evaluation mode and its parameters have no gradient. Checkpoints do not have it. If it differs between
-        ranks, all raise UsageError. Raises UsageError after the first loop or evaluation has begun.
+        It is in evaluation mode and its parameters have no gradient. Checkpoints do not have it. If
+        it differs between ranks, all raise UsageError. Raises UsageError after the first loop or
+        evaluation has begun.
         """
         if self._ranks.has_joined:
             raise UsageError("call session.constant before the first loop or evaluation")
         self._constants += 1
         module.to(self.device).eval().requires_grad_(requires_grad=False)
-        self._ranks.world.compare({f"constant module {self._constants}": buffers.digest_of_module(module)})
+        self._ranks.world.compare(
+            {f"constant module {self._constants}": buffers.digest_of_module(module)}
+        )
         return module
 
     def before_update(self, function: Callable[[list[nn.Parameter]], object]) -> None:
-        """Call `function(parameters)` before each update: to clip gradients by value, to add noise, and the like.
+        """Call `function(parameters)` before each update: to clip gradients by value,
+        to add noise, and the like.
 
-        It gets the parameters that have a gradient, which is the mean over all samples of the step then, on all ranks.
-        It may change or remove it. torch draws the same random numbers on all ranks. `--clip-norm` acts afterwards. A
-        step whose loss or gradient is not finite is skipped before.
+        It gets the parameters that have a gradient, which is the mean over all samples of the step
+        then, on all ranks. It may change or remove it. torch draws the same random numbers on all
+        ranks. `--clip-norm` acts afterwards. A step whose loss or gradient is not finite is skipped
+        before.
         """
         self._loops.call_before_updates(function)
 
     @contextmanager
     def aside(self) -> Iterator[bool]:
-        """Inside this block, on all ranks, use the models for pictures or the like; give whether this rank writes.
+        """Inside this block, on all ranks, use the models for pictures or the like; give
+        whether this rank writes.
 
         There are no gradients. Afterwards modes, buffers and random numbers are as before.
         """
@@ -231,19 +258,24 @@ class Session:
         self._loops.writes.note()
 
     def log(self, **values: float) -> None:
-        """Write numbers by name, with the number of steps done, into metrics.jsonl and TensorBoard, on one rank."""
+        """Write numbers by name, with the number of steps done, into metrics.jsonl and
+        TensorBoard, on one rank.
+        """
         if wrong := FACTS & values.keys():
             raise UsageError(f"session.log({first_few(sorted(wrong))}=...): take another name")
-        figures = {name: number(value, f"session.log({name}=...)") for name, value in values.items()}
+        figures = {
+            name: number(value, f"session.log({name}=...)") for name, value in values.items()
+        }
         state = self._loops.joined()
         self._ranks.output.journal.log(figures, state.progress.step)
 
     def epochs(self) -> Iterator[Epoch]:
         """Yield the epochs that are left; the first one may have begun.
 
-        They end after the last epoch, after `stop`, or as `--max-time`, `--patience` or `--target` say. Raises:
-        Stopped: after a commit, if the training was asked to stop; RankLost: if no other world can form; Diverged: if
-        many steps in a row have a loss or a gradient that is not finite.
+        They end after the last epoch, after `stop`, or as `--max-time`, `--patience` or `--target`
+        say. Raises: Stopped: after a commit, if the training was asked to stop; RankLost: if no
+        other world can form; Diverged: if many steps in a row have a loss or a gradient that is not
+        finite.
         """
         return self._loops.epochs()
 
@@ -253,7 +285,9 @@ class Session:
             yield from epoch
 
     def keep_best(self, value: float, *, higher: bool = True) -> bool:
-        """Keep the weights as the best ones, if `value` is better than before; return whether it is."""
+        """Keep the weights as the best ones, if `value` is better than
+        before; return whether it is.
+        """
         best = number(value, "session.keep_best(...)")
         return self._loops.keep_best({**self._loops.figures, "best": best}, Goal("best", higher))
 
@@ -262,10 +296,16 @@ class Session:
         self._loops.stop(why)
 
     def _evaluated(self, name: str, data: Any, collate: Collate) -> _Evaluated:
-        """Return the loader of a set to evaluate: the last one of this name, if set, length and `collate` are equal."""
+        """Return the loader of a set to evaluate: the last one of this name, if set,
+        length and `collate` are equal.
+        """
         known = self._loaders.get(name)
         if known is not None:
-            if known.data is data and known.collate is collate and known.loader.num_samples == len(data):
+            if (
+                known.data is data
+                and known.collate is collate
+                and known.loader.num_samples == len(data)
+            ):
                 return known
             del self._loaders[name]
             known.loader.close()
@@ -296,11 +336,18 @@ class _Evaluated:
 
 
 def _named(things: Mapping[str, T]) -> dict[str, T]:
-    """Return models or optimizers by name. Raises UsageError for a name that files could not have."""
+    """Return models or optimizers by name.
+
+    Raises UsageError for a name that files could not have.
+    """
     if not things:
         raise UsageError("name a model and an optimizer: the session has got none")
-    if wrong := [name for name in things if not name.isidentifier() or hasattr(nn.ModuleDict, name)]:
-        raise UsageError(f"{wrong[0]!r} cannot be the name of a model or an optimizer: take another one")
+    if wrong := [
+        name for name in things if not name.isidentifier() or hasattr(nn.ModuleDict, name)
+    ]:
+        raise UsageError(
+            f"{wrong[0]!r} cannot be the name of a model or an optimizer: take another one"
+        )
     return dict(things)
 
 
@@ -313,10 +360,12 @@ def _restore(optimizer: Optimizer, name: str, own: Any) -> None:
 
 
 def parse_args(parser: ArgumentParser | None = None, **defaults: Any) -> tuple[Namespace, Config]:
-    """Return the arguments of a script: its own, which `parser` knows, and the config of a run from all others.
+    """Return the arguments of a script: its own, which `parser` knows, and the config
+    of a run from all others.
 
-    `defaults` are settings of the run. Seeds torch, numpy and `random` by `--seed`, for the initial weights and all
-    that the script draws. A wrong argument ends the script with one line and exit code 2.
+    `defaults` are settings of the run. Seeds torch, numpy and `random` by `--seed`, for the initial
+    weights and all that the script draws. A wrong argument ends the script with one line and exit
+    code 2.
     """
     if parser is not None and parser.epilog is None:
         parser.epilog = "Other flags belong to a run: `hvd-train train --help` lists them."

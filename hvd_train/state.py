@@ -1,4 +1,7 @@
-"""The training state as one value. Its snapshot is sent to other ranks, written as a checkpoint and resumed from."""
+"""The training state as one value.
+
+Its snapshot is sent to other ranks, written as a checkpoint and resumed from.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ from hvd_train.world.world import World
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The figures of an evaluation on the validation set after an epoch (counted from 1), by name."""
+    """The figures of an evaluation on the validation set after an epoch
+    (counted from 1), by name.
+    """
 
     epoch: int
     figures: Mapping[str, float]
@@ -47,7 +52,8 @@ class Answer:
     totals: Totals = Totals()  # sums of the measures over the whole global batch
     skipped: bool = False  # whether loss or gradient was not finite, so that nothing changed
     gradient_norm: float = 0.0  # the 2-norm of the whole gradient before it was clipped
-    fingerprint: int | None = None  # of the samples of all ranks (`progress.order`), if the run keeps a ledger
+    # of the samples of all ranks (`progress.order`), if the run keeps a ledger
+    fingerprint: int | None = None
     loss_scale: float = 0.0  # of its gradients; 0 without one
 
     @property
@@ -58,7 +64,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Point:
-    """A point of the program (`history.Place`), and the values that its code had set there; by default its start.
+    """A point of the program (`history.Place`), and the values that its code had set
+    there; by default its start.
 
     A rank that comes later runs the code from here on, with these values.
     """
@@ -70,11 +77,13 @@ class Point:
     best: Evaluation | None = None
     last: Evaluation | None = None
     # In plain types (`data.plain`):
-    settings: Sequence[Mapping[str, Any]] = ()  # of each parameter group: learning rate, momentum, ...
+    # of each parameter group: learning rate, momentum, ...
+    settings: Sequence[Mapping[str, Any]] = ()
     trained: Sequence[bool] = ()  # whether each parameter of all groups requires a gradient
     modes: Sequence[bool] = ()  # whether each module is in training mode
     own: Mapping[str, Any] = field(default_factory=dict)  # registered values by name
-    own_at_epoch: Mapping[str, Any] = field(default_factory=dict)  # the same at the beginning of the epoch
+    # the same at the beginning of the epoch
+    own_at_epoch: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def place(self) -> Place:
@@ -92,21 +101,27 @@ class Progress:
     epoch: int = 0  # epochs done
     cursor: int = 0  # samples of the current epoch that are used
     step: int = 0  # optimizer steps done since the run began
-    skipped: int = 0  # steps among these that changed nothing, because the loss or its gradient was not finite
+    # steps among these that changed nothing, because the loss or its gradient was not finite
+    skipped: int = 0
     skipped_in_row: int = 0  # steps skipped since the last one that was not
 
-    def after_step(self, num_samples: int, *, skipped: bool = False, counts: bool = True) -> Progress:
+    def after_step(
+        self, num_samples: int, *, skipped: bool = False, counts: bool = True
+    ) -> Progress:
         """Return the progress one step later, in which `num_samples` of the epoch were consumed.
 
         A skipped step is one more in a row if it `counts`.
         """
         in_row = self.skipped_in_row + counts if skipped else 0
-        return Progress(self.epoch, self.cursor + num_samples, self.step + 1, self.skipped + skipped, in_row)
+        return Progress(
+            self.epoch, self.cursor + num_samples, self.step + 1, self.skipped + skipped, in_row
+        )
 
 
 _LEAST_LOSS_SCALE = 2.0**-14  # below it another cause than the scale makes gradients overflow
 TENSORS = "model", "average", "optimizers"
-"""The parts of a snapshot that hold tensors and are compared; "buffers" may hold caches, which differ between ranks."""
+"""The parts of a snapshot that hold tensors and are compared; "buffers" may hold caches,
+which differ between ranks."""
 _FACTS = "progress", "layout", "totals", "scaler", "exponents"
 _VALUES: dict[str, type[Any]] = {"layout": BatchLayout, "progress": Progress, "totals": Totals}
 _VALUES |= {"last_step": StepRecord, "last_epoch": EpochRecord}
@@ -114,26 +129,35 @@ _VALUES |= {"last_step": StepRecord, "last_epoch": EpochRecord}
 
 @dataclass
 class TrainState:
-    """The state of a training. It holds no random numbers: they follow from the seed and the progress."""
+    """The state of a training.
+
+    It holds no random numbers: they follow from the seed and the progress.
+    """
 
     model: nn.Module
     optimizers: Mapping[str, Optimizer]  # by name; a single one has the name ""
     scaler: torch.amp.GradScaler
     layout: BatchLayout
     progress: Progress = Progress()
-    seconds: float = 0.0  # of training until the last step, without pauses before a resume; the same on all ranks
+    # of training until the last step, without pauses before a resume; the same on all ranks
+    seconds: float = 0.0
     totals: Totals = Totals()
-    # By update, if its loss is divided by a count: the power of two near the count for each sample in the last step.
+    # By update, if its loss is divided by a count: the power of two near the count for each sample
+    # in the last step.
     exponents: dict[str, int] = field(default_factory=dict)
     best: Evaluation | None = None
     last: Evaluation | None = None
     point: Point = field(default_factory=Point)  # the last one
-    history: History = field(default_factory=History)  # of this rank's program, with the results of all ranks
-    recent: list[Entry] = field(default_factory=list)  # ledger entries of the epoch that may not be on disk yet
-    last_step: StepRecord | None = None  # another rank may have to write these two records if rank 0 is lost
+    # of this rank's program, with the results of all ranks
+    history: History = field(default_factory=History)
+    # ledger entries of the epoch that may not be on disk yet
+    recent: list[Entry] = field(default_factory=list)
+    # another rank may have to write these two records if rank 0 is lost
+    last_step: StepRecord | None = None
     last_epoch: EpochRecord | None = None
     average: AveragedModel | None = None  # the moving average of the model, if one is kept
-    data: Identity | None = None  # the data of the run; None on a rank that has not loaded the run's state yet
+    # the data of the run; None on a rank that has not loaded the run's state yet
+    data: Identity | None = None
 
     @property
     def optimizer(self) -> Optimizer:
@@ -148,7 +172,8 @@ class TrainState:
     def count_step(self, totals: Totals, *, skipped: bool, loss_scale: float = 0.0) -> None:
         """Count a step in the average, the progress and, if its loss is finite, the sums.
 
-        A step that a large `loss_scale` may have skipped is no sign of divergence: the scale falls with it.
+        A step that a large `loss_scale` may have skipped is no sign of divergence: the scale falls
+        with it.
         """
         if self.average is not None and not skipped:
             self.average.update_parameters(self.model)
@@ -178,8 +203,13 @@ class TrainState:
         if any(own) and self.point.settings:
             changed = iter(own)
             settings = [
-                {**at_point, **({key: now[key] for key in next(changed)} if of is optimizer else {})}
-                for at_point, now, (_, of, _) in zip(self.point.settings, self.settings(), self._groups(), strict=False)
+                {
+                    **at_point,
+                    **({key: now[key] for key in next(changed)} if of is optimizer else {}),
+                }
+                for at_point, now, (_, of, _) in zip(
+                    self.point.settings, self.settings(), self._groups(), strict=False
+                )
             ]
             self.point = dataclasses.replace(self.point, settings=settings)
 
@@ -188,21 +218,42 @@ class TrainState:
         step = self.progress.step
         cursor = self.progress.cursor
         values = values_of(own)
-        for _, _, group in self._groups():  # numbers of numpy round in another way than those of a resumed run
-            group.update({key: with_plain_numbers(each) for key, each in group.items() if key != "params"})
+        # numbers of numpy round in another way than those of a resumed run
+        for _, _, group in self._groups():
+            group.update(
+                {key: with_plain_numbers(each) for key, each in group.items() if key != "params"}
+            )
         settings = self.settings()
         if step == 1:
             self.live()  # all ranks raise UsageError if the optimizer keeps what cannot be written
         at_epoch = values if part == HEAD else self.point.own_at_epoch
         trained = [parameter.requires_grad for parameter in self._parameters()]
         modes = [module.training for module in self.model.modules()]
-        self.point = Point(epoch, part, step, cursor, self.best, self.last, settings, trained, modes, values, at_epoch)
+        self.point = Point(
+            epoch,
+            part,
+            step,
+            cursor,
+            self.best,
+            self.last,
+            settings,
+            trained,
+            modes,
+            values,
+            at_epoch,
+        )
         self.history.come_to(self.point.place)
 
     def settings(self) -> list[dict[str, Any]]:
-        """Return the settings of each parameter group, which the program may change, in plain types."""
+        """Return the settings of each parameter group, which the program
+        may change, in plain types.
+        """
         return [
-            {key: copy.deepcopy(to_plain(group[key], f"{name}[{key!r}]")) for key in optimizer.defaults if key in group}
+            {
+                key: copy.deepcopy(to_plain(group[key], f"{name}[{key!r}]"))
+                for key in optimizer.defaults
+                if key in group
+            }
             for name, optimizer, group in self._groups()
         ]
 
@@ -220,7 +271,11 @@ class TrainState:
 
     def _parameters(self) -> list[nn.Parameter]:
         """Return the parameters of all groups."""
-        return [parameter for optimizer in self.optimizers.values() for parameter in optim.parameters_of(optimizer)]
+        return [
+            parameter
+            for optimizer in self.optimizers.values()
+            for parameter in optim.parameters_of(optimizer)
+        ]
 
     def _groups(self) -> Iterator[tuple[str, Optimizer, dict[str, Any]]]:
         """Yield each parameter group with its name for the user and its optimizer."""
@@ -243,17 +298,25 @@ class TrainState:
         return to_host(live)  # type: ignore[no-any-return]
 
     def live(self) -> Snapshot:
-        """Return the state as `snapshot` does, but with the tensors themselves, which later steps change.
+        """Return the state as `snapshot` does, but with the tensors themselves,
+        which later steps change.
 
         Raises UsageError for a value of an optimizer that has no plain form.
         """
         optimizers = optim.with_inner(self.optimizers)
         states = {
-            name: to_plain(each.state_dict(), f"{_of_user(name)}.state_dict()") for name, each in optimizers.items()
+            name: to_plain(each.state_dict(), f"{_of_user(name)}.state_dict()")
+            for name, each in optimizers.items()
         }
-        names = {id(parameter): buffers.plain_name(name) for name, parameter in self.model.named_parameters()}
+        names = {
+            id(parameter): buffers.plain_name(name)
+            for name, parameter in self.model.named_parameters()
+        }
         if foreign := [each for each in self._parameters() if id(each) not in names]:
-            raise UsageError(f"the optimizer has {counted(len(foreign), 'parameter')} that the model does not have")
+            raise UsageError(
+                f"the optimizer has {counted(len(foreign), 'parameter')} that "
+                "the model does not have"
+            )
         point = _fields(self.point)
         best = point.pop("best")
         last = point.pop("last")
@@ -268,7 +331,10 @@ class TrainState:
             ],
             "optimizers": states,
             "groups": {
-                name: [[names[id(parameter)] for parameter in group["params"]] for group in each.param_groups]
+                name: [
+                    [names[id(parameter)] for parameter in group["params"]]
+                    for group in each.param_groups
+                ]
                 for name, each in self.optimizers.items()
             },
             "scaler": self.scaler.state_dict(),
@@ -289,18 +355,29 @@ class TrainState:
         }
 
     def load(self, snapshot: Snapshot, *, behind: bool = False) -> None:
-        """Load a snapshot. Raises UsageError, before anything changes, if it is of another model or optimizer.
+        """Load a snapshot.
 
-        With `behind` this rank continues its own program, so it keeps its point and what its code has set.
+        Raises UsageError, before anything changes, if it is of another model or optimizer.
+
+        With `behind` this rank continues its own program, so it keeps its point and what its code
+        has set.
         """
         check_same_shapes(self.model, snapshot["model"])
         optimizers = optim.with_inner(self.optimizers)
         if snapshot["optimizers"].keys() != optimizers.keys():
-            raise UsageError(f"the checkpoint is of other optimizers: {', '.join(snapshot['optimizers'])}")
-        own_settings = self.settings()  # before groups are added, whose settings are in the snapshot
-        parameters = {buffers.plain_name(name): parameter for name, parameter in self.model.named_parameters()}
-        for name, groups in snapshot.get("groups", {}).items():  # checkpoints of earlier versions have none
-            optim.add_groups(self.optimizers[name], [[parameters[each] for each in group] for group in groups])
+            raise UsageError(
+                f"the checkpoint is of other optimizers: {', '.join(snapshot['optimizers'])}"
+            )
+        # before groups are added, whose settings are in the snapshot
+        own_settings = self.settings()
+        parameters = {
+            buffers.plain_name(name): parameter for name, parameter in self.model.named_parameters()
+        }
+        # checkpoints of earlier versions have none
+        for name, groups in snapshot.get("groups", {}).items():
+            optim.add_groups(
+                self.optimizers[name], [[parameters[each] for each in group] for group in groups]
+            )
         # Optimizers keep the tensors.
         kept = copy.deepcopy({name: snapshot[name] for name in ("optimizers", "point")})
         if is_placed := "elsewhere" in snapshot:  # checkpoints of earlier versions do not say so
@@ -319,7 +396,9 @@ class TrainState:
         answers = {tuple(label): _answer(**answer) for label, answer in snapshot["answers"]}
         self.history.load(answers, behind=behind)
         if not behind:
-            self.best, self.last = (snapshot[name] and Evaluation(**snapshot[name]) for name in ("best", "last"))
+            self.best, self.last = (
+                snapshot[name] and Evaluation(**snapshot[name]) for name in ("best", "last")
+            )
             self.point = Point(**kept["point"], best=self.best, last=self.last)
             self.set_trained(self.point)
             self._forget_without_values()
@@ -335,7 +414,9 @@ class TrainState:
                 buffers.load(module, values)
 
     def _forget_without_values(self) -> None:
-        """Forget evaluations whose values of `Each` are lost, if the weights are still those that they had."""
+        """Forget evaluations whose values of `Each` are lost, if the weights are
+        still those that they had.
+        """
         if self.point.part != STEPS:  # else an update may have followed
             self.history.forget(self.point.place, lambda answer: answer.scores.kept is None)
 
@@ -345,10 +426,16 @@ class TrainState:
 
 
 def result_in(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the weights of the model that `TrainState.result` names, out of a snapshot, as files have them."""
+    """Return the weights of the model that `TrainState.result` names, out of a
+    snapshot, as files have them.
+    """
     state: dict[str, Any] = snapshot["model"]
     if (average := snapshot["average"]) is not None:
-        state = {name.removeprefix("module."): average[name] for name in average if name.startswith("module.")}
+        state = {
+            name.removeprefix("module."): average[name]
+            for name in average
+            if name.startswith("module.")
+        }
     return weights.for_file(state)
 
 
@@ -357,8 +444,14 @@ def _of_user(optimizer: str) -> str:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Return the fields of nested dataclasses. `dataclasses.asdict` copies tensors, and breaks a Counter."""
-    return {name: _fields(each) if dataclasses.is_dataclass(each) else each for name, each in vars(value).items()}
+    """Return the fields of nested dataclasses.
+
+    `dataclasses.asdict` copies tensors, and breaks a Counter.
+    """
+    return {
+        name: _fields(each) if dataclasses.is_dataclass(each) else each
+        for name, each in vars(value).items()
+    }
 
 
 def _placed(values: Any, device: torch.device, elsewhere: Mapping[str, str]) -> Any:
@@ -373,10 +466,12 @@ def _placed(values: Any, device: torch.device, elsewhere: Mapping[str, str]) -> 
 
 
 def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], *, is_placed: bool) -> None:
-    """Load a state dict in plain types; the user's optimizer and schedulers keep the groups that they share.
+    """Load a state dict in plain types; the user's optimizer and schedulers keep
+    the groups that they share.
 
-    `Optimizer.load_state_dict` casts tensors to the parameter's type, and spoils what is neither tensor nor number. So
-    the saved values are put back afterwards, on the saved device if `is_placed`. Raises ValueError, as it does.
+    `Optimizer.load_state_dict` casts tensors to the parameter's type, and spoils what is neither
+    tensor nor number. So the saved values are put back afterwards, on the saved device if
+    `is_placed`. Raises ValueError, as it does.
     """
     groups = optimizer.param_groups
     states = optimizer.state
@@ -395,7 +490,11 @@ def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], *, is_placed
     for parameter, number in zip(parameters, numbers, strict=False):
         state = optimizer.state.get(parameter, {})
         for key, value in saved["state"].get(number, {}).items():
-            if isinstance(loaded := state.get(key), Tensor) and isinstance(value, Tensor) and not is_placed:
+            if (
+                isinstance(loaded := state.get(key), Tensor)
+                and isinstance(value, Tensor)
+                and not is_placed
+            ):
                 value = value.to(loaded.device)
             if key in state:
                 state[key] = from_plain(value)
@@ -424,7 +523,8 @@ def digest_of_snapshot(snapshot: Snapshot) -> str:
     """Return what `TrainState.digest` returns for the state with this snapshot."""
     facts = [snapshot.get(name) for name in _FACTS]
     tensors = [snapshot[name] for name in TENSORS if name != "optimizers"]
-    # The program of a rank may have set its learning rate for the step already, which can be a tensor.
+    # The program of a rank may have set its learning rate for the step already, which can be a
+    # tensor.
     tensors.append([{**each, "param_groups": None} for each in snapshot["optimizers"].values()])
     return digest_of(text_of(facts), tensors_in(tensors))
 
@@ -435,8 +535,9 @@ def confirm_equal(state: TrainState, world: World) -> None:
     if odd := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
         names = first_few(different_tensors(state, world), 3)
         raise ReplicasDiffer(
-            f"ranks {', '.join(map(str, odd))} hold other weights than rank 0 at step {state.progress.step} ({names}); "
-            "this must not happen: please report it with the run's config.yaml"
+            f"ranks {', '.join(map(str, odd))} hold other weights than rank 0 at step "
+            f"{state.progress.step} ({names}); this must not happen: please report it with "
+            "the run's config.yaml"
         )
 
 
@@ -463,16 +564,32 @@ def check_same_shapes(model: nn.Module, theirs: Mapping[str, Any]) -> None:
         if name in other or name not in shapes:
             other[name] = shapes[name] = ()
     if wrong := sorted(name for name in {**shapes, **other} if shapes.get(name) != other.get(name)):
-        shown = first_few([f"{name} {other.get(name, 'absent')} for {shapes.get(name, 'absent')}" for name in wrong], 3)
-        raise UsageError(f"the checkpoint is of another model: {shown}; start it with the same --model and --data")
+        shown = first_few(
+            [
+                f"{name} {other.get(name, 'absent')} for {shapes.get(name, 'absent')}"
+                for name in wrong
+            ],
+            3,
+        )
+        raise UsageError(
+            f"the checkpoint is of another model: {shown}; start it with the "
+            "same --model and --data"
+        )
 
 
 def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    return {buffers.plain_name(name): tuple(value.shape) for name, value in state.items() if not weights.is_extra(name)}
+    return {
+        buffers.plain_name(name): tuple(value.shape)
+        for name, value in state.items()
+        if not weights.is_extra(name)
+    }
 
 
 def values_of(own: SimpleNamespace) -> dict[str, Any]:
-    """Return a copy of the registered state by name, in plain types. Raises UsageError for what cannot be written."""
+    """Return a copy of the registered state by name, in plain types.
+
+    Raises UsageError for what cannot be written.
+    """
     plain = {}
     for name, thing in vars(own).items():
         if _has_state(thing):

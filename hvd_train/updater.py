@@ -26,12 +26,23 @@ from hvd_train.progress import order
 from hvd_train.progress.clock import Split
 from hvd_train.progress.order import Batch, MicroBatch, fingerprint, from_bytes, in_bytes
 from hvd_train.state import Answer, TrainState
-from hvd_train.tasks.task import LOSS, Measures, Measuring, Scores, kept_of, numbers_of, sum_of, totals_in, totals_of
+from hvd_train.tasks.task import (
+    LOSS,
+    Measures,
+    Measuring,
+    Scores,
+    kept_of,
+    numbers_of,
+    sum_of,
+    totals_in,
+    totals_of,
+)
 from hvd_train.world.world import Gradients, World, own_gradients
 
 _WATCHED_UPDATES = 3
 _PIECE = 1 << 18  # elements
-MICRO_BATCH = 3  # separate random numbers of a micro-batch and of an optimizer from other uses of the seed
+# separate random numbers of a micro-batch and of an optimizer from other uses of the seed
+MICRO_BATCH = 3
 UPDATE = 4
 
 
@@ -62,7 +73,10 @@ class Message(NamedTuple):
 
 
 class Updater:
-    """Updates the weights once a step: `begin` returns an attempt. It holds settings, but no progress."""
+    """Updates the weights once a step: `begin` returns an attempt.
+
+    It holds settings, but no progress.
+    """
 
     def __init__(
         self,
@@ -87,13 +101,18 @@ class Updater:
         self._model = model
         self._measurings = measuring
         self._parameters = list[nn.Parameter]()
-        self._trained: dict[str, tuple[list[int], tuple[float, ...]]] = {}  # by optimizer: ids, and a digest
+        # by optimizer: ids, and a digest
+        self._trained: dict[str, tuple[list[int], tuple[float, ...]]] = {}
         self._watched_updates = _WATCHED_UPDATES + 1
 
-    def take(self, state: TrainState, batch: Batch, meanwhile: Callable[[], None] = lambda: None) -> Answer:
-        """Take one step with all ranks; the weights change, the progress does not (`TrainState.count_step`).
+    def take(
+        self, state: TrainState, batch: Batch, meanwhile: Callable[[], None] = lambda: None
+    ) -> Answer:
+        """Take one step with all ranks; the weights change, the progress does not
+        (`TrainState.count_step`).
 
-        `meanwhile` is called while gradients are reduced. Raises RankLost and UsageError before the state changes.
+        `meanwhile` is called while gradients are reduced. Raises RankLost and UsageError before the
+        state changes.
         """
         try:
             attempt = self.begin(state, batch, Votes())
@@ -107,12 +126,17 @@ class Updater:
             raise advice from None
 
     def begin(
-        self, state: TrainState, batch: Batch, votes: Votes, names: Sequence[str] = ("",), turn: int = 0
+        self,
+        state: TrainState,
+        batch: Batch,
+        votes: Votes,
+        names: Sequence[str] = ("",),
+        turn: int = 0,
     ) -> Attempt:
         """Begin an attempt at the next update of `state`, with this rank's part of its samples.
 
-        The optimizers of these names have done `turn` updates in this step. Parameters of the others get no gradient
-        meanwhile. Raises RankLost.
+        The optimizers of these names have done `turn` updates in this step. Parameters of the
+        others get no gradient meanwhile. Raises RankLost.
         """
         name = key_of(names)
         if name not in self._measurings:
@@ -134,20 +158,32 @@ class Updater:
         digest = self._trained[name][1]
         optimizers = [state.optimizers[each] for each in names]
         of = Trained(
-            name, turn, optimizers, self._measurings[name], trained, fixed, self._parameters, digest, trains_others
+            name,
+            turn,
+            optimizers,
+            self._measurings[name],
+            trained,
+            fixed,
+            self._parameters,
+            digest,
+            trains_others,
         )
         self.attempt = Attempt(self, state, batch, votes, of)
         return self.attempt
 
     def _note_trained(self, name: str, trained: Sequence[nn.Parameter], state: TrainState) -> bool:
-        """Return whether the trained parameters are others than in the last update; check them then."""
+        """Return whether the trained parameters are others than in the
+        last update; check them then.
+        """
         ids = [*map(id, trained)]
         if name in self._trained and self._trained[name][0] == ids:
             return False
         optim.check_parameters(self._model, state.optimizers)
         self._parameters = [*self._model.parameters()]
         mine = set(ids)
-        names = [each for each, parameter in self._model.named_parameters() if id(parameter) in mine]
+        names = [
+            each for each, parameter in self._model.named_parameters() if id(parameter) in mine
+        ]
         digest = xxhash.xxh3_64_intdigest("\n".join(names).encode())
         bits = tuple(float(digest >> place & 1) for place in range(16))
         self._trained[name] = ids, bits
@@ -155,7 +191,9 @@ class Updater:
 
     @property
     def watches_gradients(self) -> bool:
-        """Whether this is one of the first updates, which look for changes of gradients by other code."""
+        """Whether this is one of the first updates, which look for changes
+        of gradients by other code.
+        """
         return self._watched_updates > 0
 
     @property
@@ -194,7 +232,9 @@ class Attempt:
     If a rank is lost, `undo` restores what the passes have changed, and another attempt begins.
     """
 
-    def __init__(self, updater: Updater, state: TrainState, batch: Batch, votes: Votes, trained: Trained) -> None:
+    def __init__(
+        self, updater: Updater, state: TrainState, batch: Batch, votes: Votes, trained: Trained
+    ) -> None:
         """Hold the parameters of other optimizers fixed until `finish` or `undo`."""
         self.batch = batch
         self.measuring = trained.measuring
@@ -207,7 +247,8 @@ class Attempt:
         self._forward = ExitStack()  # what a forward pass runs in
         self._sums_of_passes = list[Tensor]()
         self._kept = list[Kept]()
-        self._of_terms = dict[int, dict[nn.Parameter, Tensor]]()  # gradients of each term of the loss, if several
+        # gradients of each term of the loss, if several
+        self._of_terms = dict[int, dict[nn.Parameter, Tensor]]()
         self._held_fixed = trained.fixed
         for parameter in self._held_fixed:
             parameter.requires_grad_(False)
@@ -219,7 +260,9 @@ class Attempt:
         return self._micro is self.batch.micro_batches[-1]
 
     def start(self, micro: MicroBatch) -> None:
-        """Begin the forward pass of a micro-batch: from the same buffers and random numbers on any rank."""
+        """Begin the forward pass of a micro-batch: from the same buffers and
+        random numbers on any rank.
+        """
         updater = self._updater
         self._micro = micro
         if self._is_last:
@@ -234,8 +277,8 @@ class Attempt:
     def backward(self, measures: Measures) -> None:
         """End the forward pass, which gave these measures, and run the backward pass.
 
-        The last one starts the reduction of each gradient. If a rank is lost, `finish` raises it. Raises UsageError for
-        other measures than the task's.
+        The last one starts the reduction of each gradient. If a rank is lost, `finish` raises it.
+        Raises UsageError for other measures than the task's.
         """
         updater = self._updater
         measuring = self.measuring
@@ -252,7 +295,9 @@ class Attempt:
             if self._is_last:
                 self._send_message()
             if len(measuring.terms) > 1:
-                self._backward_of_terms([scaler.scale(sum_of(measures[term.name])) for term in measuring.terms])
+                self._backward_of_terms(
+                    [scaler.scale(sum_of(measures[term.name])) for term in measuring.terms]
+                )
             else:
                 # The ranks' gradients are added.
                 torch.autograd.backward(scaler.scale(sum_of(measures[LOSS])), self._share(0))
@@ -265,20 +310,26 @@ class Attempt:
         updater.mark("backward")
 
     def _exponent(self, term: int) -> int:
-        """Return the power of two near the count of a term of the loss for each sample, as far as it is known."""
+        """Return the power of two near the count of a term of the loss for each
+        sample, as far as it is known.
+        """
         return self._state.exponents.get(
             key_of_term(self._trained.name, term), self.measuring.exponent if term == 0 else 0
         )
 
     def _share(self, term: int) -> Tensor:
-        """Return what a backward pass multiplies a sum by, so that half precision can hold the gradient."""
+        """Return what a backward pass multiplies a sum by, so that half
+        precision can hold the gradient.
+        """
         share = 2.0 ** -self._exponent(term) / self.batch.size
         return _constant(share, self._updater.device, self.measuring.dtype)
 
     def _backward_of_terms(self, terms: Sequence[Tensor]) -> None:
-        """Run a backward pass for each term of the loss; in the last micro-batch one for all, by their counts.
+        """Run a backward pass for each term of the loss; in the last micro-batch one
+        for all, by their counts.
 
-        Raises: RankLost; UsageError: if layers of other ranks would wait for a pass of this one meanwhile.
+        Raises: RankLost; UsageError: if layers of other ranks would wait for a pass of this one
+        meanwhile.
         """
         if self._is_last:
             factors = self._factors_of_terms()
@@ -288,8 +339,8 @@ class Attempt:
             return
         if self._updater.sums_of_layers.is_used:
             raise UsageError(
-                "--sync-batch-norm with a loss of several Means needs a single micro-batch on each rank: leave out "
-                "--accumulation-steps, or give one Mean"
+                "--sync-batch-norm with a loss of several Means needs a single micro-batch on each "
+                "rank: leave out --accumulation-steps, or give one Mean"
             )
         parameters = self._trained.parameters
         for number, term in enumerate(terms):
@@ -297,20 +348,25 @@ class Attempt:
                 continue
             is_last = number == len(terms) - 1
             share = self._share(number).view_as(term)
-            gradients = torch.autograd.grad(term, parameters, share, retain_graph=not is_last, allow_unused=True)
+            gradients = torch.autograd.grad(
+                term, parameters, share, retain_graph=not is_last, allow_unused=True
+            )
             mine = self._of_terms.setdefault(number, {})
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:
                     mine[parameter] = mine[parameter] + gradient if parameter in mine else gradient
 
     def _factors_of_terms(self) -> list[Tensor]:
-        """Return what each term of the loss is multiplied by, once all ranks have sent their counts. Raises RankLost.
+        """Return what each term of the loss is multiplied by, once all ranks have sent
+        their counts. Raises RankLost.
 
         A term without any count in the step is left out.
         """
         message, _ = self._summed()
         num_samples = _constant(float(self.batch.size), self._updater.device, self.measuring.dtype)
-        counts = [num_samples if at is None else message.measures[at] for at in self.measuring.counts_at]
+        counts = [
+            num_samples if at is None else message.measures[at] for at in self.measuring.counts_at
+        ]
         return [(1 / count).masked_fill(count <= 0, 0.0) for count in counts]
 
     def _add_up_terms(self, factors: Sequence[Tensor]) -> None:
@@ -323,17 +379,22 @@ class Attempt:
     def _note_gradients(self) -> None:
         if self._updater.watches_gradients:
             gradients = [parameter.grad for parameter in self._trained.all]
-            self._gradients = [(gradient, gradient._version) for gradient in gradients if gradient is not None]
+            self._gradients = [
+                (gradient, gradient._version) for gradient in gradients if gradient is not None
+            ]
 
     def _check_gradients(self) -> None:
-        """Raise UsageError in the first updates if other code has changed a gradient since the last pass."""
+        """Raise UsageError in the first updates if other code has changed a
+        gradient since the last pass.
+        """
         if self._updater.watches_gradients:
             before = [(id(gradient), version) for gradient, version in self._gradients]
             self._note_gradients()
             if before != [(id(gradient), version) for gradient, version in self._gradients]:
                 raise UsageError(
-                    "gradients have changed between micro-batches: leave out loss.backward(), zero_grad() and clipping "
-                    "(--clip-norm does it); micro.backward(loss) runs the backward pass"
+                    "gradients have changed between micro-batches: leave out "
+                    "loss.backward(), zero_grad() and clipping (--clip-norm does it); "
+                    "micro.backward(loss) runs the backward pass"
                 )
 
     @contextmanager
@@ -365,7 +426,9 @@ class Attempt:
         nothing = (0.0,) * self.measuring.num_sums
         samples = torch.empty(0, device=device)
         if updater.ledger:
-            mine = np.concatenate([np.zeros(0, np.int64), *[micro.samples for micro in self.batch.micro_batches]])
+            mine = np.concatenate(
+                [np.zeros(0, np.int64), *[micro.samples for micro in self.batch.micro_batches]]
+            )
             samples = torch.tensor(in_bytes(fingerprint(mine))).to(device, non_blocking=True)
         message = Message(
             measures=reduce(operator.add, passes) if passes else _constant(nothing, device, dtype),
@@ -377,7 +440,9 @@ class Attempt:
         )
         self._sizes = message.sizes
         # A tensor of its own: the sum over the ranks is written into it.
-        self._pending = updater.world.start_sum(torch.cat([*message, *updater.buffers.changes]), "step")
+        self._pending = updater.world.start_sum(
+            torch.cat([*message, *updater.buffers.changes]), "step"
+        )
         self._arrived: Tensor | None = None
 
     def _summed(self) -> tuple[Message, Tensor]:
@@ -392,12 +457,16 @@ class Attempt:
         return Message(*fields), rest
 
     def finish(
-        self, meanwhile: Callable[[], None], before: Callable[[list[nn.Parameter]], object] | None = None
+        self,
+        meanwhile: Callable[[], None],
+        before: Callable[[list[nn.Parameter]], object] | None = None,
     ) -> tuple[Answer, Votes]:
-        """Reduce, unscale, clip, step; return also what at least one rank has voted for. Raises RankLost.
+        """Reduce, unscale, clip, step; return also what at least one rank has voted for.
 
-        `meanwhile` is called while gradients are reduced, and `before` with the parameters that have a gradient, which
-        is the mean over all samples then, before it is clipped.
+        Raises RankLost.
+
+        `meanwhile` is called while gradients are reduced, and `before` with the parameters that
+        have a gradient, which is the mean over all samples then, before it is clipped.
         """
         updater = self._updater
         state = self._state
@@ -418,10 +487,16 @@ class Attempt:
         gradients = updater.world.reduce()
         if buffers.others and message.other_buffers > 0:
             buffers.broadcast_others(updater.world)
-        kept = of_all_micro_batches(updater.world.gather(self._kept)) if measuring.keeps else ({}, {})
+        kept = (
+            of_all_micro_batches(updater.world.gather(self._kept)) if measuring.keeps else ({}, {})
+        )
         # No communication follows, so the step cannot break any more.
         updater.mark("reduction")
-        updated = [each for each in optimizers if any(p.grad is not None for p in optim.parameters_of(each))]
+        updated = [
+            each
+            for each in optimizers
+            if any(p.grad is not None for p in optim.parameters_of(each))
+        ]
         for optimizer in updated:
             state.scaler.unscale_(optimizer)
         # The gradient of a single term is divided by the samples so far.
@@ -432,16 +507,22 @@ class Attempt:
         numbers = _copied_to_host(torch.cat((*message, scale[None], norm[None])))
         # On all ranks: both are sums over them.
         broken = ~torch.isfinite(message.measures[: measuring.num_of_loss].sum() + norm)
-        ahead = not buffers.others and before is None and all(map(optim.can_skip_on_device, optimizers))
+        ahead = (
+            not buffers.others and before is None and all(map(optim.can_skip_on_device, optimizers))
+        )
         if ahead or not broken:
             self.has_changed_state = True
             buffers.finish(changes.masked_fill(broken, 0), batch.num_micro_batches)
-            seed(updater.device, order.key(updater.seed, UPDATE, state.progress.step, self._trained.turn))
+            seed(
+                updater.device,
+                order.key(updater.seed, UPDATE, state.progress.step, self._trained.turn),
+            )
             if before is not None:
                 before([parameter for parameter in self._trained.all if parameter.grad is not None])
                 self._clip(own_gradients(self._trained.all), None, updater.clip_norm)
             for optimizer in optimizers:
-                # The optimizer does nothing if this is 1, so a GPU has work while the host waits for the numbers.
+                # The optimizer does nothing if this is 1, so a GPU has work while the host waits
+                # for the numbers.
                 state.take_step(optimizer, broken.float() if ahead else None)
         else:
             buffers.put_back()
@@ -454,7 +535,9 @@ class Attempt:
         skipped = not math.isfinite(sum(sums[: measuring.num_of_loss]) + norm_before)
         for term, at in enumerate(measuring.counts_at):
             if at is not None and sums[at] > 0:
-                state.exponents[key_of_term(self._trained.name, term)] = nearest_exponent(sums[at] / batch.size)
+                state.exponents[key_of_term(self._trained.name, term)] = nearest_exponent(
+                    sums[at] / batch.size
+                )
         self._release()
         updater.mark("optimizer")
         stop, commit, change = (on_host.votes > 0).tolist()
@@ -465,26 +548,34 @@ class Attempt:
         return Answer(scores, totals, skipped, norm_before, samples, loss_scale), votes
 
     def _check_trained_alike(self, digest: Tensor) -> None:
-        """Raise UsageError on all ranks if they train different parameters: each digit is then 1 on some ranks only."""
+        """Raise UsageError on all ranks if they train different parameters: each digit is
+        then 1 on some ranks only.
+        """
         size = self._updater.world.place.size
         is_on_gpu = self._updater.device.type != "cpu"  # to read it a GPU would wait
         if size == 1 or (is_on_gpu and not self._trained.are_others):
             return
         if any(0 < digit < size for digit in digest.tolist()):
             raise UsageError(
-                f"step {self._state.progress.step + 1}: ranks train different parameters; code that freezes, thaws or "
-                "adds parameters must do the same on all ranks"
+                f"step {self._state.progress.step + 1}: ranks train different parameters; code "
+                "that freezes, thaws or adds parameters must do the same on all ranks"
             )
 
     def _clip(self, gradients: Gradients, factor: Tensor | None, limit: float | None) -> Tensor:
-        """Multiply the gradients by `factor` and clip them, if asked; return the 2-norm before the clip, [] float64."""
-        # Horovod knows the squares from the second update on, and adds them up in another way, so a clip that used them
-        # would round differently after a resume.
+        """Multiply the gradients by `factor` and clip them, if asked; return the 2-norm
+        before the clip, [] float64.
+        """
+        # Horovod knows the squares from the second update on, and adds them up in another way, so a
+        # clip that used them would round differently after a resume.
         if gradients.squares is not None and limit is None and not self._state.scaler.is_enabled():
             norm = torch.tensor(math.sqrt(gradients.squares), dtype=torch.float64)
         else:
             pieces = [piece for tensor in gradients.tensors for piece in _pieces(tensor)]
-            norms = torch._foreach_norm(pieces) if pieces else [torch.zeros((), device=self._updater.device)]
+            norms = (
+                torch._foreach_norm(pieces)
+                if pieces
+                else [torch.zeros((), device=self._updater.device)]
+            )
             norm = torch.linalg.vector_norm(torch.stack(norms), dtype=torch.float64)
         if factor is not None:
             norm = norm * factor
@@ -492,7 +583,8 @@ class Attempt:
             clip = (limit / (norm.to(self.measuring.dtype) + 1e-6)).clamp(max=1.0)
             factor = clip if factor is None else clip * factor
         if factor is not None and gradients.tensors:
-            # The factor of a step that is skipped may be NaN, which would stay in the zeros between the gradients.
+            # The factor of a step that is skipped may be NaN, which would stay in the zeros between
+            # the gradients.
             torch._foreach_mul_(gradients.tensors, factor.nan_to_num(0.0))
         return norm
 
@@ -516,8 +608,12 @@ Kept = tuple[int, dict[str, Tensor], dict[str, Tensor]]
 """The number of a micro-batch with its totals and its values of each sample, by name."""
 
 
-def of_all_micro_batches(of_ranks: Sequence[Sequence[Kept]]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the sum of the totals over all micro-batches, and the values of all samples, in their order."""
+def of_all_micro_batches(
+    of_ranks: Sequence[Sequence[Kept]],
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the sum of the totals over all micro-batches, and the values of
+    all samples, in their order.
+    """
     kept = sorted((each for of_rank in of_ranks for each in of_rank), key=lambda each: each[0])
     totals = dict[str, Tensor]()
     values = dict[str, Tensor]()
@@ -529,15 +625,19 @@ def of_all_micro_batches(of_ranks: Sequence[Sequence[Kept]]) -> tuple[dict[str, 
 
 
 def _pieces(gradient: Tensor) -> Sequence[Tensor]:
-    # On a CPU torch adds up squares in float32: over the 100 million elements of a layer of VGG-11 1% is lost.
+    # On a CPU torch adds up squares in float32: over the 100 million elements of a layer of VGG-11
+    # 1% is lost.
     if gradient.numel() <= _PIECE or gradient.device.type != "cpu":
         return (gradient,)
     return torch.split(gradient, max(1, _PIECE * len(gradient) // gradient.numel()))
 
 
 @cache
-def _constant(value: float | tuple[float, ...], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.tensor(value, dtype=dtype, device=device)  # to make one takes longer than to use it
+def _constant(
+    value: float | tuple[float, ...], device: torch.device, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    # to make one takes longer than to use it
+    return torch.tensor(value, dtype=dtype, device=device)
 
 
 def advice_for(error: Exception, batch: Batch) -> UsageError | None:
@@ -546,21 +646,36 @@ def advice_for(error: Exception, batch: Batch) -> UsageError | None:
         images = len(batch.micro_batches[0].samples)
         passes = len(batch.micro_batches)
         peak = torch.cuda.max_memory_allocated() / 2**30
-        less = f"type --batch-size {images // 2} --accumulation-steps {2 * passes}, which keeps the global batch"
+        less = (
+            f"type --batch-size {images // 2} --accumulation-steps {2 * passes}, which "
+            "keeps the global batch"
+        )
         more = less if images > 1 else "type a smaller --image-size or --model"
-        return UsageError(f"out of GPU memory in a micro-batch of {images} (peak {peak:.1f} GiB): {more}")
+        return UsageError(
+            f"out of GPU memory in a micro-batch of {images} (peak {peak:.1f} GiB): {more}"
+        )
     if "more than 1 value per channel" in str(error):
-        return UsageError("batch norm needs two samples in each micro-batch: type a larger --batch-size")
+        return UsageError(
+            "batch norm needs two samples in each micro-batch: type a larger --batch-size"
+        )
     if "does not require grad" in str(error):
-        return UsageError("the loss depends on no trained parameter: leave out detach() and no_grad(), or freeze less")
+        return UsageError(
+            "the loss depends on no trained parameter: leave out detach() and "
+            "no_grad(), or freeze less"
+        )
     if "does not have a deterministic implementation" in str(error):
         operation = str(error).partition(" ")[0]
-        return UsageError(f"--deterministic: {operation} has no deterministic version: leave the flag out")
+        return UsageError(
+            f"--deterministic: {operation} has no deterministic version: leave the flag out"
+        )
     return None
 
 
 def _copied_to_host(numbers: Tensor) -> Callable[[], Tensor]:
-    """Begin to copy numbers to the host. The returned function waits for them, not for work that is queued later."""
+    """Begin to copy numbers to the host.
+
+    The returned function waits for them, not for work that is queued later.
+    """
     if numbers.device.type != "cuda":
         return lambda: numbers
     arriving = numbers.to("cpu", non_blocking=True)

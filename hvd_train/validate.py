@@ -27,19 +27,25 @@ def evaluate(
     loader: Loader,
     world: World,
 ) -> Scores:
-    """Return the scores over the set of `loader`, equal on all ranks. `measuring` is the task's. Raises RankLost."""
+    """Return the scores over the set of `loader`, equal on all ranks.
+
+    `measuring` is the task's. Raises RankLost.
+    """
     rank = world.place.rank
     size = world.place.size
     micro_batch = config.batch.eval_batch_size
     precision = autocast(config, device)
-    layout = BatchLayout(micro_batch * size, micro_batch)  # the same micro-batches for every world size
+    # the same micro-batches for every world size
+    layout = BatchLayout(micro_batch * size, micro_batch)
     work = assignments(Order(loader.num_samples), 0, layout, rank, size)
     with unchanged(model):
         model.eval()
         if not measuring.fields:  # a rank may have no samples
             measuring(model, loader.example(2), 2)
         fields = measuring.fields
-        kept = {f.name: torch.zeros(loader.num_samples, *f.shape) for f in fields if f.kind == "each"}
+        kept = {
+            f.name: torch.zeros(loader.num_samples, *f.shape) for f in fields if f.kind == "each"
+        }
         sums = torch.zeros(sum(field.size for field in fields), dtype=torch.float64, device=device)
         for micro in (micro for batch in loader.load(0, work) for micro in batch.micro_batches):
             with precision:
@@ -48,23 +54,41 @@ def evaluate(
                 sums += numbers_of(measures, fields, torch.float64)
             for name, values in kept_of(measures).items():
                 kept[name][torch.from_numpy(micro.samples)] = values
-    kept = {name: world.sum(rows, f"evaluation.{name}") for name, rows in kept.items()}  # others have zeros there
+    # others have zeros there
+    kept = {name: world.sum(rows, f"evaluation.{name}") for name, rows in kept.items()}
     if len(sums) > 0:
         sums = world.sum(sums, "evaluation")
     return scores_of(task, fields, sums.cpu(), loader.num_samples, kept)
 
 
 def scores_of(
-    task: Task, fields: tuple[Field, ...], summed: Tensor, count: int, kept: Mapping[str, Tensor] | None = None
+    task: Task,
+    fields: tuple[Field, ...],
+    summed: Tensor,
+    count: int,
+    kept: Mapping[str, Tensor] | None = None,
 ) -> Scores:
-    """Return the scores of summed numbers of `count` samples. Raises UsageError if the task's best is not in them."""
+    """Return the scores of summed numbers of `count` samples.
+
+    Raises UsageError if the task's best is not in them.
+    """
     of_fields = zip(fields, torch.split(summed, [field.size for field in fields]), strict=True)
-    totals = {field.name: part.view(field.shape) for field, part in of_fields if field.kind == "total"}
-    figures = totals_of([field for field in fields if field.is_mean], summed.tolist(), count).means()
+    totals = {
+        field.name: part.view(field.shape) for field, part in of_fields if field.kind == "total"
+    }
+    figures = totals_of(
+        [field for field in fields if field.is_mean], summed.tolist(), count
+    ).means()
     scores = Scores(figures, count, totals, kept or {})
     if task.summary is not None:
-        scores = dataclasses.replace(scores, figures={**figures, **numbers(task.summary(scores), "the task's summary")})
+        scores = dataclasses.replace(
+            scores, figures={**figures, **numbers(task.summary(scores), "the task's summary")}
+        )
     if task.best and task.best not in scores:
-        raise UsageError(f"the task's best is {task.best!r}, but its evaluation has {first_few(list(scores))}")
-    per_class = {} if task.per_class is None else numbers(task.per_class(scores), "the task's per_class")
+        raise UsageError(
+            f"the task's best is {task.best!r}, but its evaluation has {first_few(list(scores))}"
+        )
+    per_class = (
+        {} if task.per_class is None else numbers(task.per_class(scores), "the task's per_class")
+    )
     return dataclasses.replace(scores, per_class=per_class)

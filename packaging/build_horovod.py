@@ -4,11 +4,12 @@
     python packaging/build_horovod.py             build (or take from the cache) and install
     python packaging/build_horovod.py --dry-run   print what was found and what would be built
 
-Run it with the Python of the environment that Horovod is for, which must have torch, setuptools, wheel, packaging
-and CMake 3. It also needs a C++ compiler, make and Python's headers. The release comes from the package index by
-version and digest, gets the patches and the new files in this folder, and is built with Gloo, with MPI if there is
-one, and with NCCL if torch has CUDA. The wheel stays in a cache ($XDG_CACHE_HOME/hvd_train), so that the next
-environment of the same kind installs it in seconds.
+Run it with the Python of the environment that Horovod is for, which must have torch, setuptools,
+wheel, packaging and CMake 3. It also needs a C++ compiler, make and Python's headers. The release
+comes from the package index by version and digest, gets the patches and the new files in this
+folder, and is built with Gloo, with MPI if there is one, and with NCCL if torch has CUDA. The wheel
+stays in a cache ($XDG_CACHE_HOME/hvd_train), so that the next environment of the same kind installs
+it in seconds.
 """
 
 from __future__ import annotations
@@ -33,24 +34,42 @@ from horovod_build.wheel import obtain_wheel, step
 
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the options of the command line; a wrong one ends the process with a usage message."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dry-run", action="store_true", help="print what was found and the key; build nothing")
-    parser.add_argument("--list-patches", action="store_true", help="list the patches with their reasons")
-    parser.add_argument("--force", action="store_true", help="build and install even if that was done before")
-    parser.add_argument(
-        "--jobs", type=int, metavar="N", help="compilers at a time (default: by processors and free memory)"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--wheel-dir", type=Path, metavar="DIR", help="put the wheel there; install nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what was found and the key; build nothing"
+    )
+    parser.add_argument(
+        "--list-patches", action="store_true", help="list the patches with their reasons"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="build and install even if that was done before"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="compilers at a time (default: by processors and free memory)",
+    )
+    parser.add_argument(
+        "--wheel-dir", type=Path, metavar="DIR", help="put the wheel there; install nothing"
+    )
     parser.add_argument(
         "--without-patches",
         action="store_true",
         help="build the release with only the patches that compiling needs (for comparison)",
     )
-    parser.add_argument("--without-mpi", action="store_true", help="Gloo only, even if there is an MPI")
-    parser.add_argument("--without-cuda", action="store_true", help="for CPUs only, even if torch has CUDA")
+    parser.add_argument(
+        "--without-mpi", action="store_true", help="Gloo only, even if there is an MPI"
+    )
+    parser.add_argument(
+        "--without-cuda", action="store_true", help="for CPUs only, even if torch has CUDA"
+    )
     parser.epilog = (
-        "environment: CXX, CUDA_HOME (used if its major version is torch's), HOROVOD_NCCL_HOME, "
-        "HOROVOD_BUILD_CUDA_CC_LIST (such as 80,90), TMPDIR, XDG_CACHE_HOME, and pip's own variables"
+        "environment: CXX, CUDA_HOME (used if its major version is torch's), "
+        "HOROVOD_NCCL_HOME, HOROVOD_BUILD_CUDA_CC_LIST (such as 80,90), TMPDIR, "
+        "XDG_CACHE_HOME, and pip's own variables"
     )
     options = parser.parse_args(arguments)
     if options.jobs is not None and options.jobs < 1:
@@ -89,11 +108,16 @@ def install(wheel: Path, plan: Plan, force: bool) -> None:
         must_run("installing the wheel failed", [*pip, *again, str(wheel)])
     with step("it loads"):
         check = "import horovod.torch as hvd; assert hvd.gloo_built()"
-        must_run("horovod was built and installed, but does not load", [sys.executable, "-c", check])
+        must_run(
+            "horovod was built and installed, but does not load", [sys.executable, "-c", check]
+        )
 
 
 def must_run(problem: str, command: list[str]) -> None:
-    """Run a command without showing its output. Raises BuildError with its last lines of stderr if it fails."""
+    """Run a command without showing its output.
+
+    Raises BuildError with its last lines of stderr if it fails.
+    """
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise BuildError(problem, *(f"  {line}" for line in result.stderr.splitlines()[-4:]))
@@ -102,11 +126,14 @@ def must_run(problem: str, command: list[str]) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Build and install Horovod; return the exit code."""
     options = parse_options(arguments)
-    # SIGTERM ends the build as Ctrl-C does: no compiler keeps running, and the temporary folder is deleted.
+    # SIGTERM ends the build as Ctrl-C does: no compiler keeps running, and the temporary folder is
+    # deleted.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if options.list_patches:
-            print("\n".join(f"{patch.name:4}{patch.why}  [{patch.file}]" for patch in load_patches()))
+            print(
+                "\n".join(f"{patch.name:4}{patch.why}  [{patch.file}]" for patch in load_patches())
+            )
             return 0
         plan = make_plan(options.without_patches, options.without_mpi, options.without_cuda)
         for line in describe(plan):

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Write the pages of the web site into build/pages; `make docs` makes build/site of them.
 
-They lie as in the clone, so links hold. docs/flags.md, commands.md and api.md are made from the code, without torch.
+They lie as in the clone, so links hold. docs/flags.md, commands.md and api.md are made from the
+code, without torch.
 """
 
 import os
@@ -28,7 +29,10 @@ def printed_help(parser: Parser) -> str:
 
 def flags() -> str:
     """Return the page of all settings."""
-    text = "# Flags of a training\n\nA [recipe](settings.md) sets many of them: `hvd-train config NAME`.\n"
+    text = (
+        "# Flags of a training\n\nA [recipe](settings.md) sets many of them: "
+        "`hvd-train config NAME`.\n"
+    )
     return f"{text}\n```text\n{printed_help(tree.tree().commands['train'])}\n```\n"
 
 
@@ -45,7 +49,9 @@ def commands() -> str:
 def api() -> str:
     """Return the page of the public names, which mkdocstrings fills from the sources."""
     names = [*(name for name in hvd_train.__all__ if not name.startswith("_")), *ALSO]
-    return "# Python API\n\n" + "\n".join(f"::: hvd_train.{name}\n" for name in sorted(names, key=str.lower))
+    return "# Python API\n\n" + "\n".join(
+        f"::: hvd_train.{name}\n" for name in sorted(names, key=str.lower)
+    )
 
 
 def main() -> None:
@@ -55,9 +61,18 @@ def main() -> None:
         shutil.copytree(ROOT / name, PAGES / name)
     made = {"flags": flags, "commands": commands, "api": api}
     texts = {PAGES / "docs" / f"{name}.md": page() for name, page in made.items()}
-    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "tests" / "fake_gpu" / "README.md"]:
+    for page in [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        ROOT / "tests" / "fake_gpu" / "README.md",
+    ]:
         # Only GitHub needs a backslash before a bar in the code of a table.
-        text = re.sub(r"^\|.*", lambda row: row[0].replace(r"\|", "|"), page.read_text(encoding="utf-8"), flags=re.M)
+        text = re.sub(
+            r"^\|.*",
+            lambda row: row[0].replace(r"\|", "|"),
+            page.read_text(encoding="utf-8"),
+            flags=re.M,
+        )
         texts[PAGES / page.relative_to(ROOT)] = text
     for path, text in {**texts, PAGES / "style.css": STYLE}.items():
         path.parent.mkdir(parents=True, exist_ok=True)

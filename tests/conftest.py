@@ -1,4 +1,7 @@
-"""Guard every test: its own folder, an unchanged environment, no remaining process. Time limits: pyproject."""
+"""Guard every test: its own folder, an unchanged environment, no remaining process.
+
+Time limits: pyproject.
+"""
 
 import os
 import re
@@ -16,13 +19,16 @@ ROOT = Path(__file__).parents[1]
 LAUNCHERS = "tests/integration/"
 # pytest names the test; torch and the OpenMP of scikit-learn set theirs when they are first used.
 SET_BY_LIBRARIES = ("PYTEST_", "TORCHINDUCTOR_", "KMP_")
-# Busy-waiting threads would slow down the ranks that they wait for. torch reads this when it is imported.
+# Busy-waiting threads would slow down the ranks that they wait for. torch reads this when it is
+# imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# Background jobs of a shell ignore SIGINT, nohup SIGHUP, and children inherit that; tests send both.
+# Background jobs of a shell ignore SIGINT, nohup SIGHUP, and children inherit that; tests send
+# both.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
-    signal.signal(signal.SIGHUP, lambda *_: None)  # the tests outlive their terminal, not their child processes
+    # the tests outlive their terminal, not their child processes
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 NO_SKIPS = "HVD_TRAIN_NO_SKIPS"  # "1": a skipped test is a failure
 _skipped: list[str] = []
@@ -31,7 +37,9 @@ _crashed: list[Any] = []
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Let one process run all tests that start launchers; with `--dist loadfile`, all files that make hosts."""
+    """Let one process run all tests that start launchers; with `--dist loadfile`,
+    all files that make hosts.
+    """
     if config.getoption("dist") not in ("load", "loadfile"):
         return None
     from xdist.scheduler import LoadScopeScheduling
@@ -43,7 +51,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = nodeid.partition("::")[0]
             if not by_file:
                 return "launchers" if file.startswith(LAUNCHERS) else nodeid
-            makes_hosts = re.search(r"^from tests\.support.*hosts", (ROOT / file).read_text(), re.MULTILINE)
+            makes_hosts = re.search(
+                r"^from tests\.support.*hosts", (ROOT / file).read_text(), re.MULTILINE
+            )
             return "hosts" if makes_hosts else file
 
     return OneAtATime(config, log)
@@ -70,7 +80,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(_no_leaked_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_folder(
+    _no_leaked_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -93,7 +105,9 @@ def _no_left_processes() -> Iterator[None]:
     """Assert that child processes of the test have ended; kill and name those that have not."""
     before = set(_children())
     yield
-    _, left = psutil.wait_procs([one for one in _children() if one not in before and not _of_loaders(one)], timeout=20)
+    _, left = psutil.wait_procs(
+        [one for one in _children() if one not in before and not _of_loaders(one)], timeout=20
+    )
     names = []
     for process in left:
         with suppress(psutil.NoSuchProcess):
@@ -113,7 +127,14 @@ def _children() -> list[psutil.Process]:
 
 
 def _of_loaders(process: psutil.Process) -> bool:
-    """Return whether this is multiprocessing's server, its tracker or a fork; they live as long as the tests."""
+    """Return whether this is multiprocessing's server, its tracker or a fork; they
+    live as long as the tests.
+    """
     with suppress(psutil.Error):
-        return re.search(r"multiprocessing\.(forkserver|resource_tracker)", " ".join(process.cmdline())) is not None
+        return (
+            re.search(
+                r"multiprocessing\.(forkserver|resource_tracker)", " ".join(process.cmdline())
+            )
+            is not None
+        )
     return False

@@ -1,9 +1,11 @@
-"""Check the trainer on real GPUs: `make gpu-check`, or python -m tests.gpu_check [--stages sums,speed].
+"""Check the trainer on real GPUs: `make gpu-check`, or python -m
+tests.gpu_check [--stages sums,speed].
 
-Each check prints one line with its verdict, and all come as a table at the end. The JSON record of --out is complete
-after each check. A wrong sum ends the run, since it makes all other results meaningless. One GPU is enough: with NCCL
-2.30 or newer up to four ranks share it. With `--hosts FILE`, type it in a folder that all hosts of the host file have
-in the same place. Exit code 1: a check failed. `--quick` takes small sizes and judges no speed: it tests this program.
+Each check prints one line with its verdict, and all come as a table at the end. The JSON record of
+--out is complete after each check. A wrong sum ends the run, since it makes all other results
+meaningless. One GPU is enough: with NCCL 2.30 or newer up to four ranks share it. With `--hosts
+FILE`, type it in a folder that all hosts of the host file have in the same place. Exit code 1: a
+check failed. `--quick` takes small sizes and judges no speed: it tests this program.
 """
 
 import argparse
@@ -35,8 +37,12 @@ from hvd_train.run_files.ledger import LEDGER, audit
 from tests.support.launching import finished, json_lines, ranks_of, started, wait_for
 
 SHARED_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "4"}
-DIGITS = "digits --epochs 1 --global-batch-size 480 --augment none --compression none --learning-rate 0.1"
-# By name: ranks, flags, and the largest difference from the weights of fp32 on the CPU, over the distance of training.
+DIGITS = (
+    "digits --epochs 1 --global-batch-size 480 --augment none --compression "
+    "none --learning-rate 0.1"
+)
+# By name: ranks, flags, and the largest difference from the weights of fp32 on the CPU, over the
+# distance of training.
 WAYS: dict[str, tuple[int, str, float]] = {
     "alone": (0, "", 1e-4),
     "channels last": (0, "--channels-last on", 1e-3),
@@ -67,7 +73,8 @@ class Check:
         nccl = ctypes.c_int()
         if self.gpu and not gpus:
             sys.exit("gpu-check: torch sees no GPU; type `hvd-train doctor`")
-        with contextlib.suppress(OSError, AttributeError):  # torch reports the NCCL that it was compiled with
+        # torch reports the NCCL that it was compiled with
+        with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(nccl))
         shares = gpus == 1 and nccl.value >= 23000
         self.hosts = options.hosts and options.hosts.resolve()
@@ -79,18 +86,32 @@ class Check:
         self.variables = {"CUDA_VISIBLE_DEVICES": visible, "PYTHONPATH": path}
         self.variables |= SHARED_GPU if shares else {}
         names = [torch.cuda.get_device_name(number) for number in range(gpus)]
-        self.record = {**about("tests.gpu_check"), "gpus": names, "nccl": nccl.value, "ranks": self.most_ranks}
+        self.record = {
+            **about("tests.gpu_check"),
+            "gpus": names,
+            "nccl": nccl.value,
+            "ranks": self.most_ranks,
+        }
         self.findings: list[dict[str, Any]] = []
 
     def line(self, line: str, ranks: int) -> list[str]:
         """Return a command, under horovodrun if `ranks` is not 0."""
         hosts = ["-hostfile", str(self.hosts)] if self.hosts else []
-        return [*(["horovodrun", "--gloo", "-np", str(ranks), *hosts] if ranks else []), *line.split()]
+        return [
+            *(["horovodrun", "--gloo", "-np", str(ranks), *hosts] if ranks else []),
+            *line.split(),
+        ]
 
     def run(self, line: str, ranks: int = 0, code: int = 0, **variables: str) -> str:
         """Run a command to its end and return its output. Raises AssertionError."""
-        found, output = finished(self.line(line, ranks), self.folder, 240, {**self.variables, **variables})
-        errors = re.findall(r"\w*(?:Error|Exception|hvd-train): .*", output) or output.splitlines() or [""]
+        found, output = finished(
+            self.line(line, ranks), self.folder, 240, {**self.variables, **variables}
+        )
+        errors = (
+            re.findall(r"\w*(?:Error|Exception|hvd-train): .*", output)
+            or output.splitlines()
+            or [""]
+        )
         assert found == code, f"exit code {found}: {errors[-1][:300]}"
         return output
 
@@ -109,12 +130,16 @@ class Check:
             verdict = "failed"
             what = f"{error}" if type(error) is AssertionError else f"{error!r}"
             if (output := self.folder / "output.txt").exists():
-                output.rename(self.folder / f"{re.sub('[^a-z0-9]+', '-', f'{self.stage} {name}')}.txt")
+                output.rename(
+                    self.folder / f"{re.sub('[^a-z0-9]+', '-', f'{self.stage} {name}')}.txt"
+                )
         finding = {"stage": self.stage, "check": name, "verdict": verdict, "what": what}
         self.findings.append({**finding, "seconds": round(time.monotonic() - began, 1)})
         print(f"{self.stage}: {name}: {verdict}: {what}", flush=True)
         if self.out:
-            self.out.write_text(json.dumps({**self.record, "findings": self.findings}, indent=1) + "\n")
+            self.out.write_text(
+                json.dumps({**self.record, "findings": self.findings}, indent=1) + "\n"
+            )
 
 
 def doctor(check: Check) -> None:
@@ -134,7 +159,9 @@ def exact(check: Check, ranks: int, sizes: str, busy_s: int = 0, **variables: st
     """Reduce groups of tensors whose sums every format holds exactly."""
     reports = check.job(f"sum {check.device} {busy_s} {sizes}", ranks, **variables)
     wrong = [name for report in reports for name in report["wrong"]]
-    assert (len(reports), wrong) == (ranks, []), f"{len(reports)} ranks reported {len(wrong)} wrong: {wrong[:1]}"
+    assert (len(reports), wrong) == (ranks, []), (
+        f"{len(reports)} ranks reported {len(wrong)} wrong: {wrong[:1]}"
+    )
     return f"{reports[0]['tried']} tensors in groups of fp16, fp32 and both: exact on every rank"
 
 
@@ -154,12 +181,18 @@ def weights_of(folder: Path) -> torch.Tensor:
 
 
 def equality(check: Check) -> None:
-    """Train the digits for three steps in several ways, and compare the weights with fp32 on the CPU."""
+    """Train the digits for three steps in several ways, and compare the
+    weights with fp32 on the CPU.
+    """
 
     def trained(name: str, ranks: int, flags: str) -> torch.Tensor:
         folder = re.sub(r"\W+", "-", name)
         # By default cuDNN would convolve fp32 in TF32, whose significand has 10 bits.
-        check.run(f"hvd-train train {DIGITS} {flags} --output-dir {folder}", ranks, NVIDIA_TF32_OVERRIDE="0")
+        check.run(
+            f"hvd-train train {DIGITS} {flags} --output-dir {folder}",
+            ranks,
+            NVIDIA_TF32_OVERRIDE="0",
+        )
         return weights_of(check.folder / folder)
 
     cpu = trained("cpu", 0, "--device cpu")
@@ -169,19 +202,28 @@ def equality(check: Check) -> None:
         ranks, flags, bound = WAYS[name]
         weights = trained(name, ranks, f"--device {check.device} {flags}")
         difference = float((weights - cpu).norm() / (start - cpu).norm())
-        assert difference <= bound, f"difference {difference:.1e}, above {bound:.0e}"  # NaN fails, too
+        # NaN fails, too
+        assert difference <= bound, f"difference {difference:.1e}, above {bound:.0e}"
         return f"difference {difference:.1e}, at most {bound:.0e}"
 
     for name, (ranks, _, _) in WAYS.items():
-        if ranks <= check.most_ranks and not (check.quick and "compile" in name):  # which a stand-in cannot do
+        # which a stand-in cannot do
+        if ranks <= check.most_ranks and not (check.quick and "compile" in name):
             check.find(name, partial(compare, name))
 
 
 def faults(check: Check) -> None:
-    """Kill a rank of a static job, and keep the GPU busy before a sum for longer than a rank may be silent."""
+    """Kill a rank of a static job, and keep the GPU busy before a sum for longer
+    than a rank may be silent.
+    """
     check.find("kill -9, and resume", partial(resumed, check))
     limits = {"HOROVOD_ELASTIC": "1", "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": "5"}
-    check.find("busy GPU", partial(exact, check, min(2, check.most_ranks), "100003", 0 if check.quick else 8, **limits))
+    check.find(
+        "busy GPU",
+        partial(
+            exact, check, min(2, check.most_ranks), "100003", 0 if check.quick else 8, **limits
+        ),
+    )
 
 
 def elastic(check: Check) -> None:
@@ -191,11 +233,14 @@ def elastic(check: Check) -> None:
     if ranks < 2:
         print("elastic: not run, it takes two ranks: two GPUs, or one and NCCL 2.30")
         return
-    where = ["--hosts", str(check.hosts)] if check.hosts else ["--discover", f"echo localhost:{ranks}"]
+    where = (
+        ["--hosts", str(check.hosts)] if check.hosts else ["--discover", f"echo localhost:{ranks}"]
+    )
     command = ["bash", f"{ROOT}/horovodrun_scripts/train_elastic.sh", *where, "--"]
     command += (
-        f"digits --ledger --epochs 1000000 --eval-epochs 1000 --device {check.device} --output-dir elastic".split()
-    )
+        f"digits --ledger --epochs 1000000 --eval-epochs 1000 --device {check.device} "
+        "--output-dir elastic"
+    ).split()
     with started(command, check.folder, check.folder / "elastic.log", check.variables) as job:
 
         def end() -> str:
@@ -204,21 +249,33 @@ def elastic(check: Check) -> None:
             report = audit(run)
             assert code == 128 + signal.SIGTERM, f"exit code {code} after SIGTERM"
             assert not report.faults, f"{report.faults[0]}"
-            return f"{report.steps:,} steps in worlds of {report.world_sizes} ranks, every sample once per epoch"
+            return (
+                f"{report.steps:,} steps in worlds of {report.world_sizes} ranks, every "
+                "sample once per epoch"
+            )
 
         check.find("first steps", lambda: f"after {_more_steps(run):.1f} s")
         for name, index in (("SIGKILL", 0), ("SIGKILL", -1), ("SIGSTOP", 0)):
-            check.find(f"{name} of rank {index % ranks}", partial(strike, job, run, ranks, index, signal.Signals[name]))
-        for delay in (0.3, 0.8, 1.5) if ranks > 2 else ():  # while the survivors, or all, connect again
+            check.find(
+                f"{name} of rank {index % ranks}",
+                partial(strike, job, run, ranks, index, signal.Signals[name]),
+            )
+        # while the survivors, or all, connect again
+        for delay in (0.3, 0.8, 1.5) if ranks > 2 else ():
             look = partial(strike, job, run, ranks, 0, signal.SIGKILL, again_after_s=delay)
             check.find(f"SIGKILL of rank 0, and of another {delay} s later", look)
         check.find("audit", end)
 
 
 def resumed(check: Check) -> str:
-    """Kill a rank of a training in mid epoch, resume it, and compare the weights with those of a whole training."""
+    """Kill a rank of a training in mid epoch, resume it, and compare the weights with
+    those of a whole training.
+    """
     ranks = min(2, check.most_ranks)
-    line = f"hvd-train train digits --epochs 40 --commit-steps 5 --device {check.device} --deterministic --output-dir "
+    line = (
+        f"hvd-train train digits --epochs 40 --commit-steps 5 --device {check.device} "
+        "--deterministic --output-dir "
+    )
     check.run(f"{line}whole", ranks)
     killed = check.folder / "killed"
     output = check.folder / "killed.txt"
@@ -232,19 +289,35 @@ def resumed(check: Check) -> str:
     check.run(f"{line}killed", ranks)
     whole = weights_of(check.folder / "whole")
     resumed = weights_of(killed)
-    assert torch.equal(whole, resumed), f"weights differ by {float((whole - resumed).abs().max()):.1e}"
-    return f"the job ended after {seconds:.1f} s with exit code {code}; the same command ended with equal weights"
+    assert torch.equal(whole, resumed), (
+        f"weights differ by {float((whole - resumed).abs().max()):.1e}"
+    )
+    return (
+        f"the job ended after {seconds:.1f} s with exit code {code}; the same command "
+        "ended with equal weights"
+    )
 
 
 def workers(job: "subprocess.Popen[bytes]") -> list[Any]:
     """Return the processes of this host that train, by their order of start."""
-    return [one for one in ranks_of(job, "train") if any(word.endswith("/hvd-train") for word in one.cmdline()[:2])]
+    return [
+        one
+        for one in ranks_of(job, "train")
+        if any(word.endswith("/hvd-train") for word in one.cmdline()[:2])
+    ]
 
 
 def strike(
-    job: "subprocess.Popen[bytes]", run: Path, ranks: int, index: int, number: int, again_after_s: float = 0
+    job: "subprocess.Popen[bytes]",
+    run: Path,
+    ranks: int,
+    index: int,
+    number: int,
+    again_after_s: float = 0,
 ) -> str:
-    """Send a signal to a rank of an elastic job, and wait until the others train and until it is replaced."""
+    """Send a signal to a rank of an elastic job, and wait until the others train
+    and until it is replaced.
+    """
 
     def events() -> list[dict[str, Any]]:
         return [line for line in json_lines(run / "metrics.jsonl") if line.get("name") == "world"]
@@ -261,7 +334,9 @@ def strike(
     everyone = survivors + _seconds_until("all ranks", lambda: events()[-1]["world_size"] == ranks)
     _more_steps(run)
     assert not any(event["steps_lost"] for event in events()[first:]), "steps lost"
-    return f"survivors train after {survivors:.1f} s, all {ranks} after {everyone:.1f} s, no step lost"
+    return (
+        f"survivors train after {survivors:.1f} s, all {ranks} after {everyone:.1f} s, no step lost"
+    )
 
 
 def _seconds_until(what: str, condition: Callable[[], object]) -> float:
@@ -278,8 +353,13 @@ def _more_steps(run: Path) -> float:
 
 def speed(check: Check) -> None:
     """Compare our step with bare loops on ResNet-50 with images of 224 pixels."""
-    sizes = "--image-size 32 --steps 3 --repetitions 2" if check.quick else "--steps 20 --repetitions 3"
-    line = "hvd-train bench throughput imagenet-resnet50 --data synthetic --augment none --synthetic-samples 10000000"
+    sizes = (
+        "--image-size 32 --steps 3 --repetitions 2" if check.quick else "--steps 20 --repetitions 3"
+    )
+    line = (
+        "hvd-train bench throughput imagenet-resnet50 --data synthetic --augment none "
+        "--synthetic-samples 10000000"
+    )
     line += f" {sizes} --device {check.device} --json throughput.json"
     seconds_of_ours: dict[tuple[str, int], float] = {}
 
@@ -288,12 +368,18 @@ def speed(check: Check) -> None:
         kind, _, compiled = peer.partition("+")
         launched = 0 if kind == "torch" else ranks
         if (precision + compiled, launched) not in seconds_of_ours:
-            flags = f"--batch-size {batch} --precision {precision}{' --compile' if compiled else ''}"
+            flags = (
+                f"--batch-size {batch} --precision {precision}{' --compile' if compiled else ''}"
+            )
             check.run(f"{line} {flags}", launched)
             measured = json.loads((check.folder / "throughput.json").read_text())
             seconds_of_ours[precision + compiled, launched] = measured["seconds_per_step"]
         ours = seconds_of_ours[precision + compiled, launched]
-        other = max(check.job(f"bare {check.device} {peer} {batch} {precision} {int(check.quick)}", launched))
+        other = max(
+            check.job(
+                f"bare {check.device} {peer} {batch} {precision} {int(check.quick)}", launched
+            )
+        )
         rate = f"{other / ours:.3f} of its images/s: {batch * ranks / ours:,.0f} images/s"
         seen = f"{rate}, {1000 * ours:.1f} and {1000 * other:.1f} ms a step"
         assert check.quick or other / ours >= AIM, f"{seen}, below {AIM}"
@@ -301,7 +387,9 @@ def speed(check: Check) -> None:
 
     for precision, peer in product(("fp16", "bf16"), ("torch", "torch+compile")):
         check.find(f"{precision}, bare {peer}", partial(compare, precision, 1, peer))
-    for ranks, peer in product(sorted({1, min(2, check.most_ranks), check.most_ranks}), ("ddp", "horovod")):
+    for ranks, peer in product(
+        sorted({1, min(2, check.most_ranks), check.most_ranks}), ("ddp", "horovod")
+    ):
         check.find(f"fp16, {ranks} ranks, bare {peer}", partial(compare, "fp16", ranks, peer))
 
 
@@ -315,14 +403,18 @@ def sum_job(device: str, busy_s: str, *sizes: str) -> dict[str, Any]:
     tried = 0
     wrong = list[str]()
     # fp16 holds all these sums exactly, and averages if the division is exact.
-    operations = {hvd.Sum: n * (n + 1) / 2, **({hvd.Average: (n + 1) / 2} if n & (n - 1) == 0 else {})}
+    operations = {
+        hvd.Sum: n * (n + 1) / 2,
+        **({hvd.Average: (n + 1) / 2} if n & (n - 1) == 0 else {}),
+    }
     for size in map(int, sizes):
         for kinds in ([torch.float16], [torch.float32], [torch.float16, torch.float32]):
             for operation, factor in operations.items():
                 parts = [((torch.arange(size) + k) % 3, kind) for kind in kinds for k in range(5)]
                 group = [(part * (hvd.rank() + 1)).to(kind).to(device) for part, kind in parts]
                 if tried == 5 and device == "cuda" and busy_s != "0":
-                    torch.cuda._sleep(int(2.0e9 * float(busy_s)))  # type: ignore[no-untyped-call]  # cycles, 2 GHz at most
+                    # cycles, 2 GHz at most
+                    torch.cuda._sleep(int(2.0e9 * float(busy_s)))  # type: ignore[no-untyped-call]
                 name = f"{size} of {kinds}, operation {operation}"
                 outputs = hvd.grouped_allreduce(group, name=name, op=operation)
                 tried += len(parts)
@@ -333,7 +425,9 @@ def sum_job(device: str, busy_s: str, *sizes: str) -> dict[str, Any]:
 
 
 def bare_job(device: str, peer: str, batch: str, precision: str, quick: str) -> float:
-    """Return the median seconds of a step of ResNet-50 in a bare loop: `torch`, `horovod`, `ddp` or NAME+compile."""
+    """Return the median seconds of a step of ResNet-50 in a bare loop: `torch`,
+    `horovod`, `ddp` or NAME+compile.
+    """
     from torchvision import models
 
     torch.backends.cudnn.benchmark = True
@@ -347,28 +441,37 @@ def bare_job(device: str, peer: str, batch: str, precision: str, quick: str) -> 
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
         if gpu:
             torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
-    # Horovod refuses gradients that are not contiguous; cuDNN still computes in channels_last for such images.
+    # Horovod refuses gradients that are not contiguous; cuDNN still computes in channels_last for
+    # such images.
     layout = torch.contiguous_format if horovod else torch.channels_last
     model: Any = models.resnet50().to(device, memory_format=layout)
-    images = torch.randn(int(batch), 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
+    images = torch.randn(int(batch), 3, size, size, device=device).contiguous(
+        memory_format=torch.channels_last
+    )
     labels = torch.randint(0, 1000, (int(batch),), device=device)
     options: dict[str, Any] = {"lr": 1e-6, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
     optimizer: Any = torch.optim.SGD(model.parameters(), fused=not horovod, **options)
     scaler: Any = torch.amp.GradScaler(device, enabled=precision == "fp16")
     if horovod:
         named = model.named_parameters()
-        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=hvd.Compression.fp16)
+        optimizer = hvd.DistributedOptimizer(
+            optimizer, named_parameters=named, compression=hvd.Compression.fp16
+        )
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     if kind == "ddp":
         options = {"world_size": hvd.size(), "wait_for_workers": False}
         store = (
-            torch.distributed.TCPStore(socket.gethostname(), 0, is_master=True, **options) if hvd.rank() == 0 else None
+            torch.distributed.TCPStore(socket.gethostname(), 0, is_master=True, **options)
+            if hvd.rank() == 0
+            else None
         )
         host, port = hvd.broadcast_object(store and (store.host, store.port), name="store")
         store = store or torch.distributed.TCPStore(host, port, **options)
         world = {"store": store, "rank": hvd.rank(), "world_size": hvd.size()}
         torch.distributed.init_process_group("nccl" if gpu else "gloo", **world)
-        model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
+        model = torch.nn.parallel.DistributedDataParallel(
+            model, gradient_as_bucket_view=True, static_graph=True
+        )
     if compiled:
         model = torch.compile(model)
     times = []
@@ -395,8 +498,12 @@ STAGES = {stage.__name__: stage for stage in (doctor, sums, equality, faults, el
 
 def main() -> int:
     """Run the stages and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stages", default=",".join(STAGES), help=f"some of {','.join(STAGES)} (default: all)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--stages", default=",".join(STAGES), help=f"some of {','.join(STAGES)} (default: all)"
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--hosts", type=Path, help="a host file: check the GPUs of all its slots")
     parser.add_argument("--out", type=Path, help="the file for the record")
@@ -411,7 +518,10 @@ def main() -> int:
             break
     failed = [one for one in check.findings if one["verdict"] == "failed"]
     width = max(len(one["check"]) for one in check.findings)
-    print(f"\n{', '.join(check.record['gpus']) or 'CPU'}, NCCL {check.record['nccl']}: {len(failed)} checks failed")
+    print(
+        f"\n{', '.join(check.record['gpus']) or 'CPU'}, NCCL {check.record['nccl']}: "
+        f"{len(failed)} checks failed"
+    )
     for one in check.findings:
         print(f"{one['verdict']}  {one['stage']:8}  {one['check']:{width}}  {one['what']}")
     if failed:
@@ -424,6 +534,7 @@ def main() -> int:
 if __name__ == "__main__":
     if sys.argv[1:2] and sys.argv[1] in JOBS:
         report = json.dumps(JOBS[sys.argv[1]](*sys.argv[2:]))
-        os.write(1, f"gpu-check: {report}\n".encode())  # in one piece: launchers mix the output of ranks
+        # in one piece: launchers mix the output of ranks
+        os.write(1, f"gpu-check: {report}\n".encode())
         os._exit(0)  # a broken Horovod may wait for ranks that are gone
     sys.exit(main())

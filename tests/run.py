@@ -1,7 +1,8 @@
 """Run the tests (`make test`): `python -m tests.run [arguments of pytest]`. Standard library only.
 
-If one to three tests fail, run them again, alone. A test that then passes is flaky: the run is green, and its last
-lines are `FLAKY: TEST ...`. A second failure, more than three failures and errors of pytest are red (`FAILED: TEST`).
+If one to three tests fail, run them again, alone. A test that then passes is flaky: the run is
+green, and its last lines are `FLAKY: TEST ...`. A second failure, more than three failures and
+errors of pytest are red (`FAILED: TEST`).
 """
 
 import json
@@ -32,7 +33,10 @@ def main(arguments: list[str]) -> int:
         print(f"{len(failed)} failed; running them once more, alone", flush=True)
         if _pytest("-n", "0", "-p", "no:cacheprovider", *failed) == 0:
             code = 0
-            verdict = [f"FLAKY: {test} failed among the others and passed alone ({_cause(test)})" for test in failed]
+            verdict = [
+                f"FLAKY: {test} failed among the others and passed alone ({_cause(test)})"
+                for test in failed
+            ]
     for line in verdict:
         print(line, flush=True)
     if verdict:
@@ -45,7 +49,9 @@ def _pytest(*arguments: str) -> int:
     """Run pytest with its own temporary folder, so that earlier folders stay."""
     with tempfile.TemporaryDirectory(prefix="t-", ignore_cleanup_errors=True) as folder:
         return subprocess.call(
-            [sys.executable, "-m", "pytest", *arguments], env={**os.environ, "PYTEST_DEBUG_TEMPROOT": folder}, cwd=ROOT
+            [sys.executable, "-m", "pytest", *arguments],
+            env={**os.environ, "PYTEST_DEBUG_TEMPROOT": folder},
+            cwd=ROOT,
         )
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from hvd_train.errors import UsageError
 from hvd_train.run_files import durable
 
-Measurement = dict[str, Any]  # the result of a measurement, ready for JSON; docs/measuring.md explains its keys
+# the result of a measurement, ready for JSON; docs/measuring.md explains its keys
+Measurement = dict[str, Any]
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -21,7 +22,10 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 def check_target(path: Path | None) -> None:
     """Raise UsageError if the folder of `path` is not writable."""
     if path is not None and not os.access(path.parent, os.W_OK):
-        raise UsageError(f"--json {path}: the folder {path.parent} does not exist or is not writable; name another")
+        raise UsageError(
+            f"--json {path}: the folder {path.parent} does not exist or is not "
+            "writable; name another"
+        )
 
 
 def write(path: Path, record: Measurement) -> None:

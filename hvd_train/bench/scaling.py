@@ -28,22 +28,32 @@ _RECORD = "scaling.json"
 
 
 def plan(config: Config, counts: Sequence[int], mode: str, folder: Path) -> dict[int, Config]:
-    """Return the settings for each number of workers. Raises UsageError if their run folders have other settings."""
+    """Return the settings for each number of workers.
+
+    Raises UsageError if their run folders have other settings.
+    """
     sizes = {}
     for workers in counts:
         path = folder / f"np-{workers}"
         sizes[workers] = size = sized(config, workers, mode).replace(output_dir=path)
         before = path / run_folder.CONFIG
         if before.exists() and (found := size.differences(config_file.load(before))):
-            raise UsageError(f"{path} is a run with other settings ({'; '.join(found)}): name another --output-dir")
+            raise UsageError(
+                f"{path} is a run with other settings ({'; '.join(found)}): name "
+                "another --output-dir"
+            )
     return sizes
 
 
 def sized(config: Config, workers: int, mode: str) -> Config:
-    """Return the config for some workers: weak scaling multiplies the global batch, strong scaling keeps it."""
+    """Return the config for some workers: weak scaling multiplies the global
+    batch, strong scaling keeps it.
+    """
     batch = config.batch
     if mode == "weak":
-        return config.replace(global_batch_size=batch.global_batch_size and batch.global_batch_size * workers)
+        return config.replace(
+            global_batch_size=batch.global_batch_size and batch.global_batch_size * workers
+        )
     if batch.global_batch_size is not None or batch.batch_size is None:
         return config
     total = batch.batch_size * batch.accumulation_steps
@@ -52,9 +62,17 @@ def sized(config: Config, workers: int, mode: str) -> Config:
 
 
 def run(
-    folder: Path, sizes: Mapping[int, Config], about: Measurement, *, hosts: Sequence[Host], controller: str
+    folder: Path,
+    sizes: Mapping[int, Config],
+    about: Measurement,
+    *,
+    hosts: Sequence[Host],
+    controller: str,
 ) -> Measurement:
-    """Train all sizes, write the table after each, and return the record. Raises KeyboardInterrupt, as `train`."""
+    """Train all sizes, write the table after each, and return the record.
+
+    Raises KeyboardInterrupt, as `train`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     rows = list[Measurement]()
     measured = Measurement()
@@ -69,9 +87,14 @@ def run(
             launcher = start.horovodrun(workers, hosts, controller)
             show(f"{name}: {shlex.join(launcher)} hvd-train train")
             failed = train(launcher, config, path)
-        rows.append({"workers": workers, "failed": failed} if failed else row_of(workers, config, path))
+        rows.append(
+            {"workers": workers, "failed": failed} if failed else row_of(workers, config, path)
+        )
         add_efficiency(rows)
-        show(f"{name}: {failed or '{:,.1f} images/s'.format(rows[-1]['samples_per_second'] or math.nan)}")
+        show(
+            f"{name}: "
+            f"{failed or '{:,.1f} images/s'.format(rows[-1]['samples_per_second'] or math.nan)}"
+        )
         measured = {**about, "rows": rows}
         record.write(folder / _RECORD, measured)
         text = io.StringIO()
@@ -87,7 +110,9 @@ def run(
 
 
 def train(launcher: Sequence[str], config: Config, folder: Path) -> str | None:
-    """Train in processes of their own; return why it failed, or None. Raises KeyboardInterrupt after a signal.
+    """Train in processes of their own; return why it failed, or None.
+
+    Raises KeyboardInterrupt after a signal.
 
     The settings and all that the processes print are files next to the run folder.
     """
@@ -116,7 +141,9 @@ def row_of(workers: int, config: Config, folder: Path) -> Measurement:
     layout = order.choose_layout(config.batch, workers, samples)
     steps_per_epoch = len(layout.batches(range(samples)))
     # A run that was resumed for its last few steps has no speed in its summary.
-    speeds = [number(record, "samples_per_second") for record in (found.summary, *reversed(found.epochs))]
+    speeds = [
+        number(record, "samples_per_second") for record in (found.summary, *reversed(found.epochs))
+    ]
     speed = next(filter(None, speeds), None)
     losses = [loss for epoch in found.epochs if (loss := number(epoch, "val_loss")) is not None]
     return {
@@ -147,8 +174,15 @@ def add_efficiency(rows: Sequence[Measurement]) -> None:
 def table(rows: Sequence[Measurement]) -> str:
     """Write the rows as a table, with a line for each size that failed."""
     names = [name for name in dict.fromkeys(itertools.chain(*rows)) if name != "failed"]
-    failures = [f"{row['workers']} workers failed: {row['failed']}" for row in rows if row["failed"]]
-    return "\n".join([record.table([names, *([_cell(row.get(name)) for name in names] for row in rows)]), *failures])
+    failures = [
+        f"{row['workers']} workers failed: {row['failed']}" for row in rows if row["failed"]
+    ]
+    return "\n".join(
+        [
+            record.table([names, *([_cell(row.get(name)) for name in names] for row in rows)]),
+            *failures,
+        ]
+    )
 
 
 def _cell(value: float | str | None) -> str:
@@ -164,5 +198,7 @@ def _charts(rows: Sequence[Measurement]) -> dict[str, Chart]:
     speeds = [("measured", workers, rates), ("ideal", workers, ideal)]
     return {
         "throughput": Chart("Samples/s", "workers", speeds, zero=True),
-        "efficiency": Chart("Efficiency", "workers", [("", workers, efficiency)], percent=True, zero=True),
+        "efficiency": Chart(
+            "Efficiency", "workers", [("", workers, efficiency)], percent=True, zero=True
+        ),
     }

@@ -28,18 +28,26 @@ def batches(loader: Loader, config: Config, place: Place) -> Iterator[Batch]:
         yield from loader.load(epoch, assignments(order, 0, layout, place.rank, place.size))
 
 
-WARM_UP = 5  # steps that pay for allocation, the choice of algorithms and the first exchange of names between ranks
-_LEARNING_RATE = 1e-6  # with a larger one some networks diverge on random labels and skip the update
+# steps that pay for allocation, the choice of algorithms and the first
+# exchange of names between ranks
+WARM_UP = 5
+# with a larger one some networks diverge on random labels and skip the update
+_LEARNING_RATE = 1e-6
 
 
 def without_files(config: Config, *, own_data: bool) -> Config:
-    """Return the config without files of weights and, unless `own_data`, without files of images."""
+    """Return the config without files of weights and, unless
+    `own_data`, without files of images.
+    """
     config = config.replace(weights=None)
     return config if own_data else on_random_images(config, 2**40)
 
 
 def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Measurement:
-    """Time steps and return the record on all ranks. Raises UsageError as a training does when it starts."""
+    """Time steps and return the record on all ranks.
+
+    Raises UsageError as a training does when it starts.
+    """
     with closing(Stepper(config, world)) as stepper:
         stepper.take(WARM_UP)
         results = []
@@ -60,9 +68,14 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Me
     about |= {"steps": steps, "repetitions": repetitions}
     return {
         "samples_per_second": round(statistics.fmean(speeds), 3),
-        "samples_per_second_of_repetitions": [round(samples_per_second, 3) for samples_per_second in speeds],
+        "samples_per_second_of_repetitions": [
+            round(samples_per_second, 3) for samples_per_second in speeds
+        ],
         "seconds_per_step": round(sum(seconds) / (steps * repetitions), 6),
-        "split": {phase: round(sum(split[phase] for _, split in results) / repetitions, 6) for phase in PHASES},
+        "split": {
+            phase: round(sum(split[phase] for _, split in results) / repetitions, 6)
+            for phase in PHASES
+        },
         **about,
         "compression": wire_format(config, device),
         "parameters": sum(parameter.numel() for parameter in stepper.state.model.parameters()),
@@ -78,11 +91,20 @@ class Stepper:
     def __init__(self, config: Config, world: World) -> None:
         """Raises UsageError if the model or the data cannot be loaded."""
         parts, optimizers = world.prepare(lambda: warm_parts(config, world))
-        layout = together(world, lambda: choose_layout(config.batch, world.place.size, parts.train_loader.num_samples))
+        layout = together(
+            world,
+            lambda: choose_layout(config.batch, world.place.size, parts.train_loader.num_samples),
+        )
         self.state = together(world, lambda: fresh_state(config, world, parts, optimizers, layout))
         freeze.apply(config.model, self.state.model, 0, parts.heads)
-        self.device, self.split, self.close = parts.device, split_on(parts.device), parts.train_loader.close
-        self._updater = Updater(config, world, parts.model, parts.device, parts.training, self.split)
+        self.device, self.split, self.close = (
+            parts.device,
+            split_on(parts.device),
+            parts.train_loader.close,
+        )
+        self._updater = Updater(
+            config, world, parts.model, parts.device, parts.training, self.split
+        )
         self._batches = Ahead(batches(parts.train_loader, config, world.place), self.split.mark)
         optim.set_learning_rate(self.state.optimizer, _LEARNING_RATE)
 
@@ -113,14 +135,19 @@ def table(measured: Measurement) -> str:
     data = settings["data"]
     size = settings["image_size"]
     speeds = measured["samples_per_second_of_repetitions"]
-    split = [(phase, f"{1000 * own:,.3f}", f"{own / step:.1%}") for phase, own in measured["split"].items()]
+    split = [
+        (phase, f"{1000 * own:,.3f}", f"{own / step:.1%}")
+        for phase, own in measured["split"].items()
+    ]
     return (
-        f"{settings['model']} ({measured['parameters'] / 1e6:.2f} M parameters) on {data}"
-        f"{f' images of {size} pixels' if size else ''}, "
-        f"{settings['precision']}, compression {measured['compression']}\n"
-        f"{measured['workers']} x {measured['device']}, "
-        f"{measured['global_batch_size']} images a step in micro-batches of {measured['batch_size']}\n"
-        f"images/s         {measured['samples_per_second']:,.1f} ({min(speeds):,.1f} to {max(speeds):,.1f})\n"
+        f"{settings['model']} ({measured['parameters'] / 1e6:.2f} M parameters) on "
+        f"{data}{f' images of {size} pixels' if size else ''}, {settings['precision']}, "
+        f"compression {measured['compression']}\n"
+        f"{measured['workers']} x {measured['device']}, {measured['global_batch_size']} images a "
+        f"step in micro-batches of {measured['batch_size']}\n"
+        f"images/s         {measured['samples_per_second']:,.1f} ({min(speeds):,.1f} to "
+        f"{max(speeds):,.1f})\n"
         f"ms a step        {1000 * step:,.2f}\n"
-        f"skipped steps    {measured['skipped_steps']}\n{record.table([('phase', 'ms a step', 'share'), *split])}"
+        f"skipped steps    {measured['skipped_steps']}\n"
+        f"{record.table([('phase', 'ms a step', 'share'), *split])}"
     )

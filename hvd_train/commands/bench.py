@@ -36,7 +36,9 @@ def throughput(options: Namespace) -> int:
         first = world.place.rank == 0
         together(world, lambda: record.check_target(options.json) if first else None)
         world.meet()
-        measurement = throughput.measure(config, world, steps=options.steps, repetitions=options.repetitions)
+        measurement = throughput.measure(
+            config, world, steps=options.steps, repetitions=options.repetitions
+        )
         names = world.gather(socket.gethostname())
         if first:
             show(throughput.table(measurement))
@@ -57,7 +59,9 @@ def scaling(options: Namespace) -> int:
 
     counts = sorted({whole_number(part) or 0 for part in options.np.split(",")})
     if counts[0] < 1:
-        raise UsageError(f"--np {options.np!r}: write numbers of workers from 1 on, as in --np 1,2,4")
+        raise UsageError(
+            f"--np {options.np!r}: write numbers of workers from 1 on, as in --np 1,2,4"
+        )
     hosts = host_files.named(options.hosts) if options.hosts else ()
     record.check_target(options.json)
     line = " ".join(tree.without(options.typed, ["--json"]))

@@ -37,7 +37,7 @@ _hvd_train() {{
 {known_values}  esac
   COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
 }}
-complete -o default -F _hvd_train {PROGRAM}""")
+complete -o default -F _hvd_train {PROGRAM}""")  # noqa: E501
     return 0
 
 

@@ -9,7 +9,10 @@ from hvd_train.launch import hosts as host_files
 
 
 def doctor(options: Namespace) -> int:
-    """Print the findings; return 1 if something is broken, else 0. Raises UsageError for wrong hosts."""
+    """Print the findings; return 1 if something is broken, else 0.
+
+    Raises UsageError for wrong hosts.
+    """
     listed = host_files.named(options.hosts) if options.hosts is not None else ()
     from rich.console import Console  # slow to import, like the doctor
 
@@ -17,10 +20,19 @@ def doctor(options: Namespace) -> int:
 
     with Console(stderr=True).status("examining"):
         findings = cluster.examine(listed) if listed else machine.examine()
-    broken, warned = (", ".join(it.name for it in findings if it.verdict == kind) for kind in ("broken", "warning"))
-    verdict = (f"Broken: {broken}." if broken else "Nothing is broken.") + (f" Warnings: {warned}." if warned else "")
+    broken, warned = (
+        ", ".join(it.name for it in findings if it.verdict == kind)
+        for kind in ("broken", "warning")
+    )
+    verdict = (f"Broken: {broken}." if broken else "Nothing is broken.") + (
+        f" Warnings: {warned}." if warned else ""
+    )
     if options.json:
-        report = {"ok": not broken, "verdict": verdict, "findings": [dataclasses.asdict(it) for it in findings]}
+        report = {
+            "ok": not broken,
+            "verdict": verdict,
+            "findings": [dataclasses.asdict(it) for it in findings],
+        }
         print(json.dumps(report, indent=1))
     else:
         width = max(len(finding.name) for finding in findings)

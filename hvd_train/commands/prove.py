@@ -20,13 +20,23 @@ def prove(options: Namespace) -> int:
         command[0] = launcher.program(command[0])  # of this environment, which may not be activated
     if options.np < 2:
         raise UsageError("--np 1: a proof takes 2 ranks or more")
-    from hvd_train.proof import IN_ANOTHER_ORDER, Run, depends_on_order, differences, kill_a_worker  # imports torch
+    # imports torch
+    from hvd_train.proof import IN_ANOTHER_ORDER, Run, depends_on_order, differences, kill_a_worker
 
     folder = Path(mkdtemp(prefix="hvd-train-prove-"))
     ranks = str(options.np)
     several = start.horovodrun(options.np, (), "gloo")
     # With --min-np the survivors wait for the replacement of the killed worker.
-    elastic = [launcher.program(PROGRAM), "launch", "--elastic", "--np", ranks, "--min-np", ranks, "--"]
+    elastic = [
+        launcher.program(PROGRAM),
+        "launch",
+        "--elastic",
+        "--np",
+        ranks,
+        "--min-np",
+        ranks,
+        "--",
+    ]
 
     alone = Run(folder / "alone", command)
     control = Run(folder / "another-order", command, IN_ANOTHER_ORDER)

@@ -1,4 +1,6 @@
-"""Commands about trainings that exist: `evaluate`, `predict`, `audit`, `export`, `watch` and `report`."""
+"""Commands about trainings that exist: `evaluate`, `predict`, `audit`,
+`export`, `watch` and `report`.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,16 @@ def _newest() -> Path:
 
 
 def _runs_in(paths: Sequence[Path]) -> Sequence[Path]:
-    """Return these run folders, and the runs of a sweep for its folder; without other folders, if there are runs."""
+    """Return these run folders, and the runs of a sweep for its folder; without other
+    folders, if there are runs.
+    """
     found = list[Path]()
     others = list[Path]()
     for path in paths:
         is_run = any((path / name).exists() for name in (run_folder.CONFIG, run_folder.METRICS))
-        inside = [] if is_run else sorted(each.parent for each in path.glob(f"*/{run_folder.METRICS}"))
+        inside = (
+            [] if is_run else sorted(each.parent for each in path.glob(f"*/{run_folder.METRICS}"))
+        )
         (found if is_run or inside else others).extend(inside or [path])
     if found and others:
         say(f"left out, since they are no run folders: {first_few(others)}")
@@ -44,7 +50,10 @@ def _runs_in(paths: Sequence[Path]) -> Sequence[Path]:
 
 
 def evaluate(options: Namespace) -> int:
-    """Evaluate on all ranks, print the scores on rank 0 and return 0. Raises UsageError for a wrong target."""
+    """Evaluate on all ranks, print the scores on rank 0 and return 0.
+
+    Raises UsageError for a wrong target.
+    """
     from hvd_train import run  # imports torch
     from hvd_train.world.world import together
 
@@ -71,9 +80,15 @@ def evaluate(options: Namespace) -> int:
 def predict(options: Namespace) -> int:
     """Print the classes of images, and return 0. Raises UsageError for wrong targets or images."""
     paths = options.paths
-    named = [path for path in paths[:1] if path.suffix in (".pt", ".ckpt") or (path / run_folder.CONFIG).exists()]
+    named = [
+        path
+        for path in paths[:1]
+        if path.suffix in (".pt", ".ckpt") or (path / run_folder.CONFIG).exists()
+    ]
     if len(paths) == len(named):
-        raise UsageError(f"name images or folders of images: {PROGRAM} predict RUN photo.jpg photos/")
+        raise UsageError(
+            f"name images or folders of images: {PROGRAM} predict RUN photo.jpg photos/"
+        )
     from hvd_train.data.folder import images_in  # imports torch
     from hvd_train.run import predict
 
@@ -81,12 +96,22 @@ def predict(options: Namespace) -> int:
     target = named[0] if named else _newest()
     rows = predict(target, files, top=options.top, device=options.device, trust=options.trust)
     for file, found in zip(files, rows, strict=True):
-        show("\t".join(map(printable, [file, *(word for name, share in found for word in (name, f"{share:.6g}"))])))
+        show(
+            "\t".join(
+                map(
+                    printable,
+                    [file, *(word for name, share in found for word in (name, f"{share:.6g}"))],
+                )
+            )
+        )
     return 0
 
 
 def audit(options: Namespace) -> int:
-    """Print the verdict; return 0 if every sample counted exactly once, else 1. Raises UsageError without a ledger."""
+    """Print the verdict; return 0 if every sample counted exactly once, else 1.
+
+    Raises UsageError without a ledger.
+    """
     from hvd_train.run_files import ledger
 
     verdict = ledger.audit(options.run or _newest())
@@ -95,7 +120,10 @@ def audit(options: Namespace) -> int:
 
 
 def export(options: Namespace) -> int:
-    """Export the model, print the path of each file and return 0. Raises UsageError if that cannot be done."""
+    """Export the model, print the path of each file and return 0.
+
+    Raises UsageError if that cannot be done.
+    """
     from hvd_train.export import export  # imports torch
 
     target = options.target or _newest()
@@ -108,7 +136,10 @@ def export(options: Namespace) -> int:
 
 
 def watch(options: Namespace) -> int:
-    """Show the run until it ends, or once, and return 0. Raises UsageError if there is no run to show."""
+    """Show the run until it ends, or once, and return 0.
+
+    Raises UsageError if there is no run to show.
+    """
     from hvd_train.report.watch import watch
 
     watch(options.run or _newest(), once=options.once or not sys.stdout.isatty(), interval_s=1.0)
@@ -116,14 +147,20 @@ def watch(options: Namespace) -> int:
 
 
 def report(options: Namespace) -> int:
-    """Write the page, print its path and return 0. Raises UsageError if a folder or the output cannot be used."""
+    """Write the page, print its path and return 0.
+
+    Raises UsageError if a folder or the output cannot be used.
+    """
     runs = _runs_in(options.runs) or [_newest()]
     from hvd_train.report.report import compose  # imports matplotlib
 
     try:
         with suppress(FileNotFoundError), plain_file.opened(options.output) as file:
             if b'content="hvd-train report"' not in file.read(1000):
-                raise UsageError(f"--output {options.output} is no report of hvd-train; name another file or delete it")
+                raise UsageError(
+                    f"--output {options.output} is no report of hvd-train; name "
+                    "another file or delete it"
+                )
         durable.write_text(options.output, compose(runs, datetime.now()))
     except OSError as error:
         raise UsageError(f"--output {options.output}: {error.strerror}") from None

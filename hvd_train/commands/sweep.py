@@ -27,7 +27,8 @@ _WHOLE = "--log-to", "--optimizer-args"  # a value of these flags may have comma
 def sweep(options: Namespace) -> int:
     """Train every combination of values; return 0 if each finished, else 1.
 
-    Raises: UsageError: before any starts; KeyboardInterrupt: after a signal, when the running one has ended.
+    Raises: UsageError: before any starts; KeyboardInterrupt: after a signal, when the running one
+    has ended.
     """
     listed = hosts.named(options.hosts) if options.hosts else ()
     ranks = options.np or sum(host.slots for host in listed)
@@ -70,8 +71,11 @@ def combinations(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
             flag = argument.partition("=")[0].replace("_", "-")
         begin, equals, text = argument.rpartition("=")
         name = (begin or before).lstrip("-")
-        values = [text] if flag in _WHOLE else re.split(r",(?![^\[]*\])", text)  # not the comma of layer[1,2].*
-        parts.append([(f"{name}={one}" if values[1:] else "", f"{begin}{equals}{one}") for one in values])
+        # not the comma of layer[1,2].*
+        values = [text] if flag in _WHOLE else re.split(r",(?![^\[]*\])", text)
+        parts.append(
+            [(f"{name}={one}" if values[1:] else "", f"{begin}{equals}{one}") for one in values]
+        )
     return [
         (" ".join(name for name, _ in chosen if name) or "only", [word for _, word in chosen])
         for chosen in itertools.product(*parts)
@@ -84,7 +88,9 @@ def _conclude(rows: list[dict[str, Any]], folder: Path) -> None:
     rows.sort(key=lambda row: (row["failed"] is not None, row["best"] is None))
     lines = [("training", "result", "seconds", "run")]
     for row in rows:
-        lines.append((row["name"], textwrap.shorten(_outcome(row), 60), f"{row['seconds']:.0f}", row["run"]))
+        lines.append(
+            (row["name"], textwrap.shorten(_outcome(row), 60), f"{row['seconds']:.0f}", row["run"])
+        )
     show(record.table(lines))
     durable.write_text(folder / "sweep.json", json.dumps(rows, indent=1) + "\n")
 

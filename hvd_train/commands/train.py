@@ -21,13 +21,15 @@ _SETTINGS = Config().settings().keys()
 def train(options: Namespace) -> int:
     """Train and return the exit code. Raises UsageError for wrong settings.
 
-    The code is 0 for a finished run, 128 + N if signal N stopped it, 75 (EX_TEMPFAIL) if its launcher did, and 74
-    (EX_IOERR) if its last files could not be written.
+    The code is 0 for a finished run, 128 + N if signal N stopped it, 75 (EX_TEMPFAIL) if its
+    launcher did, and 74 (EX_IOERR) if its last files could not be written.
     """
     console.outlive()
     settings = settings_of(options)
     roll_call.started(os.environ)
-    gc.disable()  # a fifth of the time of this import would go into searching objects that live to the end for garbage
+    # a fifth of the time of this import would go into searching objects that
+    # live to the end for garbage
+    gc.disable()
     from hvd_train import run
 
     gc.enable()
@@ -45,7 +47,9 @@ def config(options: Namespace) -> int:
 
 
 def check_local(config: Config, options: Namespace) -> None:
-    """Raise UsageError if the output of a command that has several runs is one URL, or lies below a file."""
+    """Raise UsageError if the output of a command that has several runs is one
+    URL, or lies below a file.
+    """
     if config.run.copy_to:
         url = config.run.copy_to
         what = f"{PROGRAM} {options.name} has several runs"
@@ -67,7 +71,9 @@ def settings_of(options: Namespace, *, trust: bool = True, notes: bool = True) -
     base = _base(options, recipe, given)
     if folder is not None:
         if "data_dir" in given:
-            raise UsageError(f"{folder} and --data-dir {given['data_dir']} are two folders: name one")
+            raise UsageError(
+                f"{folder} and --data-dir {given['data_dir']} are two folders: name one"
+            )
         if base.data.data not in _READ_FOLDERS and "data" not in given:
             what = f"the recipe {base.recipe} reads no folder"
             raise UsageError(f"{folder}: {what}; type --data folder as well")
@@ -80,7 +86,9 @@ def settings_of(options: Namespace, *, trust: bool = True, notes: bool = True) -
         for note in dropped:
             console.say(note)
     if "data_dir" in given and config.data.data in ("digits", "synthetic"):
-        raise UsageError(f"--data {config.data.data} reads no --data-dir: add --data folder for images of yours")
+        raise UsageError(
+            f"--data {config.data.data} reads no --data-dir: add --data folder for images of yours"
+        )
     if options.config is not None and not trust:
         named = {name: base.settings()[name] for name in plugin.NAMES_CODE}
         named["copy_to"] = base.run.copy_to or ""
@@ -90,7 +98,9 @@ def settings_of(options: Namespace, *, trust: bool = True, notes: bool = True) -
 
 
 def _base(options: Namespace, recipe: str | None, given: dict[str, Any]) -> Config:
-    """Return the settings that flags change: of --config FILE, a recipe, or plain ones for own code."""
+    """Return the settings that flags change: of --config FILE, a recipe,
+    or plain ones for own code.
+    """
     flag = given.pop("recipe", None)
     if recipe is None:
         recipe = flag
@@ -114,13 +124,19 @@ def _unnamed(given: Mapping[str, Any]) -> Config:
     if not any(plugin.is_reference(given.get(name, "")) for name in ("model", "data", "task")):
         return recipes.get(recipes.DEFAULT)
     begun = Path(given.get("output_dir", ""), run_folder.CONFIG)
-    if "output_dir" in given and begun.exists() and config_file.load(begun).recipe == recipes.DEFAULT:
+    if (
+        "output_dir" in given
+        and begun.exists()
+        and config_file.load(begun).recipe == recipes.DEFAULT
+    ):
         return recipes.get(recipes.DEFAULT)  # a run of an earlier version continues
     return recipes.plain()
 
 
 def _drop_defaults_in_conflict(base: Config, given: dict[str, Any]) -> list[str]:
-    """Change what a recipe has set if it does not go with the flags; return a note for each change."""
+    """Change what a recipe has set if it does not go with the flags;
+    return a note for each change.
+    """
     epochs = whole_number(given.get("epochs", ""))
     schedule = base.schedule
     notes = []
@@ -128,7 +144,11 @@ def _drop_defaults_in_conflict(base: Config, given: dict[str, Any]) -> list[str]
         given["warmup_epochs"] = shorter = schedule.warmup_epochs * epochs / schedule.epochs
         was = f"the recipe's warm-up of {schedule.warmup_epochs:g} epochs"
         notes.append(f"--epochs {epochs}: {was} becomes {shorter:g}")
-    if base.optimizer.nesterov and "nesterov" not in given and given.get("optimizer") not in (None, "sgd", "lars"):
+    if (
+        base.optimizer.nesterov
+        and "nesterov" not in given
+        and given.get("optimizer") not in (None, "sgd", "lars")
+    ):
         notes.append(f"--optimizer {given['optimizer']}: the recipe's --nesterov is left out")
         given["nesterov"] = False
     return notes

@@ -104,7 +104,9 @@ def tree(recipe: str = recipes.DEFAULT) -> Parser:
 
 
 def _add(commands: Any, function: str, text: str, **options: Any) -> Parser:
-    """Add the command of a function in this folder; the list of commands has the text's first line."""
+    """Add the command of a function in this folder; the list of commands
+    has the text's first line.
+    """
     name = function.rpartition(".")[2]
     about = text.partition("\n")[0]
     parser: Parser = commands.add_parser(name, help=about, description=text, **options)
@@ -117,7 +119,9 @@ def _settings(recipe: str) -> dict[str, Any]:
     parser = Parser(add_help=False)
     words = "the recipe to start from, then the folder of its data, if it reads one"
     parser.add_argument("words", nargs="*", metavar="RECIPE", help=words)
-    parser.add_argument("--config", type=Path, metavar="FILE", help="read all settings from a config.yaml")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="read all settings from a config.yaml"
+    )
     tries = "try the recipe for a minute: three steps on random images"
     parser.add_argument("--try", dest="tries", action="store_true", help=tries)
     add_settings(parser, recipes.RECIPES[recipe]())
@@ -129,7 +133,9 @@ def _add_trainings(commands: Any, settings: dict[str, Any]) -> None:
     raw = RawDescriptionHelpFormatter
     train = _add(commands, "train.train", _TRAIN, formatter_class=raw, **settings)
     train.add_argument("--np", "-np", type=from_one, metavar="N", help="start N ranks here")
-    train.add_argument("--hosts", "-H", metavar="FILE", help=f"start ranks on all slots of {_HOSTS}")
+    train.add_argument(
+        "--hosts", "-H", metavar="FILE", help=f"start ranks on all slots of {_HOSTS}"
+    )
 
     about = "Check the settings of a training and print them, for --config FILE."
     config = _add(commands, "train.config", about, **settings)
@@ -139,7 +145,9 @@ def _add_trainings(commands: Any, settings: dict[str, Any]) -> None:
 
     They run one after the other. A table lists the best first; exit code 1 if one failed."""
     sweep = _add(commands, "sweep.sweep", about, **settings)
-    sweep.add_argument("--np", "-np", type=from_one, metavar="N", help="ranks of each training (one process)")
+    sweep.add_argument(
+        "--np", "-np", type=from_one, metavar="N", help="ranks of each training (one process)"
+    )
     sweep.add_argument("--hosts", "-H", metavar="FILE", help=f"start them on {_HOSTS}")
 
 
@@ -152,7 +160,13 @@ def _add_bench(commands: Any, settings: dict[str, Any]) -> None:
     throughput = _add(tools, "bench.throughput", about, **settings)
     add = throughput.add_argument
     add("--steps", type=from_one, default=20, metavar="N", help="steps of a repetition (20)")
-    add("--repetitions", type=from_one, default=5, metavar="N", help="how often to time the steps (5)")
+    add(
+        "--repetitions",
+        type=from_one,
+        default=5,
+        metavar="N",
+        help="how often to time the steps (5)",
+    )
 
     about = "Train on each number of workers, which this starts; make a table and charts."
     scaling = _add(tools, "bench.scaling", about, **settings)
@@ -171,28 +185,63 @@ def _add_launch(commands: Any) -> None:
     usage = "%(prog)s [FLAGS] [-- COMMAND]"
     parser = _add(commands, "launch.launch", _LAUNCH, usage=usage, formatter_class=raw)
     add = parser.add_argument
-    add("-n", "-np", "--np", type=from_one, metavar="N", help="ranks (default: all slots; here one per GPU, or 2)")
+    add(
+        "-n",
+        "-np",
+        "--np",
+        type=from_one,
+        metavar="N",
+        help="ranks (default: all slots; here one per GPU, or 2)",
+    )
     add("-H", "--hosts", metavar="FILE", help=_HOSTS)
     ways = parser.add_mutually_exclusive_group()
     way = """gloo, mpi: horovodrun; mpirun (MPIRUN_FLAGS adds flags); slurm: srun, a rank for each
     task; docker: a container on each host; apptainer: ranks in an image on this machine"""
     ways.add_argument("--with", dest="way", choices=_WAYS, default="gloo", help=way)
     for name in ("gloo", "mpi"):
-        ways.add_argument(f"--{name}", dest="way", action="store_const", const=name, help=f"--with {name}")
-    add("--env", action="append", default=[], metavar="NAME", help="a variable that ranks on other hosts get, too")
+        ways.add_argument(
+            f"--{name}", dest="way", action="store_const", const=name, help=f"--with {name}"
+        )
+    add(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a variable that ranks on other hosts get, too",
+    )
     add("--dry-run", action="store_true", help="print the commands; run nothing")
-    add("--elastic", action="store_true", help="workers may die, leave and join; edit FILE while the job runs")
+    add(
+        "--elastic",
+        action="store_true",
+        help="workers may die, leave and join; edit FILE while the job runs",
+    )
     elastic = parser.add_argument_group("elastic jobs")
-    elastic.add_argument("--min-np", type=from_one, default=1, metavar="N", help="with fewer workers the others wait")
-    elastic.add_argument("--max-np", type=from_one, metavar="N", help="the most workers (default: all slots)")
-    elastic.add_argument("--discover", metavar="COMMAND", help="a command that prints the lines of a host file")
+    elastic.add_argument(
+        "--min-np", type=from_one, default=1, metavar="N", help="with fewer workers the others wait"
+    )
+    elastic.add_argument(
+        "--max-np", type=from_one, metavar="N", help="the most workers (default: all slots)"
+    )
+    elastic.add_argument(
+        "--discover", metavar="COMMAND", help="a command that prints the lines of a host file"
+    )
     boxes = parser.add_argument_group("containers")
-    boxes.add_argument("--image", metavar="IMAGE", help="the image (hvd_train, or hvd_train.sif for Apptainer)")
-    boxes.add_argument("--volume", action="append", default=[], metavar="FROM:TO", help="a folder of each host")
-    boxes.add_argument("--runs", default="runs", metavar="DIR", help="the folder of each host for runs")
-    boxes.add_argument("--port", type=from_one, default=2222, metavar="N", help="of the ssh servers inside")
+    boxes.add_argument(
+        "--image", metavar="IMAGE", help="the image (hvd_train, or hvd_train.sif for Apptainer)"
+    )
+    boxes.add_argument(
+        "--volume", action="append", default=[], metavar="FROM:TO", help="a folder of each host"
+    )
+    boxes.add_argument(
+        "--runs", default="runs", metavar="DIR", help="the folder of each host for runs"
+    )
+    boxes.add_argument(
+        "--port", type=from_one, default=2222, metavar="N", help="of the ssh servers inside"
+    )
     batch = parser.add_argument_group("Slurm")
-    batch.add_argument("--requeue", action="store_true", help="in a batch job: if stopped, go back into the queue")
+    batch.add_argument(
+        "--requeue", action="store_true", help="in a batch job: if stopped, go back into the queue"
+    )
     add("command", nargs=REMAINDER, help=SUPPRESS)
 
 
@@ -206,7 +255,12 @@ def _add_runs(commands: Any) -> None:
     folder = """another folder of the data; of class folders, the split is enough, or the folder
     holds the classes"""
     add("--data-dir", type=Path, metavar="FOLDER", help=folder)
-    add("--split", choices=("train", "val", "test"), default="val", help="the part of the data (val)")
+    add(
+        "--split",
+        choices=("train", "val", "test"),
+        default="val",
+        help="the part of the data (val)",
+    )
     other = """another data set with the same classes: a name as for `train`, or your own as
     package.module:function"""
     add("--data", metavar="NAME", help=other)
@@ -236,7 +290,9 @@ def _add_runs(commands: Any) -> None:
 
     device = "the device of the model"
     for parser in (evaluate, predict):
-        parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=device)
+        parser.add_argument(
+            "--device", choices=("auto", "cpu", "cuda"), default="auto", help=device
+        )
     for parser in (evaluate, predict, export):
         parser.add_argument("--trust", action="store_true", help=_TRUST)
 
@@ -261,7 +317,9 @@ def _add_runs(commands: Any) -> None:
 
 def _add_others(commands: Any) -> None:
     prove = _add(commands, "prove.prove", _PROVE, usage="%(prog)s [FLAGS] python FILE.py ...")
-    prove.add_argument("--np", type=from_one, default=3, metavar="N", help="ranks, on this machine (3)")
+    prove.add_argument(
+        "--np", type=from_one, default=3, metavar="N", help="ranks, on this machine (3)"
+    )
     tolerance = """how far a number may differ with another number of ranks, relative to the largest
     of its tensor, or to 1 (1e-5)"""
     prove.add_argument("--tolerance", type=float, default=1e-5, metavar="X", help=tolerance)

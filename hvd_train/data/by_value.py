@@ -19,21 +19,31 @@ from torch import Tensor
 from hvd_train.data.random_numbers import seed_all
 
 _LARGE = 2**20  # bytes: a smaller array is copied sooner than its file is found
-_MAPPING = re.compile(r"(\w+)-(\w+) .(.).(.) (\w+) \S+ \d+ +(/.*)")  # span, access, offset, device, inode and path
-_Mapped = tuple[str, str, int, int]  # the path of a file, how it is opened, and the offset and number of bytes
+# span, access, offset, device, inode and path
+_MAPPING = re.compile(r"(\w+)-(\w+) .(.).(.) (\w+) \S+ \d+ +(/.*)")
+# the path of a file, how it is opened, and the offset and number of bytes
+_Mapped = tuple[str, str, int, int]
 
 
 def _mapped(address: int, num_bytes: int) -> _Mapped | None:
-    """Return the part of a file that this memory shows, if another process that maps the file sees the same."""
+    """Return the part of a file that this memory shows, if another process that
+    maps the file sees the same.
+    """
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as lines:
         for found in map(_MAPPING.match, lines):
             if found is None or not int(found[1], 16) <= address <= int(found[2], 16) - num_bytes:
                 continue
             path = found[6]
             writes = found[3] == "w"
-            if not os.path.isfile(path) or (writes and found[4] != "s"):  # what was written is in this process alone
+            # what was written is in this process alone
+            if not os.path.isfile(path) or (writes and found[4] != "s"):
                 return None
-            return path, "r+" if writes else "r", int(found[5], 16) + address - int(found[1], 16), num_bytes
+            return (
+                path,
+                "r+" if writes else "r",
+                int(found[5], 16) + address - int(found[1], 16),
+                num_bytes,
+            )
     return None
 
 
@@ -50,7 +60,8 @@ def _by_file(array: np.ndarray) -> tuple[Any, ...] | None:
 
 def _array_in(part: _Mapped, shape: Any, dtype: Any, first: int, strides: Any) -> np.ndarray:
     path, mode, offset, num_bytes = part
-    content = np.memmap(path, np.uint8, mode, offset, num_bytes)  # type: ignore[call-overload]  # a str is no Literal
+    # a str is no Literal
+    content = np.memmap(path, np.uint8, mode, offset, num_bytes)  # type: ignore[call-overload]
     found: np.ndarray = np.ndarray(shape, dtype, content, first, strides)
     return found
 
@@ -73,7 +84,9 @@ def _tensor_in(*place: Any) -> Tensor:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-    """Pickles what a script or a function defines by value, and shares the memory of tensors as torch does."""
+    """Pickles what a script or a function defines by value, and shares the memory
+    of tensors as torch does.
+    """
 
     dispatch_table: ClassVar[Any] = ChainMap(
         {np.ndarray: _array, np.memmap: _array, Tensor: _tensor},
@@ -83,7 +96,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
 
 
 class ByValue:
-    """Becomes `thing` in the process that it is sent to, where modules are imported with the same seed as here."""
+    """Becomes `thing` in the process that it is sent to, where modules are imported
+    with the same seed as here.
+    """
 
     def __init__(self, thing: Any, seed: int) -> None:
         self._thing = thing
@@ -107,7 +122,9 @@ def _place(tensor: Tensor) -> tuple[Any, tuple[str]]:
 
 
 class _Places(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles where tensors and mapped files are in place of their values: processes share their memory."""
+    """Pickles where tensors and mapped files are in place of their values:
+    processes share their memory.
+    """
 
     dispatch_table: ClassVar[Any] = ChainMap(
         {np.ndarray: _array, np.memmap: _array, Tensor: _place},

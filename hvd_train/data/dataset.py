@@ -42,7 +42,8 @@ class Augment:
     """A random change of a batch in memory, with random numbers of each sample."""
 
     num_uniforms: int
-    apply: Callable[[Tensor, Tensor], Tensor]  # images [n, c, h, w] float, uniforms [n, num_uniforms] in [0, 1)
+    # images [n, c, h, w] float, uniforms [n, num_uniforms] in [0, 1)
+    apply: Callable[[Tensor, Tensor], Tensor]
 
 
 Source = Arrays | MapDataset
@@ -60,4 +61,5 @@ class DataSet:
     std: tuple[float, ...] = ()
     augment: Augment | None = None  # changes whole batches of `Arrays`
     test: Source | None = None  # is evaluated once, at the end of training
-    images: bool = True  # whether items are (image, class number); else any trees of tensors, for other tasks
+    # whether items are (image, class number); else any trees of tensors, for other tasks
+    images: bool = True

@@ -10,9 +10,11 @@ _VALIDATION = ("validation", "val", "valid", "dev", "test")  # names of this set
 
 
 def open_saved(path: str, config: DataConfig, *, any_items: bool) -> tuple[Any, Any]:
-    """Return the training and the validation set (or None) in a folder of `DatasetDict.save_to_disk`.
+    """Return the training and the validation set (or None) in a folder of
+    `DatasetDict.save_to_disk`.
 
-    With `any_items`, items are mappings with tensors; else each is an image and a class number. Raises UsageError.
+    With `any_items`, items are mappings with tensors; else each is an image and a class number.
+    Raises UsageError.
     """
     library = plugin.library("datasets", f"--data hf:{path}")
     try:
@@ -20,16 +22,28 @@ def open_saved(path: str, config: DataConfig, *, any_items: bool) -> tuple[Any, 
     except (OSError, ValueError) as error:
         raise UsageError(f"--data hf:{path}: {first_line(error)}") from None
     if "train" not in (parts if isinstance(parts, dict) else ()):
-        raise UsageError(f"--data hf:{path}: it has no part called train: save a DatasetDict with train and validation")
+        raise UsageError(
+            f"--data hf:{path}: it has no part called train: save a DatasetDict with "
+            "train and validation"
+        )
     val = next((parts[name] for name in _VALIDATION if name in parts), None)
     if any_items:
         return tuple(part and part.with_format("torch") for part in (parts["train"], val))  # type: ignore[return-value]
     kinds = {name: type(feature).__name__ for name, feature in parts["train"].features.items()}
-    image, label = (next((name for name in kinds if kinds[name] == kind), "") for kind in ("Image", "ClassLabel"))
+    image, label = (
+        next((name for name in kinds if kinds[name] == kind), "")
+        for kind in ("Image", "ClassLabel")
+    )
     if not (image and label):
-        raise UsageError(f"--data hf:{path}: its columns are {kinds}: classification needs an Image and a ClassLabel")
+        raise UsageError(
+            f"--data hf:{path}: its columns are {kinds}: classification needs an "
+            "Image and a ClassLabel"
+        )
     from hvd_train.data.folder import LabelledImages  # slow to import
 
-    raw = [part and part.cast_column(image, library.Image(decode=False)) for part in (parts["train"], val)]
+    raw = [
+        part and part.cast_column(image, library.Image(decode=False))
+        for part in (parts["train"], val)
+    ]
     train, val = (part and LabelledImages(f"hf:{path}", part, image, label, config) for part in raw)
     return train, val

@@ -16,11 +16,12 @@ from hvd_train.data.plain import with_plain_numbers
 from hvd_train.errors import UsageError
 
 Identity = dict[str, Any]
-"""The names of "classes"; in "training" and "validation", the number of samples, and a digest of names or labels; in
-"items", a digest of a few items of each set, by its name, if it was read; and in "order", a digest of an own order."""
+"""The names of "classes"; in "training" and "validation", the number of samples, and a digest of
+names or labels; in "items", a digest of a few items of each set, by its name, if it was read; and
+in "order", a digest of an own order."""
 SEEDED = (
-    "seed what draws them (torch, numpy and random are seeded for --data, and by hvd_train.parse_args); sort what "
-    "comes from a set, or export PYTHONHASHSEED=0"
+    "seed what draws them (torch, numpy and random are seeded for --data, and by "
+    "hvd_train.parse_args); sort what comes from a set, or export PYTHONHASHSEED=0"
 )
 
 
@@ -28,7 +29,8 @@ def of(data: DataSet) -> Identity:
     """Return the identity of a data set, without its test set and without items."""
     sets = {"training": data.train, "validation": data.val}
     samples = {
-        part: [0 if source is None else len(source), digest_of_bytes(_content(source))]  # a tensor has no truth value
+        # a tensor has no truth value
+        part: [0 if source is None else len(source), digest_of_bytes(_content(source))]
         for part, source in sets.items()
     }
     return {"classes": with_plain_numbers(list(data.classes)), **samples}
@@ -53,15 +55,24 @@ def facts_of_items(part: str, digest: str) -> dict[str, str]:
 
 
 def classes(target: object, run: Identity | None) -> tuple[str, ...]:
-    """Return the names of a run's classes. Raises UsageError, which names the `target`, if they are not known."""
+    """Return the names of a run's classes.
+
+    Raises UsageError, which names the `target`, if they are not known.
+    """
     names = run.get("classes") if isinstance(run, dict) else None
     if not isinstance(names, list) or not names:
-        raise UsageError(f"{target}: the names of its classes are not known, since its data.json is missing or damaged")
+        raise UsageError(
+            f"{target}: the names of its classes are not known, since its data.json "
+            "is missing or damaged"
+        )
     return tuple(map(str, names))
 
 
 def differences(now: Identity | None, run: Identity | None) -> dict[str, str]:
-    """Describe how the parts of `now` differ from a run's. Raises UsageError if `run`, from a file, is no identity."""
+    """Describe how the parts of `now` differ from a run's.
+
+    Raises UsageError if `run`, from a file, is no identity.
+    """
     if now is None or run is None:
         return {}
     try:
@@ -69,7 +80,9 @@ def differences(now: Identity | None, run: Identity | None) -> dict[str, str]:
             if name != old:
                 return {"classes": f"class {number} is {name!r}, the run had {old!r}"}
         parts = [part for part in ("training", "validation") if now[part] != run[part]]
-        found = {part: f"the {part} set has {_samples_differ(*now[part], *run[part])}" for part in parts}
+        found = {
+            part: f"the {part} set has {_samples_differ(*now[part], *run[part])}" for part in parts
+        }
         items = now.get("items", {})  # earlier versions did not write them
         before = run.get("items", {})
         differing = [part for part in items if part in before and items[part] != before[part]]
@@ -80,11 +93,17 @@ def differences(now: Identity | None, run: Identity | None) -> dict[str, str]:
             found["order"] = "the order of samples is not that of the run"
         return found
     except (TypeError, KeyError, AttributeError):
-        raise UsageError("what the run says of its data is damaged; start again with --resume never") from None
+        raise UsageError(
+            "what the run says of its data is damaged; start again with --resume never"
+        ) from None
 
 
 def _samples_differ(count: int, _: str, before: int, __: str) -> str:
-    return f"{count} images, the run had {before}" if count != before else "other images than the run had"
+    return (
+        f"{count} images, the run had {before}"
+        if count != before
+        else "other images than the run had"
+    )
 
 
 def _content(source: Source | None) -> bytes:
@@ -100,16 +119,18 @@ def digest_of_bytes(content: bytes) -> str:
 
 
 def digest_of_items(items: object) -> str:
-    """Return a digest of trees of tensors, arrays, numbers and texts; of other objects it has the types alone.
+    """Return a digest of trees of tensors, arrays, numbers and texts; of other
+    objects it has the types alone.
 
-    It has sums of floating-point tensors and of images, in three digits: another processor may round otherwise, and
-    another version of a library may decode otherwise.
+    It has sums of floating-point tensors and of images, in three digits: another processor may
+    round otherwise, and another version of a library may decode otherwise.
     """
     return digest_of_bytes("\n".join(_words(items)).encode())
 
 
 def _words(tree: object) -> Iterator[str]:
-    if hasattr(tree, "__array_interface__") and not isinstance(tree, Tensor):  # an array, or an image of Pillow
+    # an array, or an image of Pillow
+    if hasattr(tree, "__array_interface__") and not isinstance(tree, Tensor):
         array = np.asarray(tree)
         tree = torch.from_numpy(array.copy()) if array.dtype.kind in "biufc" else array.tolist()
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
@@ -142,5 +163,6 @@ def _words_of_tensor(tensor: Tensor) -> Iterator[str]:
         return
     values = tensor.double().flatten()
     rising = torch.linspace(0.5, 1, len(values), dtype=torch.float64)
-    for part in (values.clamp(min=0), (-values).clamp(min=0)):  # without differences of large numbers
+    # without differences of large numbers
+    for part in (values.clamp(min=0), (-values).clamp(min=0)):
         yield f"{part.sum():.2e} {(part * rising).sum():.2e}"

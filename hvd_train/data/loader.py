@@ -31,15 +31,19 @@ from hvd_train.errors import UsageError, first_line, place_in_user_code
 from hvd_train.progress import order
 from hvd_train.progress.order import Batch, Indices, MicroBatch
 
-_AT_ONCE = 256  # micro-batches: to look up the samples of one alone takes as long as to fetch their images
-_TRANSFORMS = 2  # in a key of random numbers: separates a sample's transforms from other uses of the seed
+# micro-batches: to look up the samples of one alone takes as long as to fetch their images
+_AT_ONCE = 256
+# in a key of random numbers: separates a sample's transforms from other uses of the seed
+_TRANSFORMS = 2
 _Sample = tuple[int, int]  # epoch, and number in the data set
 Collate = Callable[[list[Any]], Any]  # makes a batch of items
 Check = Callable[[Any, Indices], None]  # raises UsageError for a batch of these samples
 
 
 class Prepare:
-    """Scales, resizes, augments and normalises whole batches of images, and repeats grey as three channels."""
+    """Scales, resizes, augments and normalises whole batches of images, and
+    repeats grey as three channels.
+    """
 
     def __init__(
         self,
@@ -51,7 +55,9 @@ class Prepare:
         colour: bool,
         channels_last: bool = False,
     ) -> None:
-        """`image_size` (pixels; None: as stored) is the side of the result; `colour` asks for three channels."""
+        """`image_size` (pixels; None: as stored) is the side of the result;
+        `colour` asks for three channels.
+        """
         self.augment = augment
         self._size = image_size
         self._channels_last = channels_last
@@ -59,12 +65,15 @@ class Prepare:
         self._normalises = len(data.mean) > 0
         # A tensor without dimensions is applied to all pixels in half the time.
         shape = () if len(data.mean) == 1 else (-1, 1, 1)
-        self._mean, self._std = (torch.tensor(values, device=device).view(shape) for values in (data.mean, data.std))
+        self._mean, self._std = (
+            torch.tensor(values, device=device).view(shape) for values in (data.mean, data.std)
+        )
 
     def __call__(self, images: Tensor, uniforms: Tensor | None) -> Tensor:
         """Return model input [n, c, h, w] float for images [n, c, h, w], uint8 0..255 or float.
 
-        `uniforms` [n, k] are the samples' random numbers for the augmentation, if any. `images` do not change.
+        `uniforms` [n, k] are the samples' random numbers for the augmentation, if any. `images` do
+        not change.
         """
         layout = torch.contiguous_format  # decoders interleave the colours
         if images.dtype == torch.uint8:
@@ -73,12 +82,17 @@ class Prepare:
             images = images.clone(memory_format=layout)
         # In place from here: to allocate memory for a batch takes longer than the arithmetic.
         if self._size is not None and images.shape[-2:] != (self._size, self._size):
-            images = F.interpolate(images, size=(self._size, self._size), mode="bilinear", antialias=True)
+            images = F.interpolate(
+                images, size=(self._size, self._size), mode="bilinear", antialias=True
+            )
         if self.augment is not None and uniforms is not None:
             images = self.augment.apply(images, uniforms)
         if self._normalises:
-            grey_as_colour = images.shape[1] < len(self._mean.flatten())  # three results for each value
-            images = (images - self._mean if grey_as_colour else images.sub_(self._mean)).div_(self._std)
+            # three results for each value
+            grey_as_colour = images.shape[1] < len(self._mean.flatten())
+            images = (images - self._mean if grey_as_colour else images.sub_(self._mean)).div_(
+                self._std
+            )
         if self._channels is not None:
             images = images.expand(-1, self._channels, -1, -1)
         if self._channels_last:
@@ -97,23 +111,34 @@ class Loader(ABC):
 
     @abstractmethod
     def read(self, epoch: int, wanted: Iterable[MicroBatch]) -> Iterator[Any]:
-        """Yield what these micro-batches of an epoch hold. Raises UsageError if a sample cannot be used."""
+        """Yield what these micro-batches of an epoch hold.
+
+        Raises UsageError if a sample cannot be used.
+        """
 
     def load(self, epoch: int, work: Iterable[Batch]) -> Iterator[Batch]:
         """Yield these batches of an epoch with what they hold. Raises as `read` does."""
         ahead, work = itertools.tee(work)
         read = self.read(epoch, (micro for batch in ahead for micro in batch.micro_batches))
         for batch in work:
-            micro_batches = tuple(MicroBatch(micro.number, micro.samples, next(read)) for micro in batch.micro_batches)
+            micro_batches = tuple(
+                MicroBatch(micro.number, micro.samples, next(read)) for micro in batch.micro_batches
+            )
             yield Batch(batch.size, batch.num_micro_batches, micro_batches)
 
     def start(self) -> str:
-        """Start the loader processes, and return the digest of the items that they read. Raises UsageError."""
+        """Start the loader processes, and return the digest of the items that they read.
+
+        Raises UsageError.
+        """
         return self.digest()
 
     @abstractmethod
     def digest(self) -> str:
-        """Return a digest of the first, middle and last item, read by this process. Raises UsageError."""
+        """Return a digest of the first, middle and last item, read by this process.
+
+        Raises UsageError.
+        """
 
     def close(self) -> None:
         """End the loader processes, if there are any."""
@@ -131,7 +156,8 @@ def open_loader(
 ) -> Loader:
     """Return a loader, with `num_workers` loader processes unless the data are in memory.
 
-    `prepare` is for images; without it, batches are what `collate` makes of items, and `check` looks at them.
+    `prepare` is for images; without it, batches are what `collate` makes of items, and `check`
+    looks at them.
     """
     if isinstance(source, Arrays):
         assert prepare is not None
@@ -184,14 +210,18 @@ def _a_few(num_samples: int) -> list[int]:
 
 @contextmanager
 def _named(what: str) -> Iterator[None]:
-    """Raise UsageError for an error in the user's code, which may be any: a loader process loses its traceback."""
+    """Raise UsageError for an error in the user's code, which may be any: a loader
+    process loses its traceback.
+    """
     try:
         yield
     except (UsageError, OSError):  # a file system may recover: the job resumes
         raise
     except Exception as error:
         reason = first_line("".join(traceback.format_exception_only(error)))
-        raise UsageError(f"{what} of the data raised {reason}{place_in_user_code(error)}") from error
+        raise UsageError(
+            f"{what} of the data raised {reason}{place_in_user_code(error)}"
+        ) from error
 
 
 @dataclass
@@ -204,11 +234,14 @@ class _Reader:
     epoch: int | None = None  # the one that the data set has begun
 
     def __getitem__(self, samples: list[_Sample]) -> Any:
-        """Return a batch, or a UsageError, which DataLoader would wrap in a traceback; of no samples, a digest."""
+        """Return a batch, or a UsageError, which DataLoader would wrap in a
+        traceback; of no samples, a digest.
+        """
         try:
             if not samples:
                 return self.digest()
-            if self.collate is default_collate and type(self.data) is TensorDataset:  # which draws no random numbers
+            # which draws no random numbers
+            if self.collate is default_collate and type(self.data) is TensorDataset:
                 rows = [index for _, index in samples]
                 return [tensor[rows] for tensor in self.data.tensors]
             return self.batch_of([self.item(sample) for sample in samples])
@@ -218,7 +251,8 @@ class _Reader:
     def item(self, sample: _Sample) -> Any:
         epoch, index = sample
         self.begin(epoch)
-        seed_on_cpu(order.key(self.seed, epoch, _TRANSFORMS, index, 0))  # versions with repeated samples counted here
+        # versions with repeated samples counted here
+        seed_on_cpu(order.key(self.seed, epoch, _TRANSFORMS, index, 0))
         with _named(f"item {index}"):
             return self.data[index]
 
@@ -233,17 +267,23 @@ class _Reader:
                 each.begin_epoch(epoch)
 
     def digest(self) -> str:
-        """Return a digest of a few items. Raises UsageError if they are others when they are read again."""
+        """Return a digest of a few items.
+
+        Raises UsageError if they are others when they are read again.
+        """
         if hasattr(self.data, "content_of_files"):  # by which it is known already
             self.item((0, 0))
             return ""
         numbers = _a_few(len(self.data))
-        first, second = (digest_of_items([self.item((0, number)) for number in numbers]) for _ in range(2))
+        first, second = (
+            digest_of_items([self.item((0, number)) for number in numbers]) for _ in range(2)
+        )
         if first != second:
             raise UsageError(
-                f"items of {type(self.data).__name__} differ when they are read again, so no run could be repeated: "
-                "draw random numbers in __getitem__ from torch, numpy or random, which are seeded for each item, or "
-                "from a generator that is made there with the seed torch.initial_seed()"
+                f"items of {type(self.data).__name__} differ when they are read again, so no run "
+                "could be repeated: draw random numbers in __getitem__ from torch, numpy or "
+                "random, which are seeded for each item, or from a generator that is made there "
+                "with the seed torch.initial_seed()"
             )
         return first
 
@@ -254,7 +294,10 @@ class _Reader:
             if self.collate is not default_collate:
                 raise
             reason = "different sizes" if isinstance(error, RuntimeError) else first_line(error)
-            advice = "return tensors of one size and numbers, or give Task or Session a function of a list: collate=..."
+            advice = (
+                "return tensors of one size and numbers, or give Task or Session a function "
+                "of a list: collate=..."
+            )
             raise UsageError(f"items do not fit into a batch ({reason}): {advice}") from None
 
 
@@ -264,7 +307,9 @@ def _unchanged(batch: Any) -> Any:
 
 @dataclass
 class _MicroBatchSampler:
-    """Yields the samples of each micro-batch; the owner sets `epoch` and `micro_batches` before each iteration."""
+    """Yields the samples of each micro-batch; the owner sets `epoch` and
+    `micro_batches` before each iteration.
+    """
 
     epoch: int = 0
     micro_batches: Iterable[MicroBatch] = ()
@@ -294,8 +339,9 @@ class _Version:
         then = self.values
         if changed := [name for name in {**now, **then} if now.get(name) != then.get(name)]:
             raise UsageError(
-                f"{changed[0][1]} of the data was changed while loader processes read an epoch, which do not see it: "
-                "change it before the steps of an epoch, or in begin_epoch(epoch), or type --workers 0"
+                f"{changed[0][1]} of the data was changed while loader processes read an epoch, "
+                "which do not see it: change it before the steps of an epoch, or in "
+                "begin_epoch(epoch), or type --workers 0"
             )
 
 
@@ -303,12 +349,16 @@ _PLAIN = (bool, int, float, str)
 
 
 def _plain_values(data: MapDataset) -> dict[tuple[int, str], Any]:
-    """Return the attributes of a data set that take no time to compare; of tensors, how often they were written."""
+    """Return the attributes of a data set that take no time to compare; of tensors,
+    how often they were written.
+    """
     found = dict[tuple[int, str], Any]()
     for number, each in enumerate(inner_sets(data)):
         for name, value in getattr(each, "__dict__", {}).items():
             plain = value if isinstance(value, _PLAIN) else None
-            found[number, f"{type(each).__name__}.{name}"] = value._version if isinstance(value, Tensor) else plain
+            found[number, f"{type(each).__name__}.{name}"] = (
+                value._version if isinstance(value, Tensor) else plain
+            )
     return found
 
 
@@ -339,8 +389,11 @@ class MapLoader(Loader):
     def _new_loader(self) -> DataLoader[Any]:
         # Forked processes crash after MPI or CUDA has started (Horovod issues #1215, #2898).
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])  # so that torch is imported once, not in each loader process
-        sent: Any = ByValue(self._reader, self._reader.seed) if self._num_workers > 0 else self._reader
+        # so that torch is imported once, not in each loader process
+        context.set_forkserver_preload([__name__])
+        sent: Any = (
+            ByValue(self._reader, self._reader.seed) if self._num_workers > 0 else self._reader
+        )
         return DataLoader(
             sent,  # its items are batches
             batch_size=None,
@@ -372,13 +425,15 @@ class MapLoader(Loader):
     def read(self, epoch: int, wanted: Iterable[MicroBatch]) -> Iterator[Any]:
         if len(self._reader.data) != self.num_samples:
             raise UsageError(
-                f"the data set had {self.num_samples} samples, and has {len(self._reader.data)} now: keep its length"
+                f"the data set had {self.num_samples} samples, and has {len(self._reader.data)} "
+                "now: keep its length"
             )
         if self._sent is not None and self._sent.is_old(self._reader.data):
             self._sent = None
             self._loader = self._new_loader()
         self._reader.begin(epoch)
-        if self._sent is not None and follows_epochs(self._reader.data):  # loader processes call begin_epoch, too
+        # loader processes call begin_epoch, too
+        if self._sent is not None and follows_epochs(self._reader.data):
             self._sent = _Version(self._reader.data)
         return map(self._on_device, self._checked(epoch, wanted))
 
@@ -394,20 +449,28 @@ class MapLoader(Loader):
         return batch
 
     def _read(self, epoch: int, wanted: Iterable[MicroBatch]) -> Iterator[Any]:
-        """Yield batches in host memory, or a UsageError. Raises UsageError if a loader process ended."""
+        """Yield batches in host memory, or a UsageError.
+
+        Raises UsageError if a loader process ended.
+        """
         self._sampler.epoch = epoch
         self._sampler.micro_batches = wanted
-        # Terminals send these to all processes of a job. The training needs its loader processes until its commit.
+        # Terminals send these to all processes of a job. The training needs its loader processes
+        # until its commit.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
-        # Processes that start here must not import the user's script, which would begin to train there.
+        # Processes that start here must not import the user's script, which would begin to train
+        # there.
         script, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Got pickle error")  # the error below says it
                 batches = iter(self._loader)
-        except Exception as error:  # noqa: BLE001  # a data set may raise anything when it is pickled
+        except Exception as error:  # noqa: BLE001
+            # a data set may raise anything when it is pickled
             reason = first_line(error)
-            raise UsageError(f"loader processes cannot be sent the data set ({reason}); type --workers 0") from None
+            raise UsageError(
+                f"loader processes cannot be sent the data set ({reason}); type --workers 0"
+            ) from None
         finally:
             sys.modules["__main__"] = script
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
@@ -421,8 +484,13 @@ class MapLoader(Loader):
         except (RuntimeError, OSError, EOFError):
             processes = getattr(self._loader._iterator, "_workers", [])
             if connection.wait([process.sentinel for process in processes], timeout=1):
-                advice = "a smaller --workers if memory or /dev/shm was full, else --workers 0 to see why"
-                raise UsageError(f"a loader process was killed or has ended; type {advice}") from None
+                advice = (
+                    "a smaller --workers if memory or /dev/shm was full, else "
+                    "--workers 0 to see why"
+                )
+                raise UsageError(
+                    f"a loader process was killed or has ended; type {advice}"
+                ) from None
             raise
 
     @override
@@ -430,8 +498,11 @@ class MapLoader(Loader):
         epoch = self._reader.epoch or 0
         items = [self._reader.item((epoch, number)) for number in range(min(2, self.num_samples))]
         if self._sent is not None:
-            self._sent.values = _plain_values(self._reader.data)  # items may count their reads, for instance
-        return self._on_device(self._reader.batch_of([items[number % len(items)] for number in range(size)]))
+            # items may count their reads, for instance
+            self._sent.values = _plain_values(self._reader.data)
+        return self._on_device(
+            self._reader.batch_of([items[number % len(items)] for number in range(size)])
+        )
 
     def _on_device(self, batch: Any) -> Any:
         if isinstance(batch, UsageError):
@@ -444,7 +515,8 @@ class MapLoader(Loader):
             images, labels = batch
             batch = self._prepare(images, None), labels
         if self._copies is not None:
-            # The next copy may take the memory of images, or of a batch whose passes are queued by now.
+            # The next copy may take the memory of images, or of a batch whose passes are queued by
+            # now.
             self._copies.wait_stream(torch.cuda.current_stream(self._device))
         return batch
 
@@ -467,7 +539,8 @@ class Ahead:
             return
         try:
             self._next = next(self._batches)
-        except Exception as error:  # noqa: BLE001  # a data set may raise anything; StopIteration ends the batches
+        except Exception as error:  # noqa: BLE001
+            # a data set may raise anything; StopIteration ends the batches
             self._next = error
         self._mark("data")
 

@@ -13,8 +13,20 @@ from torch import Tensor, nn
 from hvd_train.data.trees import like
 from hvd_train.errors import UsageError
 
-# The types that torch.load gives back with weights_only=True. It makes no object of another class, such as numpy's.
-_LEAVES = {bool, int, float, complex, str, bytearray, type(None), torch.Size, torch.dtype, torch.device}
+# The types that torch.load gives back with weights_only=True. It makes no object of another class,
+# such as numpy's.
+_LEAVES = {
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytearray,
+    type(None),
+    torch.Size,
+    torch.dtype,
+    torch.device,
+}
 _MAPPINGS = {dict, OrderedDict, Counter}
 _FACTORIES = {kind.__name__: kind for kind in (bool, int, float, str, list, tuple, dict, set)}
 _KIND = "hvd_train.kind"  # of the mapping that stands for a value of another type
@@ -23,7 +35,10 @@ _OF = "of"
 
 
 def number(value: object, name: str) -> float:
-    """Return a number of Python for a number of any library. Raises UsageError, which names what is no number."""
+    """Return a number of Python for a number of any library.
+
+    Raises UsageError, which names what is no number.
+    """
     if isinstance(value, (Tensor, np.ndarray)):
         value = value.item() if len(value.reshape(-1)) == 1 else value
     if isinstance(value, int):
@@ -40,11 +55,15 @@ def numbers(values: object, name: str) -> dict[str, float]:
     """Return numbers by name, as `number` does each. Raises UsageError."""
     if not isinstance(values, Mapping):
         raise UsageError(f"{name} is {_described(values)}: it must be a dict of numbers by name")
-    return {with_plain_numbers(key): number(value, f"{name}[{key!r}]") for key, value in values.items()}
+    return {
+        with_plain_numbers(key): number(value, f"{name}[{key!r}]") for key, value in values.items()
+    }
 
 
 def with_plain_numbers(value: Any) -> Any:
-    """Return a value in which numbers and texts, also in lists and tuples, are Python's own; all else stays."""
+    """Return a value in which numbers and texts, also in lists and tuples, are
+    Python's own; all else stays.
+    """
     kind = type(value)
     if kind in _LEAVES or isinstance(value, Enum):
         return value
@@ -60,7 +79,9 @@ def with_plain_numbers(value: Any) -> Any:
 
 
 def to_plain(value: Any, name: str) -> Any:
-    """Return a value in plain types; `from_plain` makes it again. It may share tensors with the value.
+    """Return a value in plain types; `from_plain` makes it again.
+
+    It may share tensors with the value.
 
     Raises UsageError, which names the value or the part of it that has no plain form.
     """
@@ -83,13 +104,16 @@ def to_plain(value: Any, name: str) -> Any:
     if type(plain) in _LEAVES:
         return plain
     raise UsageError(
-        f"{name}: {_described(value)} cannot be kept: register what has a state_dict, each under its own name, or "
-        "numbers, texts, tensors, arrays of numpy, and containers of these"
+        f"{name}: {_described(value)} cannot be kept: register what has a state_dict, each under "
+        "its own name, or numbers, texts, tensors, arrays of numpy, and containers of these"
     )
 
 
 def from_plain(value: Any) -> Any:
-    """Return the value of which `to_plain` made this one. Raises UsageError if its class is not there."""
+    """Return the value of which `to_plain` made this one.
+
+    Raises UsageError if its class is not there.
+    """
     if isinstance(value, dict):
         if _KIND in value:
             return _MAKE[value[_KIND]](from_plain(value[_VALUE]), value[_OF])
@@ -98,11 +122,17 @@ def from_plain(value: Any) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """Return a text of a plain value without its tensors: the same for equal values, in any order of their names."""
+    """Return a text of a plain value without its tensors: the same for equal values, in
+    any order of their names.
+    """
     if isinstance(value, Tensor):
         return "tensor"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(sorted(f"{text_of(key)}: {text_of(each)}" for key, each in value.items())) + "}"
+        return (
+            "{"
+            + ", ".join(sorted(f"{text_of(key)}: {text_of(each)}" for key, each in value.items()))
+            + "}"
+        )
     if isinstance(value, set):
         return "{" + ", ".join(sorted(map(text_of, value))) + "}"
     if isinstance(value, (list, tuple)):
@@ -119,14 +149,21 @@ def _key(key: Any, name: str) -> Any:
     if isinstance(plain, str):
         return str.__str__(plain)
     if type(plain) not in _LEAVES:
-        raise UsageError(f"{name}: {_described(key)} cannot be a key or a member that is kept: use a number or a text")
+        raise UsageError(
+            f"{name}: {_described(key)} cannot be a key or a member that is kept: "
+            "use a number or a text"
+        )
     return plain
 
 
 def _parts(value: Any) -> tuple[str, Any, Any] | None:
-    """Return for a type that is not plain its name in `_MAKE` and what that function needs; None if there is none."""
+    """Return for a type that is not plain its name in `_MAKE` and what that function
+    needs; None if there is none.
+    """
     kind = type(value)
-    if kind is np.ndarray or (isinstance(value, np.generic) and not isinstance(value, (str, bytes))):
+    if kind is np.ndarray or (
+        isinstance(value, np.generic) and not isinstance(value, (str, bytes))
+    ):
         try:
             tensor = torch.from_numpy(np.array(value, order="C"))
         except (TypeError, ValueError):  # of texts, objects or times, or in another order of bytes
@@ -135,7 +172,11 @@ def _parts(value: Any) -> tuple[str, Any, Any] | None:
     if kind is defaultdict:
         factory = value.default_factory
         of = factory and getattr(factory, "__name__", "")
-        return ("defaultdict", dict(value), of) if factory is None or _FACTORIES.get(of) is factory else None
+        return (
+            ("defaultdict", dict(value), of)
+            if factory is None or _FACTORIES.get(of) is factory
+            else None
+        )
     if kind is deque:
         return "deque", list(value), value.maxlen
     if kind is frozenset:
@@ -159,8 +200,14 @@ def _enum(name: str, path: str) -> Enum:
 
 def _named_tuple(values: list[Any], path: str) -> Any:
     found = _class(path)
-    if found is None or not issubclass(found, tuple) or len(getattr(found, "_fields", ())) != len(values):
-        raise UsageError(f"a kept value is a {path} of {len(values)} fields, which this program does not have")
+    if (
+        found is None
+        or not issubclass(found, tuple)
+        or len(getattr(found, "_fields", ())) != len(values)
+    ):
+        raise UsageError(
+            f"a kept value is a {path} of {len(values)} fields, which this program does not have"
+        )
     return tuple.__new__(found, values)  # runs no code of the class
 
 
@@ -181,7 +228,9 @@ def _path(kind: type) -> str:
 
 
 def _class(path: str) -> Any:
-    """Return the class of this name, if it is there already: what a checkpoint names is not imported."""
+    """Return the class of this name, if it is there already: what a
+    checkpoint names is not imported.
+    """
     module, _, name = path.partition(":")
     found: Any = sys.modules.get(module)
     for part in name.split("."):
@@ -193,7 +242,13 @@ def _described(value: object) -> str:
     kind = type(value)
     if isinstance(value, (Tensor, np.ndarray)):
         layout = getattr(value, "layout", torch.strided)
-        return f"{kind.__name__} of shape {list(value.shape)}, {value.dtype}, {layout}".removesuffix(", torch.strided")
+        return (
+            f"{kind.__name__} of shape {list(value.shape)}, {value.dtype}, {layout}".removesuffix(
+                ", torch.strided"
+            )
+        )
     if isinstance(value, defaultdict):
-        return f"{kind.__name__} of {getattr(value.default_factory, '__qualname__', 'other')} values"
+        return (
+            f"{kind.__name__} of {getattr(value.default_factory, '__qualname__', 'other')} values"
+        )
     return kind.__name__

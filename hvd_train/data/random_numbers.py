@@ -9,7 +9,9 @@ import torch
 
 
 def seed_all(number: int) -> None:
-    """Seed all three on all devices, before code of the user runs: ranks then draw the same numbers."""
+    """Seed all three on all devices, before code of the user runs: ranks
+    then draw the same numbers.
+    """
     torch.manual_seed(number)
     _seed_others(number)
 

@@ -32,35 +32,50 @@ _CIFAR = {  # mean and standard deviation of each channel
 }
 FOLDER = "folder"
 _MOST_CLASSES = 1_000_000  # a larger label is a mistake
-OwnData = Callable[[DataConfig], Sequence[Any] | DataSet]  # a sequence: training set, and validation set or None
+# a sequence: training set, and validation set or None
+OwnData = Callable[[DataConfig], Sequence[Any] | DataSet]
 
 
 def check_name(name: str) -> None:
     """Raise UsageError, with the nearest name, if the name of a data set is unknown."""
     if name.startswith(HUGGING_FACE):
         if not Path(name.removeprefix(HUGGING_FACE)).is_dir():
-            raise UsageError(f"--data {name}: there is no such folder: save a DatasetDict by save_to_disk")
+            raise UsageError(
+                f"--data {name}: there is no such folder: save a DatasetDict by save_to_disk"
+            )
     elif plugin.is_reference(name):
         plugin.load("data", name)
     elif "/" in name:
-        raise UsageError(f"--data {name}: for images in a folder type --data folder --data-dir {name}")
+        raise UsageError(
+            f"--data {name}: for images in a folder type --data folder --data-dir {name}"
+        )
     elif name not in (known := (FOLDER, *_OPENERS)):
         raise unknown_name("data set", name, known)
 
 
 def open_data(
-    config: DataConfig, seed: int, own: OwnData | None = None, *, any_items: bool = False, split: str | None = None
+    config: DataConfig,
+    seed: int,
+    own: OwnData | None = None,
+    *,
+    any_items: bool = False,
+    split: str | None = None,
 ) -> DataSet:
     """Return the data set of `own` or of the config. Raises UsageError if the data cannot be used.
 
-    With `any_items`, those of `own` may be any trees of tensors, unless it returns a DataSet. A `split` (train, val or
-    test) becomes the validation set, without random changes; of class folders it is all that is read.
+    With `any_items`, those of `own` may be any trees of tensors, unless it returns a DataSet. A
+    `split` (train, val or test) becomes the validation set, without random changes; of class
+    folders it is all that is read.
     """
     if own is None and config.data == FOLDER:
         from hvd_train.data.folder import open_folder, open_split
 
         assert config.data_dir is not None  # checked by DataConfig
-        return open_split(config.data_dir, config, split) if split else open_folder(config.data_dir, config)
+        return (
+            open_split(config.data_dir, config, split)
+            if split
+            else open_folder(config.data_dir, config)
+        )
     if own is None and config.data in _OPENERS:
         data = _OPENERS[config.data](config, seed)
     elif own is None and config.data.startswith(HUGGING_FACE):
@@ -73,20 +88,26 @@ def open_data(
         data = _from_result(config.data, result, any_items=any_items)
     if config.augment in ("trivial", "rand") or config.random_erasing:
         raise UsageError(
-            f"--augment {config.augment} and --random-erasing do not go with --data {config.data}: they change the "
-            "images of --data folder; put torchvision's transforms into a data set of your own"
+            f"--augment {config.augment} and --random-erasing do not go with --data "
+            f"{config.data}: they change the images of --data folder; put torchvision's "
+            "transforms into a data set of your own"
         )
     augment = None if config.augment == "none" else data.augment
     return replace(data, augment=augment, val=getattr(data, split) if split else data.val)
 
 
 def of_program(data: Any) -> DataSet:
-    """Return a data set of a program's training set. Raises UsageError for data that cannot be used."""
+    """Return a data set of a program's training set.
+
+    Raises UsageError for data that cannot be used.
+    """
     return _from_result("custom", (data, None), any_items=True)
 
 
 def affine_jitter(degrees: float, shift: float, scale: float) -> Augment:
-    """Return a change that turns, moves and zooms images; `shift` and `scale` are shares of the side."""
+    """Return a change that turns, moves and zooms images; `shift` and
+    `scale` are shares of the side.
+    """
 
     def apply(images: Tensor, uniforms: Tensor) -> Tensor:
         turn, zoom, x, y = (2 * uniforms - 1).unbind(1)
@@ -95,7 +116,9 @@ def affine_jitter(degrees: float, shift: float, scale: float) -> Augment:
         cos = torch.cos(angle) * zoom
         sin = torch.sin(angle) * zoom
         # For grid_sample an image spans -1..1, so that a shift by its whole side is 2.
-        theta = torch.stack([cos, -sin, 2 * shift * x, sin, cos, 2 * shift * y], dim=1).view(-1, 2, 3)
+        theta = torch.stack([cos, -sin, 2 * shift * x, sin, cos, 2 * shift * y], dim=1).view(
+            -1, 2, 3
+        )
         grid = F.affine_grid(theta, list(images.shape), align_corners=False)
         return F.grid_sample(images, grid, align_corners=False)
 
@@ -103,15 +126,21 @@ def affine_jitter(degrees: float, shift: float, scale: float) -> Augment:
 
 
 def _digits(config: DataConfig, seed: int) -> DataSet:
-    """Return the test part of the UCI Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998)."""
+    """Return the test part of the UCI Optical Recognition of Handwritten Digits
+    (Alpaydin and Kaynak, 1998).
+    """
     package = importlib.util.find_spec("sklearn")  # it is slow to import
     assert package is not None
-    rows = np.loadtxt(Path(str(package.origin)).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    rows = np.loadtxt(
+        Path(str(package.origin)).parent / "datasets" / "data" / "digits.csv.gz", delimiter=","
+    )
     pixels = (rows[:, :-1] * (255 / 16)).round().astype(np.uint8)  # from 0..16
     images = torch.from_numpy(pixels).view(-1, 1, 8, 8)
     labels = torch.from_numpy(rows[:, -1].astype(np.int64))
     shuffled = torch.from_numpy(np.random.default_rng(1998).permutation(len(labels)))
-    train, val = (Arrays(images[part], labels[part], len(part)) for part in (shuffled[360:], shuffled[:360]))
+    train, val = (
+        Arrays(images[part], labels[part], len(part)) for part in (shuffled[360:], shuffled[:360])
+    )
     change = affine_jitter(degrees=10, shift=0.1, scale=0.1)
     return DataSet(train, val, tuple(map(str, range(10))), 1, (0.305,), (0.376,), change)
 
@@ -144,22 +173,29 @@ def _cifar(config: DataConfig, seed: int) -> DataSet:
     try:
         if config.download:
             root.mkdir(parents=True, exist_ok=True)
-            with FileLock(root / f".{name}.lock"):  # one of the ranks of a host downloads, the others wait
+            # one of the ranks of a host downloads, the others wait
+            with FileLock(root / f".{name}.lock"):
                 cls(root, train=True, download=True)
         parts = [cls(root, train=train) for train in (True, False)]
     except (RuntimeError, OSError) as error:
         raise UsageError(
-            f"--data {name}: not found whole in {root} ({first_line(error)}); add --download or name its --data-dir"
+            f"--data {name}: not found whole in {root} ({first_line(error)}); add --download "
+            "or name its --data-dir"
         ) from None
     train, val = (
-        Arrays(torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(part.targets), len(part))
+        Arrays(
+            torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(),
+            torch.tensor(part.targets),
+            len(part),
+        )
         for part in parts
     )
     return DataSet(train, val, tuple(parts[0].classes), 3, *_CIFAR[name], crop_and_flip(padding=4))
 
 
 def of_files(config: DataConfig, files: Sequence[Path], classes: tuple[str, ...]) -> DataSet:
-    """Return a data set of image files without labels (all are 0), prepared like the images of an evaluation.
+    """Return a data set of image files without labels (all are 0), prepared like
+    the images of an evaluation.
 
     Raises UsageError if it is not known how the config's own data make an image of a file.
     """
@@ -181,10 +217,16 @@ def of_files(config: DataConfig, files: Sequence[Path], classes: tuple[str, ...]
             source = source.data if isinstance(source, _CheckedItems) else source.dataset
         own = getattr(source, "transform", None)
         if own is None and image.dtype != torch.uint8:
-            advice = "give its validation set the attribute `transform`, from a PIL image to the tensor"
-            raise UsageError(f"--data {config.data}: it is not known how it makes an image of a file: {advice}")
+            advice = (
+                "give its validation set the attribute `transform`, from a PIL image to the tensor"
+            )
+            raise UsageError(
+                f"--data {config.data}: it is not known how it makes an image of a file: {advice}"
+            )
         transform = to_shape(image.shape) if own is None else v2.Compose([v2.ToPILImage(), own])
-    source = ImageFiles(Path(), [(str(file), 0) for file in files], transform, config.max_image_pixels)
+    source = ImageFiles(
+        Path(), [(str(file), 0) for file in files], transform, config.max_image_pixels
+    )
     return replace(data, train=source, val=source, test=None, augment=None)
 
 
@@ -196,8 +238,12 @@ def _synthetic(config: DataConfig, seed: int) -> DataSet:
     generator.manual_seed(seed)
     images = torch.randint(0, 256, (rows, 3, size, size), dtype=torch.uint8, generator=generator)
     labels = torch.randint(0, config.synthetic_classes, (rows,), generator=generator)
-    train, val = (Arrays(images, labels, count) for count in (config.synthetic_samples, min(rows, 64)))
-    return DataSet(train, val, tuple(map(str, range(config.synthetic_classes))), 3, IMAGENET_MEAN, IMAGENET_STD)
+    train, val = (
+        Arrays(images, labels, count) for count in (config.synthetic_samples, min(rows, 64))
+    )
+    return DataSet(
+        train, val, tuple(map(str, range(config.synthetic_classes))), 3, IMAGENET_MEAN, IMAGENET_STD
+    )
 
 
 _OPENERS: dict[str, Callable[[DataConfig, int], DataSet]] = {
@@ -209,7 +255,10 @@ _OPENERS: dict[str, Callable[[DataConfig, int], DataSet]] = {
 
 
 def _from_result(name: str, result: Any, *, any_items: bool) -> DataSet:
-    """Return the data set in `result`, of the user's function `name`. Raises UsageError now or as items are read."""
+    """Return the data set in `result`, of the user's function `name`.
+
+    Raises UsageError now or as items are read.
+    """
     origin = f" of --data {name}" if plugin.is_reference(name) else ""
     titles = [f"the {part} set{origin}" for part in ("training", "validation", "test")]
     if not isinstance(result, DataSet):
@@ -224,7 +273,9 @@ def _from_result(name: str, result: Any, *, any_items: bool) -> DataSet:
             return DataSet(result[0], result[1], classes, images=False)
         classes = _class_names(name, titles[0], result[0])
         image = _checked(titles[0], result[0], len(classes))[0][0]
-        result = DataSet(result[0], result[1], classes, channels=len(image) if image.ndim == 3 else 3)
+        result = DataSet(
+            result[0], result[1], classes, channels=len(image) if image.ndim == 3 else 3
+        )
     parts = zip(titles, (result.train, result.val, result.test), strict=True)
     train, val, test = (_checked(title, part, len(result.classes)) for title, part in parts)
     return DataSet(**{**vars(result), "train": train, "val": val, "test": test})
@@ -251,8 +302,9 @@ class _CheckedItems:
             if is_image and 0 <= number < self.num_classes:
                 return image, number
         raise UsageError(
-            f"item {index} of {self.title} is {_described(item)}; return (image tensor, integer class number from "
-            f"0 on, below {self.num_classes}), with images of one type and size, or name another --task"
+            f"item {index} of {self.title} is {_described(item)}; return (image tensor, integer "
+            f"class number from 0 on, below {self.num_classes}), with images of one type and size, "
+            "or name another --task"
         )
 
 
@@ -272,19 +324,30 @@ def follows_epochs(data: Any) -> list[Any]:
 
 
 def check_apart(train: Any, other: Any) -> None:
-    """Raise UsageError if a set to evaluate would be changed as the training set is, from epoch to epoch."""
+    """Raise UsageError if a set to evaluate would be changed as the training
+    set is, from epoch to epoch.
+    """
     changing = {id(each) for each in follows_epochs(train)}
     if both := [each for each in follows_epochs(other) if id(each) in changing]:
         name = type(both[0]).__name__
-        raise UsageError(f"{name}.begin_epoch would change the set to evaluate, too: make a {name} of its own for it")
+        raise UsageError(
+            f"{name}.begin_epoch would change the set to evaluate, too: make a "
+            f"{name} of its own for it"
+        )
 
 
 def check_map_style(title: str, part: Any) -> None:
     """Raise UsageError that begins with `title` for data without length or items."""
     advice = "return a map-style data set, with __len__ and __getitem__"
     if isinstance(part, DataLoader):
-        advice = "give the data set itself, not a DataLoader: batches are made for any number of ranks"
-    elif not isinstance(part, IterableDataset) and hasattr(part, "__len__") and hasattr(part, "__getitem__"):
+        advice = (
+            "give the data set itself, not a DataLoader: batches are made for any number of ranks"
+        )
+    elif (
+        not isinstance(part, IterableDataset)
+        and hasattr(part, "__len__")
+        and hasattr(part, "__getitem__")
+    ):
         if not len(part):
             raise UsageError(f"{title} is empty")
         return
@@ -301,8 +364,15 @@ def _class_names(name: str, title: str, data: Any) -> tuple[str, ...]:
             return names
     items = _checked(title, data, _MOST_CLASSES)
     if not isinstance(items, Arrays) and launcher.prints(os.environ):
-        say(f"--data {name}: reading all labels to count the classes; an attribute `classes` saves that")
-    labels = items.labels.tolist() if isinstance(items, Arrays) else [items[index][1] for index in range(len(items))]
+        say(
+            f"--data {name}: reading all labels to count the classes; an attribute "
+            "`classes` saves that"
+        )
+    labels = (
+        items.labels.tolist()
+        if isinstance(items, Arrays)
+        else [items[index][1] for index in range(len(items))]
+    )
     return tuple(map(str, range(max(labels) + 1)))
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 def map_tensors(tree: Any, function: Callable[[Any], Any]) -> Any:
     """Return a tree with `function` applied to each tensor; other leaves, such as texts, stay.
 
-    A tree has tuples, lists, mappings and dataclasses. An object with a method `to`, such as a batch of Hugging Face's
-    tokenizers, counts as a tensor.
+    A tree has tuples, lists, mappings and dataclasses. An object with a method `to`, such as a
+    batch of Hugging Face's tokenizers, counts as a tensor.
     """
     if isinstance(tree, Tensor) or hasattr(tree, "to"):
         return function(tree)
@@ -26,7 +26,9 @@ def map_tensors(tree: Any, function: Callable[[Any], Any]) -> Any:
         return type(tree)(map_tensors(value, function) for value in tree)
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         values = {field.name: getattr(tree, field.name) for field in dataclasses.fields(tree)}
-        return dataclasses.replace(tree, **{name: map_tensors(value, function) for name, value in values.items()})
+        return dataclasses.replace(
+            tree, **{name: map_tensors(value, function) for name, value in values.items()}
+        )
     return tree
 
 

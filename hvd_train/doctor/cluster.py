@@ -1,4 +1,6 @@
-"""`hvd-train doctor --hosts FILE`: compare what the doctor finds on each host, then sum over all slots."""
+"""`hvd-train doctor --hosts FILE`: compare what the doctor finds on each
+host, then sum over all slots.
+"""
 
 import json
 import os
@@ -26,31 +28,61 @@ def examine(hosts: Sequence[Host]) -> list[Finding]:
         asked = list(threads.map(lambda host: ask(host.name), hosts))
     findings = [reached for reached, _ in asked]
     if found := {host: of_host for host, (_, of_host) in zip(hosts, asked, strict=True) if of_host}:
-        findings += [*compare({host.name: of_host for host, of_host in found.items()}), check_gpus(found)]
+        findings += [
+            *compare({host.name: of_host for host, of_host in found.items()}),
+            check_gpus(found),
+        ]
     if all(finding.verdict != "broken" for finding in findings):
         findings.append(try_allreduce(hosts))
     return findings
 
 
 def ask(name: str) -> tuple[Finding, list[Finding]]:
-    """Run the doctor on a host, over ssh unless it is this one; return whether that worked, and its findings."""
+    """Run the doctor on a host, over ssh unless it is this one; return whether that
+    worked, and its findings.
+    """
     path = os.environ.get("PYTHONPATH")  # horovodrun passes it to its ranks
-    doctor = [*(["env", f"PYTHONPATH={path}"] if path else []), program("hvd-train"), "doctor", "--json"]
-    command = ["timeout", "--foreground", _HOST_S, *ssh.command(name, doctor, "-o", "ServerAliveInterval=5")]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    doctor = [
+        *(["env", f"PYTHONPATH={path}"] if path else []),
+        program("hvd-train"),
+        "doctor",
+        "--json",
+    ]
+    command = [
+        "timeout",
+        "--foreground",
+        _HOST_S,
+        *ssh.command(name, doctor, "-o", "ServerAliveInterval=5"),
+    ]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+    )
     try:
-        report = json.loads(done.stdout[done.stdout.index("{") :])  # a shell's start-up file may print other lines
-        return Finding(name, "ok", "the doctor runs there"), [Finding(**finding) for finding in report["findings"]]
+        # a shell's start-up file may print other lines
+        report = json.loads(done.stdout[done.stdout.index("{") :])
+        return Finding(name, "ok", "the doctor runs there"), [
+            Finding(**finding) for finding in report["findings"]
+        ]
     except ValueError:
-        said = (done.stderr or done.stdout).strip().splitlines() or [f"no answer; exit code {done.returncode}"]
-    todo = f"`ssh {name} true` must work without a password: name, network, sshd, and our key in authorized_keys"
+        said = (done.stderr or done.stdout).strip().splitlines() or [
+            f"no answer; exit code {done.returncode}"
+        ]
+    todo = (
+        f"`ssh {name} true` must work without a password: name, network, sshd, and our "
+        "key in authorized_keys"
+    )
     if done.returncode != 255:  # not of ssh
-        todo = "set up the same environment in the same place there, or put it on a file system that all hosts share"
+        todo = (
+            "set up the same environment in the same place there, or put it on a file system "
+            "that all hosts share"
+        )
     return Finding(name, "broken", said[-1], todo), []
 
 
 def compare(found: Mapping[str, Sequence[Finding]]) -> Iterator[Finding]:
-    """Check that the hosts have the same versions and builds, and return what else is not ok on some."""
+    """Check that the hosts have the same versions and builds, and return
+    what else is not ok on some.
+    """
     hosts_of = defaultdict[Finding, list[str]](list)
     for host, findings in found.items():
         for finding in findings:
@@ -59,9 +91,14 @@ def compare(found: Mapping[str, Sequence[Finding]]) -> Iterator[Finding]:
     for name in _SAME:
         usual, *others = (finding for finding in by_frequency if finding.name == name)
         if others:
-            what = ", but ".join(f"{it.what} on {first_few(hosts_of[it])}" for it in (usual, *others))
+            what = ", but ".join(
+                f"{it.what} on {first_few(hosts_of[it])}" for it in (usual, *others)
+            )
             different = first_few([host for it in others for host in hosts_of[it]])
-            todo = f"`make env` in the same checkout on {different}, or one environment that all hosts share"
+            todo = (
+                f"`make env` in the same checkout on {different}, or one environment "
+                "that all hosts share"
+            )
             yield Finding(name, "broken", what, todo)
         else:
             yield replace(usual, what=f"{usual.what} on all hosts")
@@ -72,19 +109,36 @@ def compare(found: Mapping[str, Sequence[Finding]]) -> Iterator[Finding]:
 
 def check_gpus(found: Mapping[Host, Sequence[Finding]]) -> Finding:
     """Check that each host has a GPU for each slot, or that none has a GPU."""
-    seen = [(host, it.what.split()[0]) for host, findings in found.items() for it in findings if it.name == "GPUs"]
+    seen = [
+        (host, it.what.split()[0])
+        for host, findings in found.items()
+        for it in findings
+        if it.name == "GPUs"
+    ]
     counts = [(host.name, int(first) if first.isdigit() else 0, host.slots) for host, first in seen]
     if not any(count for _, count, _ in counts):
         return Finding("GPUs", "ok", "none: training runs on the CPUs")
-    if few := [f"{name} has {count} for {slots} slots" for name, count, slots in counts if count < slots]:
+    if few := [
+        f"{name} has {count} for {slots} slots" for name, count, slots in counts if count < slots
+    ]:
         return Finding(
-            "GPUs", "broken", ", ".join(few), "fix the host file: a slot for each GPU; or type nvidia-smi there"
+            "GPUs",
+            "broken",
+            ", ".join(few),
+            "fix the host file: a slot for each GPU; or type nvidia-smi there",
         )
     return Finding("GPUs", "ok", ", ".join(f"{name} {count}" for name, count, _ in counts))
 
 
 def try_allreduce(hosts: Sequence[Host]) -> Finding:
-    """Sum over a rank for each slot; if that fails, name the host of a rank that could not connect."""
+    """Sum over a rank for each slot; if that fails, name the host of a
+    rank that could not connect.
+    """
     places = [host.name for host in hosts for _ in range(host.slots)]
-    finding = run_trial("allreduce", horovodrun(len(places), hosts, "gloo"), len(places), os.environ)
-    return replace(finding, what=re.sub(r"^rank (\d+):", lambda it: f"{places[int(it[1])]}, {it[0]}", finding.what))
+    finding = run_trial(
+        "allreduce", horovodrun(len(places), hosts, "gloo"), len(places), os.environ
+    )
+    return replace(
+        finding,
+        what=re.sub(r"^rank (\d+):", lambda it: f"{places[int(it[1])]}, {it[0]}", finding.what),
+    )

@@ -1,6 +1,8 @@
-"""The programs that the doctor starts: `trial.py probe`, and `trial.py cpu` or `trial.py cuda` on each rank.
+"""The programs that the doctor starts: `trial.py probe`, and `trial.py cpu` or
+`trial.py cuda` on each rank.
 
-They run by their path, so that the current folder, which may hold an unpacked Horovod, is not on Python's path.
+They run by their path, so that the current folder, which may hold an unpacked Horovod, is not on
+Python's path.
 """
 
 import json
@@ -22,7 +24,9 @@ def answer(**facts: Any) -> None:
 
 
 def probe() -> None:
-    """Answer what torch, torchvision and Horovod have, and before each import, which may crash, its name."""
+    """Answer what torch, torchvision and Horovod have, and before each import,
+    which may crash, its name.
+    """
     answer(importing="torch")
     import torch
 
@@ -38,7 +42,9 @@ def probe() -> None:
     answer(**facts, importing="horovod")
     import horovod.torch as hvd
 
-    answer(**facts, gloo=bool(hvd.gloo_built()), mpi=bool(hvd.mpi_built()), nccl=bool(hvd.nccl_built()))
+    answer(
+        **facts, gloo=bool(hvd.gloo_built()), mpi=bool(hvd.mpi_built()), nccl=bool(hvd.nccl_built())
+    )
 
 
 def allreduce(device: str) -> None:

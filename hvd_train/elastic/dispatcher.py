@@ -1,6 +1,7 @@
 """Run an elastic job: start, end and answer its workers, as the roster decides.
 
-A worker talks to the driver over HTTP, through Horovod's rendezvous server; N is the worker's number.
+A worker talks to the driver over HTTP, through Horovod's rendezvous server; N is the worker's
+number.
 
 request                   when                                answer
 GET heartbeat/N-KNOWN     from its start                      `train`, `change`, `stop` or `end`
@@ -15,10 +16,11 @@ GET rank_and_size/HOST:N  for its next rank, by the core      the same
 PUT fault/N               when a fault breaks its world
 PUT exit_report/N         when it, or its training, ends
 
-The answer to a heartbeat comes when it is not the KNOWN one. Until then the driver sends a byte, and another one for
-each byte from the worker, which comes each second. The answer `change` asks a member to leave its world after the next
-step, `stop` asks it to commit and end, and `end` says that the worker is evicted. A worker ends with its process, on
-another host with its ssh; if it outlives its ssh, it is evicted.
+The answer to a heartbeat comes when it is not the KNOWN one. Until then the driver sends a byte,
+and another one for each byte from the worker, which comes each second. The answer `change` asks a
+member to leave its world after the next step, `stop` asks it to commit and end, and `end` says that
+the worker is evicted. A worker ends with its process, on another host with its ssh; if it outlives
+its ssh, it is evicted.
 """
 
 import re
@@ -34,7 +36,17 @@ from typing import Literal
 from horovod.runner.common.util.hosts import SlotInfo
 
 from hvd_train.console import say
-from hvd_train.elastic.roster import COMMITTED, Command, End, Finish, FormWorld, Notice, Roster, Start, Worker
+from hvd_train.elastic.roster import (
+    COMMITTED,
+    Command,
+    End,
+    Finish,
+    FormWorld,
+    Notice,
+    Roster,
+    Start,
+    Worker,
+)
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher, roll_call
 from hvd_train.launch.exit_report import ExitReport
@@ -50,10 +62,12 @@ _BYTES_AT_ONCE = 64
 _OF_SSH = 255  # ssh has failed, or a signal has killed its command
 _BEFORE_ITS_FIRST_RANK = {"HOROVOD_ELASTIC": "1", "HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}
 _BEFORE_ITS_FIRST_RANK |= dict.fromkeys(("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"), "gloo")
-_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")  # addresses and process ids, in which copies of one error differ
+# addresses and process ids, in which copies of one error differ
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 RunWorker = Callable[[Worker, Mapping[str, str], threading.Event], int]
-"""Runs a worker's process with these variables until it ends or the event is set; returns its exit code."""
+"""Runs a worker's process with these variables until it ends or the event is set;
+returns its exit code."""
 
 
 def assign_ranks(workers: Sequence[Worker]) -> list[SlotInfo]:
@@ -67,7 +81,9 @@ def assign_ranks(workers: Sequence[Worker]) -> list[SlotInfo]:
         local_sizes[worker.host] += 1
         cross_sizes[local_rank] += 1
     return [
-        SlotInfo(it.host, rank, local, cross, len(workers), local_sizes[it.host], cross_sizes[local])
+        SlotInfo(
+            it.host, rank, local, cross, len(workers), local_sizes[it.host], cross_sizes[local]
+        )
         for rank, (it, (local, cross)) in enumerate(zip(workers, places, strict=True))
     ]
 
@@ -88,7 +104,9 @@ class _WorkerProcess:
 
 
 class Dispatcher:
-    """The processes of a job's workers: carries out the roster's commands, and answers workers in their own threads."""
+    """The processes of a job's workers: carries out the roster's commands, and answers
+    workers in their own threads.
+    """
 
     def __init__(
         self,
@@ -100,7 +118,8 @@ class Dispatcher:
     ) -> None:
         """Start nothing yet.
 
-        `publish_world` gets the ranks of each new world before its workers do. A signal sets `interrupted`.
+        `publish_world` gets the ranks of each new world before its workers do. A signal sets
+        `interrupted`.
         """
         self._roster = roster
         self._find_hosts = find_hosts
@@ -113,7 +132,8 @@ class Dispatcher:
         self._news = threading.Event()  # for the thread of the job
         self._requested: Literal["train", "change", "stop"] = "train"
         self._processes: dict[int, _WorkerProcess] = {}
-        self._last_in_slot: dict[tuple[str, int], int] = {}  # the newest worker's number, by host and slot
+        # the newest worker's number, by host and slot
+        self._last_in_slot: dict[tuple[str, int], int] = {}
         self._finish: Finish | None = None
         self._facts: Mapping[str, str] | None = None  # versions and settings of the first worker
         self._last_heartbeat = 0.0
@@ -141,7 +161,9 @@ class Dispatcher:
         return self._finish
 
     def watch_hosts(self) -> None:
-        """Look for hosts every second until the job ends; after a failure the last list stays in force."""
+        """Look for hosts every second until the job ends; after a failure the
+        last list stays in force.
+        """
         problem = ""
         while self._finish is None:
             try:
@@ -185,7 +207,9 @@ class Dispatcher:
         return process.assignment
 
     def heartbeats(self, number: int, known: str, connection: socket.socket) -> str:
-        """Take a worker's heartbeats, a byte each, until the answer is not `known` or the connection is closed."""
+        """Take a worker's heartbeats, a byte each, until the answer is not `known` or
+        the connection is closed.
+        """
         while (answer := self._answer(number)) == known:
             connection.sendall(b".")
             if not connection.recv(_BYTES_AT_ONCE):
@@ -201,7 +225,8 @@ class Dispatcher:
         with self._lock:
             now = self._last_heartbeat = time.monotonic()
             process = self._processes.get(number)
-            if self._interrupted.is_set() and self._finish is None:  # later the time for a last commit is over
+            # later the time for a last commit is over
+            if self._interrupted.is_set() and self._finish is None:
                 return "stop"
             if process is None or process.end.is_set():
                 return "end"
@@ -231,7 +256,8 @@ class Dispatcher:
             if worker is None:
                 return
             self._roster.exit_report_received(number, report, time.monotonic())
-            self._processes[number].answer()  # else its core's request for a rank would keep it alive
+            # else its core's request for a rank would keep it alive
+            self._processes[number].answer()
             self._news.set()
             if report is None:
                 return
@@ -288,7 +314,9 @@ class Dispatcher:
         else:
             self._finish = command
 
-    def _run_to_exit(self, worker: Worker, process: _WorkerProcess, variables: Mapping[str, str]) -> None:
+    def _run_to_exit(
+        self, worker: Worker, process: _WorkerProcess, variables: Mapping[str, str]
+    ) -> None:
         try:
             exit_code = self._run_worker(worker, variables, process.end)
         except OSError as error:
@@ -297,7 +325,9 @@ class Dispatcher:
         with self._lock:
             code = worker.meant_exit_code(exit_code)
             is_reported = worker.exit_report is not None and worker.exit_report.error
-            if code not in (0, *COMMITTED) and not (is_reported or process.end.is_set() or self._finish):
+            if code not in (0, *COMMITTED) and not (
+                is_reported or process.end.is_set() or self._finish
+            ):
                 how = " (a signal has killed it, or its ssh has failed)" if code == _OF_SSH else ""
                 say(f"worker {worker} ended with exit code {code}{how}")
             self._processes.pop(worker.number).answer()
@@ -309,7 +339,9 @@ class Dispatcher:
         predecessor, self._last_in_slot[slot] = self._last_in_slot.get(slot), worker.number
         variables = {JOB: self._name, WORKER: str(worker.number), SLOT: str(worker.slot)}
         variables |= {RUN_DIR: self.run_dir, "HOROVOD_HOSTNAME": worker.host}
-        variables |= _BEFORE_ITS_FIRST_RANK | {"HOROVOD_LOCAL_SIZE": str(self._roster.hosts[worker.host])}
+        variables |= _BEFORE_ITS_FIRST_RANK | {
+            "HOROVOD_LOCAL_SIZE": str(self._roster.hosts[worker.host])
+        }
         if predecessor is not None:
             variables[REPLACES] = str(predecessor)
         return variables

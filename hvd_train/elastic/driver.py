@@ -1,8 +1,9 @@
-"""Run the driver of an elastic job: `python -m hvd_train.elastic.driver -np N --host-discovery-script SCRIPT COMMAND`.
+"""Run the driver of an elastic job: `python -m hvd_train.elastic.driver -np N
+--host-discovery-script SCRIPT COMMAND`.
 
-Horovod's own driver bars a host after one crash, lets members wait while newcomers import, never notices a silent
-worker, and takes the first exit code 0 for the end of the job. `dispatcher` and `roster` take its place; Horovod's
-rendezvous server, its ssh and its way to run a process stay.
+Horovod's own driver bars a host after one crash, lets members wait while newcomers import, never
+notices a silent worker, and takes the first exit code 0 for the end of the job. `dispatcher` and
+`roster` take its place; Horovod's rendezvous server, its ssh and its way to run a process stay.
 """
 
 import argparse
@@ -33,27 +34,33 @@ from hvd_train.launch.launcher import INTERFACES
 
 # The environment of a worker, unless the user sets something else.
 DEFAULTS = {
-    "HOROVOD_GLOO_TIMEOUT_SECONDS": "6",  # to connect: all ranks are ready, and a dead one costs all this time
-    "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": "5",  # for a peer that is silent during an operation
+    # to connect: all ranks are ready, and a dead one costs all this time
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": "6",
+    # for a peer that is silent during an operation
+    "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": "5",
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "60",  # for a rank that does not take part in an operation
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "180",
     "HOROVOD_LOG_LEVEL": "fatal",  # we report lost connections ourselves
     "PYTHONUNBUFFERED": "1",
 }
-# No prompt for a password. Before a worker's first heartbeat, ssh ends a minute after its host is gone.
+# No prompt for a password. Before a worker's first heartbeat, ssh ends a minute after its host is
+# gone.
 SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=20"
 
 _NO_RANK = b"-1,-1,-1,-1,-1,-1"  # in Horovod's form: leave
 
 
 class DriverServer(RendezvousServer):  # type: ignore[misc]  # Horovod has no types
-    """Horovod's rendezvous server, which listens only at the addresses that workers need: at first the loopback."""
+    """Horovod's rendezvous server, which listens only at the addresses that workers
+    need: at first the loopback.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()
         self._listens_at = {client.LOOPBACK}
-        self.elsewhere = ""  # the newest address for workers on other hosts; empty before there is one
+        # the newest address for workers on other hosts; empty before there is one
+        self.elsewhere = ""
 
     def start(self, handler: type[RendezvousHandler]) -> int:
         """Begin to answer, and return the port."""
@@ -110,7 +117,10 @@ def handler(dispatcher: Dispatcher, server: DriverServer) -> type[RendezvousHand
 
 
 def run_command(
-    host: str, command: Sequence[str], variables: Mapping[str, str], events: Sequence[threading.Event]
+    host: str,
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    events: Sequence[threading.Event],
 ) -> int:
     """Run a command on a host until it ends or an event is set; return its exit code."""
     line = f"exec {shlex.join(command)}"
@@ -119,14 +129,23 @@ def run_command(
     if network.resolve_host_address(host) not in network.get_local_host_addresses():
         passed = worker_environment.for_other_hosts(environment)
         script, stdin = worker_environment.on_other_host(line, passed, os.getcwd())
-        line = get_remote_command(shlex.quote(script), host).replace("ssh ", f"ssh {SSH_OPTIONS} ", 1)
+        line = get_remote_command(shlex.quote(script), host).replace(
+            "ssh ", f"ssh {SSH_OPTIONS} ", 1
+        )
     code: int = safe_shell_exec.execute(line, env=environment, stdin=stdin, index=0, events=events)
     return code
 
 
 def found_hosts(command: str) -> dict[str, int]:
-    """Return the slots of the hosts that a shell command prints. Raises UsageError as `hosts.printed_by`."""
-    return {host.name: host.slots for host in hosts.printed_by(command, f"the output of {command}") if host.slots}
+    """Return the slots of the hosts that a shell command prints.
+
+    Raises UsageError as `hosts.printed_by`.
+    """
+    return {
+        host.name: host.slots
+        for host in hosts.printed_by(command, f"the output of {command}")
+        if host.slots
+    }
 
 
 def run_job(options: Namespace) -> None:
@@ -134,7 +153,8 @@ def run_job(options: Namespace) -> None:
     text = os.environ.get("HOROVOD_ELASTIC_TIMEOUT") or "600"
     if not (patience_s := whole_number(text)):
         raise UsageError(f"HOROVOD_ELASTIC_TIMEOUT is a number of seconds from 1, not {text!r}")
-    worker_environment.for_other_hosts(os.environ)  # raises JobFailedError if HVD_TRAIN_ENV is wrong
+    # raises JobFailedError if HVD_TRAIN_ENV is wrong
+    worker_environment.for_other_hosts(os.environ)
     server = DriverServer()
     interrupted = register_shutdown_event()
     interfaces = os.environ.get(client.GLOO_INTERFACE, "")
@@ -143,12 +163,18 @@ def run_job(options: Namespace) -> None:
         address = client.for_worker_on(worker.host, interfaces.split(","))
         server.listen_at(address)
         of_driver = {client.ADDRESS: address, client.PORT: str(port), INTERFACES: interfaces}
-        return run_command(worker.host, options.command, {**variables, **of_driver}, [interrupted, end])
+        return run_command(
+            worker.host, options.command, {**variables, **of_driver}, [interrupted, end]
+        )
 
     start_workers = min(max(options.np, options.min_np), options.max_np)
     workers = Roster(start_workers, options.min_np, options.max_np, patience_s=float(patience_s))
     dispatcher = Dispatcher(
-        workers, lambda: found_hosts(options.host_discovery_script), server.init, run_worker, interrupted
+        workers,
+        lambda: found_hosts(options.host_discovery_script),
+        server.init,
+        run_worker,
+        interrupted,
     )
     port = server.start(handler(dispatcher, server))
     finish = dispatcher.run()
@@ -160,19 +186,26 @@ def run_job(options: Namespace) -> None:
 
 
 def open_many_files() -> None:
-    """Let this process open as many files as it may: each worker has some pipes and a connection for heartbeats."""
+    """Let this process open as many files as it may: each worker has some pipes and a
+    connection for heartbeats.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def main() -> None:
     """Run the command line; end with the exit code of the job."""
-    outlive()  # else the threads that forward output would end with their console, and workers block
+    # else the threads that forward output would end with their console, and workers block
+    outlive()
     parser = argparse.ArgumentParser(prog="python -m hvd_train.elastic.driver", description=__doc__)
-    parser.add_argument("-np", type=from_one, required=True, help="workers for which the first world waits")
+    parser.add_argument(
+        "-np", type=from_one, required=True, help="workers for which the first world waits"
+    )
     parser.add_argument("--min-np", type=from_one, default=1)
     parser.add_argument("--max-np", type=from_one, default=sys.maxsize)
-    parser.add_argument("--host-discovery-script", required=True, help="a command that prints lines of a host file")
+    parser.add_argument(
+        "--host-discovery-script", required=True, help="a command that prints lines of a host file"
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     open_many_files()

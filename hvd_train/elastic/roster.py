@@ -1,24 +1,29 @@
 """The workers of an elastic job and when they form a new world: events go in, commands come out.
 
-The driver reports events (hosts found, a worker that asks for a rank, a heartbeat, a worker's exit) and asks for
-commands: start a worker, end one, form a world of these workers, finish the job. A slot has at most one worker.
+The driver reports events (hosts found, a worker that asks for a rank, a heartbeat, a worker's exit)
+and asks for commands: start a worker, end one, form a world of these workers, finish the job. A
+slot has at most one worker.
 
-- A slot without a worker gets one. If workers fail to start there, the wait before the next attempt grows.
-- A worker that gets a signal leaves after the next step. Its slot stays empty for minutes, unless the list changes for
-  its host. If all members get a signal, they commit and the job ends.
-- A new worker imports and builds while the others train. When it asks for a rank, the members leave their world after
-  the next step, and all workers that ask form the next world. Survivors come first and keep their order.
-- After a fault the next world forms when every survivor has asked for a rank. A member that is silent, or does not ask
-  in time, is evicted.
-- If ranks cannot connect to newcomers, the next world forms without them, and their hosts stay unused until the list
-  changes for them. If survivors alone cannot connect three times in a row, the job ends: who waits for a rank commits.
-- An error that repeats at one step, or in one worker after another before the first step, ends the job: its cause is
-  not in the cluster. A death by a signal and a lost host do not count.
-- A worker whose training has ended says so. It keeps its slot until its process ends, however long that takes. No other
-  worker waits for it, none starts any more, and no signal that ends its process undoes that it is done.
-- The job finishes when no member is left and rank 0 was done or a member committed, when a worker exits with a code
-  that holds for the whole job, or when there were too few workers for too long. If all members die otherwise, new
-  workers form a world and resume from the last commit.
+- A slot without a worker gets one. If workers fail to start there, the wait before the next attempt
+  grows.
+- A worker that gets a signal leaves after the next step. Its slot stays empty for minutes, unless
+  the list changes for its host. If all members get a signal, they commit and the job ends.
+- A new worker imports and builds while the others train. When it asks for a rank, the members leave
+  their world after the next step, and all workers that ask form the next world. Survivors come
+  first and keep their order.
+- After a fault the next world forms when every survivor has asked for a rank. A member that is
+  silent, or does not ask in time, is evicted.
+- If ranks cannot connect to newcomers, the next world forms without them, and their hosts stay
+  unused until the list changes for them. If survivors alone cannot connect three times in a row,
+  the job ends: who waits for a rank commits.
+- An error that repeats at one step, or in one worker after another before the first step, ends the
+  job: its cause is not in the cluster. A death by a signal and a lost host do not count.
+- A worker whose training has ended says so. It keeps its slot until its process ends, however long
+  that takes. No other worker waits for it, none starts any more, and no signal that ends its
+  process undoes that it is done.
+- The job finishes when no member is left and rank 0 was done or a member committed, when a worker
+  exits with a code that holds for the whole job, or when there were too few workers for too long.
+  If all members die otherwise, new workers form a world and resume from the last commit.
 
 Pure: time is an argument, in seconds on any clock. After a jump all time limits start again.
 """
@@ -35,8 +40,9 @@ from typing import Literal
 
 from hvd_train.launch.exit_report import ExitReport
 
-# Exit codes of a worker that end the whole job. UNRECOVERABLE: replicas differ, a fault repeats, the loss stays not
-# finite, the final files could not be written. COMMITTED: a commit before the end of the training.
+# Exit codes of a worker that end the whole job. UNRECOVERABLE: replicas differ, a fault repeats,
+# the loss stays not finite, the final files could not be written. COMMITTED: a commit before the
+# end of the training.
 WRONG_SETTINGS = 2
 FAULT_REPEATS = 5
 UNRECOVERABLE = (4, FAULT_REPEATS, 6, 74)
@@ -45,25 +51,32 @@ NO_DRIVER = 75
 COMMITTED = (NO_DRIVER, *STOPPED)
 
 SAME_ERRORS = 3  # an error that repeats this often, in any worker, ends the job
-NEAR_STEPS = 1  # samples may be read one step ahead, so one damaged image can end workers in neighbouring steps
-BUILDING = -10  # the place of an error before the first rank, in place of the number of finished steps
+# samples may be read one step ahead, so one damaged image can end workers in neighbouring steps
+NEAR_STEPS = 1
+# the place of an error before the first rank, in place of the number of finished steps
+BUILDING = -10
 
 FIRST_NUMBER = 1000  # of a worker
 SILENT_S = 10.0  # a worker sends a heartbeat every second; a longer silence counts as its death
 SILENT_WHILE_REJOINING_S = 3.0  # the same while the other members wait for it
-REPORT_S = 40.0  # from the first survivor that asks for a rank to the last; Gloo waits 30 s for lost packets
+# from the first survivor that asks for a rank to the last; Gloo waits 30 s for lost packets
+REPORT_S = 40.0
 BACK_OFF_S = 1.0
 LONGEST_BACK_OFF_S = 60.0
-EMPTY_AFTER_SIGNAL_S = 300.0  # a slot whose worker got a signal stays empty: spot hosts go within two minutes
+# a slot whose worker got a signal stays empty: spot hosts go within two minutes
+EMPTY_AFTER_SIGNAL_S = 300.0
 STEADY_S = 60.0  # a worker that lived for this long did not fail to start
-PAUSED_S = 2.0  # a driver that asked for no commands for this long was paused, perhaps with all workers
+# a driver that asked for no commands for this long was paused, perhaps with all workers
+PAUSED_S = 2.0
 LEAVE_S = 10.0  # from a worker's exit report to its end
 ATTEMPTS = 3  # of survivors to connect to each other
 NOTICE_S = 30.0  # before the job says what it waits for, and between two such lines
 TOO_FEW_WORKERS = 69  # the job's exit code: EX_UNAVAILABLE
 _EVICTED = -1  # in place of the exit code of an evicted worker
 _UNLISTED = "its host is no longer listed"
-_SIGNAL = "it got a signal; its slot stays empty for 5 minutes, unless the list changes for its host"
+_SIGNAL = (
+    "it got a signal; its slot stays empty for 5 minutes, unless the list changes for its host"
+)
 
 
 class Stage(Enum):
@@ -88,8 +101,10 @@ class Worker:
     last_heartbeat: float  # or request
     stage: Stage = Stage.STARTING
     got_signal: bool = False
-    world: tuple[Worker, ...] = ()  # the members of its last world; the others may have formed another one since
-    connected: bool = False  # whether it has connected to other ranks and synchronized the state with them
+    # the members of its last world; the others may have formed another one since
+    world: tuple[Worker, ...] = ()
+    # whether it has connected to other ranks and synchronized the state with them
+    connected: bool = False
     exit_report: ExitReport | None = None
     reported_at: float = 0.0  # when that came
 
@@ -109,7 +124,8 @@ class Worker:
     def meant_exit_code(self, exit_code: int) -> int:
         """Return the exit report's code if a signal or an error ended it, else `exit_code`."""
         report = self.exit_report
-        is_useless = exit_code < 0 or exit_code >= 128  # of ssh, or a library that crashed in an exit handler
+        # of ssh, or a library that crashed in an exit handler
+        is_useless = exit_code < 0 or exit_code >= 128
         return report.exit_code if report and (report.error or is_useless) else exit_code
 
 
@@ -162,7 +178,9 @@ def _place_of_error(worker: Worker, *, others_train: bool) -> int | None:
     if not worker.world:
         return None if others_train else BUILDING
     is_of_newcomer = (
-        worker.failed_to_connect and not worker.connected and any(other.connected for other in worker.world)
+        worker.failed_to_connect
+        and not worker.connected
+        and any(other.connected for other in worker.world)
     )
     return None if worker.exit_report is None or is_of_newcomer else worker.exit_report.step
 
@@ -183,15 +201,20 @@ class Roster:
     patience_s: float  # how long there may be fewer than `min_workers` workers before the job ends
     start_patience_s: float = 60.0  # how long the first world waits for more than `min_workers`
     hosts: dict[str, int] = field(default_factory=dict)  # the slots of each host that may be used
-    world: tuple[Worker, ...] = ()  # the members of the last world in the order of ranks, also after their exit
+    # the members of the last world in the order of ranks, also after their exit
+    world: tuple[Worker, ...] = ()
     worlds_formed: int = 0
     _workers: dict[int, Worker] = field(default_factory=dict)  # that have not exited, by number
     _exited: dict[int, Worker] = field(default_factory=dict)
-    _slots: dict[tuple[str, int], _SlotRecord] = field(default_factory=lambda: defaultdict(_SlotRecord))
+    _slots: dict[tuple[str, int], _SlotRecord] = field(
+        default_factory=lambda: defaultdict(_SlotRecord)
+    )
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(FIRST_NUMBER))
     _exit_codes: dict[Worker, int] = field(default_factory=dict)
-    _connect_errors: dict[int, str] = field(default_factory=dict)  # why workers could not synchronize in the last world
-    _failed_attempts: int = 0  # how many worlds in a row could not connect though no member had died
+    # why workers could not synchronize in the last world
+    _connect_errors: dict[int, str] = field(default_factory=dict)
+    # how many worlds in a row could not connect though no member had died
+    _failed_attempts: int = 0
     _judged: int = 0  # the number of worlds formed at the last `_after_rendezvous`
     _errors: int = 0  # how many workers in a row an error has ended at about one place
     _error_place: int = BUILDING
@@ -201,7 +224,8 @@ class Roster:
     _rejoining_since: float = math.inf
     _short_since: float | None = None
     _noticed_at: float = 0.0
-    _hopeful_at: float = 0.0  # when there last were `min_workers` workers that wait for a world, or build and report
+    # when there last were `min_workers` workers that wait for a world, or build and report
+    _hopeful_at: float = 0.0
     _finish: Finish | None = None
 
     def hosts_found(self, hosts: Mapping[str, int]) -> None:
@@ -264,10 +288,13 @@ class Roster:
         exit_code = worker.meant_exit_code(exit_code)
         is_ending = worker.stage is Stage.ENDING
         is_done = worker.has_ended and exit_code == 0
-        self._exit_codes[worker] = _EVICTED if is_ending and not (worker.got_signal or is_done) else exit_code
+        self._exit_codes[worker] = (
+            _EVICTED if is_ending and not (worker.got_signal or is_done) else exit_code
+        )
         slot = self._slots[worker.host, worker.slot]
         slot.failures = 1 if now - worker.started_at >= STEADY_S else slot.failures + 1
-        empty_s = min(BACK_OFF_S * 2.0 ** min(slot.failures - 1, 100), LONGEST_BACK_OFF_S)  # 2.0 ** 1024 overflows
+        # 2.0 ** 1024 overflows
+        empty_s = min(BACK_OFF_S * 2.0 ** min(slot.failures - 1, 100), LONGEST_BACK_OFF_S)
         if exit_code in STOPPED and not is_ending:
             empty_s = EMPTY_AFTER_SIGNAL_S
         self._keep_empty(worker, now + empty_s)
@@ -275,12 +302,19 @@ class Roster:
             self._finish = Finish(exit_code, f"{worker} ended with exit code {exit_code}")
         elif exit_code == WRONG_SETTINGS and not self.worlds_formed:
             self._finish = Finish(exit_code, f"{worker} cannot start")
-        elif exit_code == WRONG_SETTINGS and worker.failed_to_connect and worker in worker.world[:1]:
-            self._finish = Finish(exit_code, f"{worker}, as rank 0, cannot continue")  # and no other could
+        elif (
+            exit_code == WRONG_SETTINGS and worker.failed_to_connect and worker in worker.world[:1]
+        ):
+            # and no other could
+            self._finish = Finish(exit_code, f"{worker}, as rank 0, cannot continue")
         elif exit_code in (1, WRONG_SETTINGS):
-            place = _place_of_error(worker, others_train=any(self._is_member(each) for each in self.world))
+            place = _place_of_error(
+                worker, others_train=any(self._is_member(each) for each in self.world)
+            )
             if place is not None:
-                self._count_error(place, WRONG_SETTINGS if exit_code == WRONG_SETTINGS else FAULT_REPEATS)
+                self._count_error(
+                    place, WRONG_SETTINGS if exit_code == WRONG_SETTINGS else FAULT_REPEATS
+                )
 
     def commands(self, now: float) -> list[Command]:
         """Return what to do now; the roster takes it as done."""
@@ -289,18 +323,29 @@ class Roster:
         if self._finish is None:
             commands += self._after_pause(now)
             commands += self._end_unresponsive(now)
-            newcomers = self._in(Stage.STARTING, Stage.READY)  # members leave together with the others
-            commands += [self._end(worker, _UNLISTED) for worker in newcomers if not self._is_listed(worker)]
-            commands += [self._end(worker, _SIGNAL) for worker in self._in(Stage.REJOINING) if worker.got_signal]
+            # members leave together with the others
+            newcomers = self._in(Stage.STARTING, Stage.READY)
+            commands += [
+                self._end(worker, _UNLISTED) for worker in newcomers if not self._is_listed(worker)
+            ]
+            commands += [
+                self._end(worker, _SIGNAL)
+                for worker in self._in(Stage.REJOINING)
+                if worker.got_signal
+            ]
             commands += self._start_missing(now)
             commands += self._form_world(now)
         if self._finish is not None:
-            others = [worker for worker in self._workers.values() if worker.stage is not Stage.ENDING]
+            others = [
+                worker for worker in self._workers.values() if worker.stage is not Stage.ENDING
+            ]
             commands += [*(self._end(worker, "") for worker in others), self._finish]
         return commands
 
     def requested(self) -> Literal["train", "change", "stop"]:
-        """Return what members should do after the next step: stop if all got a signal, or change to another world."""
+        """Return what members should do after the next step: stop if all got a signal,
+        or change to another world.
+        """
         members = self._members()
         if members and all(worker.got_signal for worker in members):
             return "stop"
@@ -326,7 +371,9 @@ class Roster:
         return [worker for worker in self.world if self._is_member(worker)]
 
     def _count_error(self, place: int, exit_code: int) -> None:
-        """Count an error; the job ends with `exit_code` if it is the last one of several at about the same place."""
+        """Count an error; the job ends with `exit_code` if it is the last one of
+        several at about the same place.
+        """
         if abs(place - self._error_place) > NEAR_STEPS:
             self._errors = 0
             self._error_place = place
@@ -345,7 +392,9 @@ class Roster:
         return End(worker, reason, unresponsive)
 
     def _after_pause(self, now: float) -> list[Notice]:
-        """Restart the time limits after a pause of the driver, which the workers may have shared."""
+        """Restart the time limits after a pause of the driver, which
+        the workers may have shared.
+        """
         paused_s = now - self._asked_at
         self._asked_at = now
         if paused_s <= PAUSED_S:
@@ -356,8 +405,12 @@ class Roster:
         return [Notice(f"the driver was paused for {paused_s:.0f} s: all time limits start again")]
 
     def _end_unresponsive(self, now: float) -> list[End]:
-        """End workers without a heartbeat, and members that keep the others waiting for too long."""
-        leaving = [worker for worker in self._in(Stage.LEAVING) if now - worker.reported_at > LEAVE_S]
+        """End workers without a heartbeat, and members that keep the
+        others waiting for too long.
+        """
+        leaving = [
+            worker for worker in self._in(Stage.LEAVING) if now - worker.reported_at > LEAVE_S
+        ]
         overdue = [(worker, f"it has not ended within {LEAVE_S:.0f} s") for worker in leaving]
         hangs = False  # whether a member does not come though its host is there: the step hangs
         for worker in self._in(Stage.TRAINING, Stage.READY, Stage.REJOINING):
@@ -367,7 +420,9 @@ class Roster:
             if silent_s > (SILENT_WHILE_REJOINING_S if missed_s >= 0 else SILENT_S):
                 overdue.append((worker, f"no heartbeat for {silent_s:.0f} s"))
             elif missed_s > REPORT_S:
-                overdue.append((worker, f"it has not come to the new world within {REPORT_S:.0f} s"))
+                overdue.append(
+                    (worker, f"it has not come to the new world within {REPORT_S:.0f} s")
+                )
                 hangs = True
         if hangs:
             self._count_error(self._fault_step, FAULT_REPEATS)
@@ -382,8 +437,14 @@ class Roster:
         room = self.max_workers - sum(worker.stage not in _ON_THE_WAY_OUT for worker in workers)
         for host, num_slots in self.hosts.items():
             for slot in range(num_slots):
-                if room > 0 and (host, slot) not in taken and self._slots[host, slot].not_before <= now:
-                    worker = Worker(next(self._numbers), host, slot, started_at=now, last_heartbeat=now)
+                if (
+                    room > 0
+                    and (host, slot) not in taken
+                    and self._slots[host, slot].not_before <= now
+                ):
+                    worker = Worker(
+                        next(self._numbers), host, slot, started_at=now, last_heartbeat=now
+                    )
                     self._workers[worker.number] = worker
                     commands.append(Start(worker))
                     room -= 1
@@ -421,7 +482,9 @@ class Roster:
         return [*commands, FormWorld(self.world)]
 
     def _after_rendezvous(self, members: list[Worker]) -> list[Command]:
-        """Note whether the last world connected; if not, leave out newcomers or count the failure."""
+        """Note whether the last world connected; if not, leave out
+        newcomers or count the failure.
+        """
         if self._judged == self.worlds_formed:
             return []
         self._judged = self.worlds_formed
@@ -438,13 +501,19 @@ class Roster:
         newcomers = [worker for worker in members if not worker.connected]
         survivors_are_there = len(newcomers) < len(members)
         if newcomers and survivors_are_there:
-            return self._leave_out({worker.host for worker in newcomers}, reasons[newcomers[0].number])
+            return self._leave_out(
+                {worker.host for worker in newcomers}, reasons[newcomers[0].number]
+            )
         return [self._count_failed_attempt(members, reasons[members[0].number])]
 
     def _count_failed_attempt(self, members: Sequence[Worker], reason: str) -> Notice:
-        """Count a world whose ranks could not connect to each other; the last attempt ends the job."""
+        """Count a world whose ranks could not connect to each other; the
+        last attempt ends the job.
+        """
         self._failed_attempts += 1
-        hosts = ",".join(f"{host}:{slots}" for host, slots in Counter(worker.host for worker in members).items())
+        hosts = ",".join(
+            f"{host}:{slots}" for host, slots in Counter(worker.host for worker in members).items()
+        )
         failure = "ranks could not connect to each other"
         if self._failed_attempts == ATTEMPTS:
             advice = f"`hvd-train doctor -H {hosts}` examines them"
@@ -457,17 +526,30 @@ class Roster:
         for host in hosts:
             for slot in range(self.hosts.get(host, 0)):
                 self._slots[host, slot].not_before = math.inf
-        line = f"ranks could not connect to the newcomers on {', '.join(sorted(hosts))} ({reason}); "
+        line = (
+            f"ranks could not connect to the newcomers on {', '.join(sorted(hosts))} ({reason}); "
+        )
         line += "no worker is started there until the list changes for these hosts"
-        newcomers = [worker for worker in self._workers.values() if worker.host in hosts and not worker.connected]
+        newcomers = [
+            worker
+            for worker in self._workers.values()
+            if worker.host in hosts and not worker.connected
+        ]
         evicted = [worker for worker in newcomers if worker.stage not in _ON_THE_WAY_OUT]
-        return [Notice(line), *(self._end(worker, "the other ranks could not connect to it") for worker in evicted)]
+        return [
+            Notice(line),
+            *(self._end(worker, "the other ranks could not connect to it") for worker in evicted),
+        ]
 
     def _is_enough(self, count: int, now: float) -> bool:
         """Return whether a world may form."""
         if self._short_since is None:
             self._short_since = self._noticed_at = self._hopeful_at = now
-        reporting = [worker for worker in self._in(Stage.STARTING) if worker.last_heartbeat > worker.started_at]
+        reporting = [
+            worker
+            for worker in self._in(Stage.STARTING)
+            if worker.last_heartbeat > worker.started_at
+        ]
         building = [worker for worker in reporting if now - worker.last_heartbeat <= SILENT_S]
         if count + len(building) >= self.min_workers:
             self._hopeful_at = now
@@ -482,26 +564,48 @@ class Roster:
         starting = len(self._in(Stage.STARTING))
         slots = sum(self.hosts.values())
         wanted = self.min_workers if self.worlds_formed else self.start_workers
-        line = f"waiting for workers: {ready} of {wanted} ready, {starting} starting, {slots} slots listed"
+        line = (
+            f"waiting for workers: {ready} of {wanted} ready, {starting} starting, "
+            f"{slots} slots listed"
+        )
         if ready + starting < self.min_workers:
             ends_in_s = self.patience_s - (now - self._hopeful_at)
-            line += f"; with fewer than {self.min_workers} the job ends in {ends_in_s:.0f} s: add hosts to the list"
+            line += (
+                f"; with fewer than {self.min_workers} the job ends in {ends_in_s:.0f} s: "
+                "add hosts to the list"
+            )
         return [Notice(line)]
 
     def _error_that_repeats(self) -> Finish | None:
-        hopeful = [worker for worker in self._in(Stage.STARTING) if not self._slots[worker.host, worker.slot].failures]
-        if self._errors < SAME_ERRORS or (self._error_place == BUILDING and (hopeful or self._in(Stage.READY))):
+        hopeful = [
+            worker
+            for worker in self._in(Stage.STARTING)
+            if not self._slots[worker.host, worker.slot].failures
+        ]
+        if self._errors < SAME_ERRORS or (
+            self._error_place == BUILDING and (hopeful or self._in(Stage.READY))
+        ):
             return None
-        place = "before the ranks connected" if self._error_place == BUILDING else f"in step {self._error_place + 1}"
-        return Finish(self._error_code, f"{self._errors} workers in a row ended with an error {place} (see above)")
+        place = (
+            "before the ranks connected"
+            if self._error_place == BUILDING
+            else f"in step {self._error_place + 1}"
+        )
+        return Finish(
+            self._error_code,
+            f"{self._errors} workers in a row ended with an error {place} (see above)",
+        )
 
     def _end_of_world(self) -> Finish | None:
-        """Return how the job finishes, or None while there are members or if new workers continue."""
+        """Return how the job finishes, or None while there are members
+        or if new workers continue.
+        """
         if not self.world or self._in(Stage.TRAINING, Stage.REJOINING):
             return None
         # Members that got a signal count only if all members got one.
         asked = [worker for worker in self.world if not worker.got_signal] or self.world
-        exit_codes = [self._exit_codes.get(worker, _EVICTED) for worker in asked]  # an evicted one may still run
+        # an evicted one may still run
+        exit_codes = [self._exit_codes.get(worker, _EVICTED) for worker in asked]
         if committed := [code for code in exit_codes if code in COMMITTED]:
             return Finish(committed[0], "stopped, and committed")
         return Finish(0, "done") if exit_codes[0] == 0 else None

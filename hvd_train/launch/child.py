@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-STOPPING: dict[int, int] = dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1), signal.SIGTERM)
+STOPPING: dict[int, int] = dict.fromkeys(
+    (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1), signal.SIGTERM
+)
 
 
 class Child:
-    """Runs commands, one after the other, and passes signals on to them; `passed` says as which signal (0: none).
+    """Runs commands, one after the other, and passes signals on to them; `passed` says
+    as which signal (0: none).
 
     Under nohup SIGHUP stays ignored. `received` is the first one that has come, or 0.
     """
@@ -25,18 +28,26 @@ class Child:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._pass_on)
 
-    def run(self, command: Sequence[str], variables: Mapping[str, str] | None = None, **files: Any) -> int:
-        """Run the command and return its exit code; 128 + N if signal N ended it. `files` as of Popen."""
+    def run(
+        self, command: Sequence[str], variables: Mapping[str, str] | None = None, **files: Any
+    ) -> int:
+        """Run the command and return its exit code; 128 + N if signal N ended it.
+
+        `files` as of Popen.
+        """
         environment = {**os.environ, **(variables or {})}
         # In its own process group: a terminal's Ctrl-C comes here, and is passed on once.
-        with subprocess.Popen(command, start_new_session=True, env=environment, **files) as self._process:
+        with subprocess.Popen(
+            command, start_new_session=True, env=environment, **files
+        ) as self._process:
             if self.received:  # while it was starting
                 self._process.send_signal(self._passed[self.received])
             code = self._process.wait()
         return code if code >= 0 else 128 - code
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        # A lost terminal sends several hangups, and after a second signal the launcher no longer waits for commits.
+        # A lost terminal sends several hangups, and after a second signal the launcher no longer
+        # waits for commits.
         is_other = number != signal.SIGHUP
         is_due = not self.received or (is_other and self._got_other)
         self.received = self.received or number

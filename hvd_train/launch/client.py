@@ -1,6 +1,8 @@
-"""Choose interfaces and addresses of an elastic job; read and write the key-value store of Horovod's launcher.
+"""Choose interfaces and addresses of an elastic job; read and write the key-value
+store of Horovod's launcher.
 
-No torch. Horovod signs requests with this process's key, and checks answers (horovod/runner/http/http_client.py).
+No torch. Horovod signs requests with this process's key, and checks answers
+(horovod/runner/http/http_client.py).
 """
 
 import socket
@@ -23,10 +25,11 @@ NCCL_INTERFACES = "NCCL_SOCKET_IFNAME"
 
 
 def get(environ: Mapping[str, str], path: str, timeout_s: float | None = None) -> str:
-    """Return the text under `path` ("SCOPE/KEY"), or "" if there is none; the store may delay its answer.
+    """Return the text under `path` ("SCOPE/KEY"), or "" if there is none; the
+    store may delay its answer.
 
-    Raises OSError after `timeout_s` seconds (None: never), for an answer that is not signed with the job's key, or if
-    the store refuses.
+    Raises OSError after `timeout_s` seconds (None: never), for an answer that is not signed with
+    the job's key, or if the store refuses.
     """
     return _request(environ, "GET", f"/{path}", b"", timeout_s)
 
@@ -36,12 +39,16 @@ def put(environ: Mapping[str, str], path: str, text: str, timeout_s: float | Non
     _request(environ, "PUT", f"/{path}", text.encode(), timeout_s)
 
 
-def _request(environ: Mapping[str, str], method: str, path: str, data: bytes, timeout_s: float | None) -> str:
+def _request(
+    environ: Mapping[str, str], method: str, path: str, data: bytes, timeout_s: float | None
+) -> str:
     from horovod.runner.http import http_client  # a host that only starts containers may lack it
 
     store = f"{environ[ADDRESS]}:{environ[PORT]}"
     try:
-        answer: bytes = http_client.request(method, environ[ADDRESS], environ[PORT], path, data, timeout_s)
+        answer: bytes = http_client.request(
+            method, environ[ADDRESS], environ[PORT], path, data, timeout_s
+        )
     except HTTPError as refusal:
         if refusal.code == HTTPStatus.NOT_FOUND:
             return ""
@@ -68,7 +75,9 @@ class HeldRequest:
         self._is_held = False
 
     def beat(self) -> str | None:
-        """Send a byte if the answer is held back; return the answer, or None if only a byte has come."""
+        """Send a byte if the answer is held back; return the answer, or
+        None if only a byte has come.
+        """
         from horovod.runner.http import signature
 
         connection = self._connection.sock
@@ -95,7 +104,8 @@ def is_loopback(address: str) -> bool:
 
 
 def for_worker_on(host_name: str, named: Collection[str] = ()) -> str:
-    """Return the address of this process for a worker on `host_name`: on a `named` interface, or by the route there.
+    """Return the address of this process for a worker on `host_name`: on a `named`
+    interface, or by the route there.
 
     A worker on this host uses the loopback.
     """
@@ -109,18 +119,22 @@ def for_worker_on(host_name: str, named: Collection[str] = ()) -> str:
 
 
 def choose_interface(environ: MutableMapping[str, str], elsewhere: str) -> None:
-    """Set in `environ` the interface for Gloo and, once, for NCCL: the one that leads to the driver.
+    """Set in `environ` the interface for Gloo and, once, for NCCL: the one
+    that leads to the driver.
 
-    On the driver's own host, the one with the address `elsewhere`, where workers on other hosts reach the driver
-    (empty: there are none). If the user named interfaces, the first one that this host has. Raises UsageError if it has
-    none of them.
+    On the driver's own host, the one with the address `elsewhere`, where workers on other hosts
+    reach the driver (empty: there are none). If the user named interfaces, the first one that this
+    host has. Raises UsageError if it has none of them.
     """
     own = _addresses()
     driver = environ[ADDRESS]
     if named := [name for name in environ.get(INTERFACES, "").split(",") if name]:
         here = [name for name in named if name in own]
         if not here:
-            has = f"{socket.gethostname()} has no network interface {' or '.join(named)}, only {', '.join(own)}"
+            has = (
+                f"{socket.gethostname()} has no network interface {' or '.join(named)}, "
+                f"only {', '.join(own)}"
+            )
             raise UsageError(f"{has}; name interfaces of all hosts in {GLOO_INTERFACE}, or none")
         chosen = here[0]
         environ.setdefault(NCCL_INTERFACES, environ[INTERFACES])
@@ -128,7 +142,8 @@ def choose_interface(environ: MutableMapping[str, str], elsewhere: str) -> None:
         sender = (elsewhere or LOOPBACK) if is_loopback(driver) else _sender_to(driver)
         chosen = next((name for name, addresses in own.items() if sender in addresses), "lo")
         if sender != LOOPBACK:
-            environ.setdefault(NCCL_INTERFACES, chosen)  # NCCL reads it once; unset, it avoids the loopback
+            # NCCL reads it once; unset, it avoids the loopback
+            environ.setdefault(NCCL_INTERFACES, chosen)
     environ[GLOO_INTERFACE] = chosen
 
 

@@ -1,7 +1,8 @@
-"""Train in a container on each host, with Docker or an engine like it; ranks start over ssh inside the containers.
+"""Train in a container on each host, with Docker or an engine like it; ranks start over
+ssh inside the containers.
 
-All steps are lines for a shell: what --dry-run prints is what runs. The containers share a pair of keys made for the
-job, which nobody can read in a command line or in the environment of a container.
+All steps are lines for a shell: what --dry-run prints is what runs. The containers share a pair of
+keys made for the job, which nobody can read in a command line or in the environment of a container.
 """
 
 import os
@@ -36,30 +37,62 @@ _READY = "until ssh localhost true; do sleep 0.2; done"
 
 
 class Job:
-    """The shell lines of a job: a command runs in the container of this host, and the other hosts serve ranks."""
+    """The shell lines of a job: a command runs in the container of this host, and
+    the other hosts serve ranks.
+    """
 
-    def __init__(self, hosts: Sequence[Host], options: Namespace, command: Sequence[str], folder: str) -> None:
+    def __init__(
+        self, hosts: Sequence[Host], options: Namespace, command: Sequence[str], folder: str
+    ) -> None:
         """Take the options of `hvd-train launch`, and the folder for the keys and the host file."""
         self._engine = shlex.split(os.environ.get("CONTAINER_ENGINE", "docker"))
         self._folder = folder
         self._image = options.image or "hvd_train"
         self._runs = str(Path(options.runs).absolute())
-        # The hosts' network, because ranks connect to one another on any port. --ipc host, because NCCL needs more
-        # than the 64 MB of /dev/shm that a container has.
-        self._options = ["--label", "hvd_train", "--network", "host", "--ipc", "host", "--cap-drop", "ALL"]
-        self._options += ["--security-opt", "no-new-privileges", "--env", f"HVD_TRAIN_SSH_PORT={options.port}"]
+        # The hosts' network, because ranks connect to one another on any port. --ipc host, because
+        # NCCL needs more than the 64 MB of /dev/shm that a container has.
+        self._options = [
+            "--label",
+            "hvd_train",
+            "--network",
+            "host",
+            "--ipc",
+            "host",
+            "--cap-drop",
+            "ALL",
+        ]
+        self._options += [
+            "--security-opt",
+            "no-new-privileges",
+            "--env",
+            f"HVD_TRAIN_SSH_PORT={options.port}",
+        ]
         self._options += ["--stop-timeout", "40"]  # the ranks have 30 s to commit
         for volume in (f"{self._runs}:/home/trainer/runs", *options.volume):
             self._options += ["--volume", volume]
         self._options += shlex.split(os.environ.get("CONTAINER_FLAGS", ""))
         self._options += ["--gpus", "all"] if num_gpus(os.environ) else []
-        if os.path.isdir("/dev/infiniband"):  # the fast network for NCCL, which locks the memory that it reads
+        # the fast network for NCCL, which locks the memory that it reads
+        if os.path.isdir("/dev/infiniband"):
             self._options += ["--device", "/dev/infiniband", "--ulimit", "memlock=-1"]
         name = f"hvd_train-{socket.gethostname()}-{os.getpid()}"
         listed = shlex.join([f"{host.name} slots={host.slots}" for host in hosts])
         self.prepare = [
             f"mkdir -m 700 {shlex.quote(folder)}",
-            shlex.join(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", f"{folder}/id_ed25519"]),
+            shlex.join(
+                [
+                    "ssh-keygen",
+                    "-q",
+                    "-t",
+                    "ed25519",
+                    "-N",
+                    "",
+                    "-C",
+                    name,
+                    "-f",
+                    f"{folder}/id_ed25519",
+                ]
+            ),
             f"printf '%s\\n' {listed} > {shlex.quote(f'{folder}/hostfile')}",
         ]
         others = {host.name: f"{name}-{host.name}" for host in hosts if not ssh.is_here(host.name)}
@@ -75,11 +108,26 @@ class Job:
         passed = [word for variable in options.env for word in ("--env", variable)]
         self.launcher = self._make("localhost", name, passed, command)
         self.run = [*self._engine, "start", "--attach", name]
-        self.remove = [self._on(host, "rm", "-f", its) for host, its in {"localhost": name, **others}.items()]
+        self.remove = [
+            self._on(host, "rm", "-f", its) for host, its in {"localhost": name, **others}.items()
+        ]
 
     def _make(self, host: str, name: str, options: list[str], command: Sequence[str]) -> list[str]:
-        made = self._on(host, "create", "--name", name, *self._options, *options, self._image, *command)
-        keys = ["tar", "-C", self._folder, "--owner", "1000", "--group", "1000", "--numeric-owner", "-c", "."]
+        made = self._on(
+            host, "create", "--name", name, *self._options, *options, self._image, *command
+        )
+        keys = [
+            "tar",
+            "-C",
+            self._folder,
+            "--owner",
+            "1000",
+            "--group",
+            "1000",
+            "--numeric-owner",
+            "-c",
+            ".",
+        ]
         runs = shlex.join(ssh.command(host, ["sh", "-c", _MAKE_FOLDER, self._runs]))
         return [runs, made, f"{shlex.join(keys)} | {self._on(host, 'cp', '-', f'{name}:{KEYS}')}"]
 
@@ -88,7 +136,9 @@ class Job:
 
 
 def run(hosts: Sequence[Host], options: Namespace, command: Sequence[str]) -> int:
-    """Run the job and return its exit code; with --dry-run print its lines. A signal lets the training commit.
+    """Run the job and return its exit code; with --dry-run print its lines.
+
+    A signal lets the training commit.
 
     Raises UsageError if a step fails.
     """
@@ -108,12 +158,18 @@ def run(hosts: Sequence[Host], options: Namespace, command: Sequence[str]) -> in
             _do(job.launcher, "this host")
             return 128 + child.received if child.received else child.run(job.run)
         finally:
-            list(threads.map(lambda line: subprocess.run(["sh", "-c", line], capture_output=True), job.remove))
+            list(
+                threads.map(
+                    lambda line: subprocess.run(["sh", "-c", line], capture_output=True), job.remove
+                )
+            )
 
 
 def _do(steps: Sequence[str], host: str) -> None:
     for line in steps:
-        done = subprocess.run(["sh", "-c", line], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        done = subprocess.run(
+            ["sh", "-c", line], stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
         if done.returncode:
             why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
             raise UsageError(f"no container on {host}: {why}; the step was: {line}")

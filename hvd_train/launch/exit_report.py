@@ -1,6 +1,9 @@
-"""Send the exit report of a worker to the driver of its elastic job: its exit code and its error. No torch.
+"""Send the exit report of a worker to the driver of its elastic job: its exit code and its error.
 
-It counts if the process's own exit code is useless: a signal killed it, its ssh failed, or a library crashed at exit.
+No torch.
+
+It counts if the process's own exit code is useless: a signal killed it, its ssh failed, or a
+library crashed at exit.
 """
 
 import atexit
@@ -23,7 +26,8 @@ from hvd_train.launch.launcher import WORKER
 
 _ANSWER_S = 2.0
 _LAUNCHER_SECONDS = 10.0  # ranks of one host can be seconds apart while they import
-# "training": after the ranks synchronized the state; "ended": after the final files, perhaps in code of the user.
+# "training": after the ranks synchronized the state; "ended": after the final files, perhaps in
+# code of the user.
 During = Literal["building", "rendezvous", "training", "ended"]
 
 
@@ -48,20 +52,30 @@ def _put(environ: Mapping[str, str], report: ExitReport | None) -> bool:
     return False
 
 
-_sent: list[object] = []  # the error that ends this process, or the end of its training, once the driver has it
+# the error that ends this process, or the end of its training, once the driver has it
+_sent: list[object] = []
 
 
 def described(error: Exception) -> str:
-    """Return the traceback of an error; of one in the user's code, from its first frame on, with that place last."""
+    """Return the traceback of an error; of one in the user's code, from its first frame
+    on, with that place last.
+    """
     frames, place = in_user_code(error)
     if not frames:
         return "".join(traceback.format_exception(error)).rstrip()
     shown = "".join([*traceback.format_list(frames), *traceback.format_exception_only(error)])
-    return f"Traceback (most recent call last, from your code on):\n{shown}This error is in your code: {place}"
+    return (
+        f"Traceback (most recent call last, from your code on):\n{shown}This error is "
+        f"in your code: {place}"
+    )
 
 
-def send(environ: Mapping[str, str], error: Exception, during: During = "building", step: int = 0) -> bool:
-    """Send the error that ends this process to our driver, once; return False if this process must print it."""
+def send(
+    environ: Mapping[str, str], error: Exception, during: During = "building", step: int = 0
+) -> bool:
+    """Send the error that ends this process to our driver, once; return False if
+    this process must print it.
+    """
     if error in _sent:
         return True
     is_ours = isinstance(error, HvdTrainError)
@@ -94,7 +108,9 @@ def training_begins(environ: Mapping[str, str]) -> None:
 
 @contextmanager
 def reporting_exit_code(environ: Mapping[str, str]) -> Iterator[None]:
-    """Send the exit code to our driver if an error ends the block and the driver has no report yet."""
+    """Send the exit code to our driver if an error ends the block and the
+    driver has no report yet.
+    """
     try:
         yield
     except BaseException as error:
@@ -105,10 +121,11 @@ def reporting_exit_code(environ: Mapping[str, str]) -> Iterator[None]:
 
 
 def report_once(error: HvdTrainError) -> None:
-    """Print an error once for all ranks: by rank 0, or by the one rank that raised it, with that rank's name.
+    """Print an error once for all ranks: by rank 0, or by the one rank that raised
+    it, with that rank's name.
 
-    A launcher ends all ranks when the first one ends. So other ranks wait for that, and print the error only if it does
-    not happen. In an elastic job the driver prints it.
+    A launcher ends all ranks when the first one ends. So other ranks wait for that, and print the
+    error only if it does not happen. In an elastic job the driver prints it.
     """
     if send(os.environ, error):
         return
@@ -122,13 +139,16 @@ def report_once(error: HvdTrainError) -> None:
 
 
 def report_in_one_line() -> None:
-    """Let an uncaught error of this package end a script with one line and its exit code, as it ends `hvd-train`."""
+    """Let an uncaught error of this package end a script with one line and its exit
+    code, as it ends `hvd-train`.
+    """
     before = sys.excepthook
     if getattr(before, "_of_hvd_train", False):
         return
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, HvdTrainError) and not hasattr(sys, "ps1"):  # else it would end the user's shell
+        # else it would end the user's shell
+        if isinstance(error, HvdTrainError) and not hasattr(sys, "ps1"):
             report_once(error)
             raise SystemExit(error.exit_code)
         before(kind, error, trace)
@@ -139,4 +159,6 @@ def report_in_one_line() -> None:
 
 def _ended_by_launcher(error: HvdTrainError) -> bool:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    return error.asked_to_end or signal.sigtimedwait({signal.SIGTERM}, _LAUNCHER_SECONDS) is not None
+    return (
+        error.asked_to_end or signal.sigtimedwait({signal.SIGTERM}, _LAUNCHER_SECONDS) is not None
+    )

@@ -8,7 +8,9 @@ from pathlib import Path
 from hvd_train.errors import UsageError, whole_number
 
 NAME = r"(?!-)[A-Za-z0-9_.-]+"  # ssh would take a name that begins with - as an option
-_LINE = re.compile(rf"({NAME})(?::(\d+))?(?:\s+slots\s*=\s*(\d+))?(?:\s+max[-_]slots\s*=\s*\d+)?", re.ASCII)
+_LINE = re.compile(
+    rf"({NAME})(?::(\d+))?(?:\s+slots\s*=\s*(\d+))?(?:\s+max[-_]slots\s*=\s*\d+)?", re.ASCII
+)
 _RANGES = re.compile(r"([A-Za-z0-9_.-]*)\[([0-9,-]+)\]([A-Za-z0-9_.-]*)")
 _COMMAND_S = 30.0
 
@@ -22,7 +24,10 @@ class Host:
 
 
 def named(text: str) -> tuple[Host, ...]:
-    """Return the hosts of a file, or of a list such as `h1:2,h2:2`. Raises UsageError as `parse`."""
+    """Return the hosts of a file, or of a list such as `h1:2,h2:2`.
+
+    Raises UsageError as `parse`.
+    """
     path = Path(text)
     if not path.exists() and re.search(r"[:,\[]", text):
         return parse(text)
@@ -34,16 +39,22 @@ def named(text: str) -> tuple[Host, ...]:
 
 
 def parse(line: str) -> tuple[Host, ...]:
-    """Return the hosts of a list such as `h1:2,node[1-3]:2`. Raises UsageError for a wrong entry or no host."""
+    """Return the hosts of a list such as `h1:2,node[1-3]:2`.
+
+    Raises UsageError for a wrong entry or no host.
+    """
     entries = re.split(r",(?![^\[]*\])", line)
-    return _some(lines_of("\n".join(part for entry in entries for part in _expanded(entry)), line), line)
+    return _some(
+        lines_of("\n".join(part for entry in entries for part in _expanded(entry)), line), line
+    )
 
 
 def lines_of(text: str, source: str) -> tuple[Host, ...]:
-    """Return the hosts of the lines of a host file, perhaps none; one without a number has one slot.
+    """Return the hosts of the lines of a host file, perhaps none; one
+    without a number has one slot.
 
-    A line is `NAME`, `NAME:SLOTS` or `NAME slots=SLOTS` (`max_slots=` is ignored). Blank lines and text after a # are
-    skipped. Raises UsageError, which names `source` and the first wrong line.
+    A line is `NAME`, `NAME:SLOTS` or `NAME slots=SLOTS` (`max_slots=` is ignored). Blank lines and
+    text after a # are skipped. Raises UsageError, which names `source` and the first wrong line.
     """
     found = dict[str, Host]()
     for number, line in enumerate(text.splitlines(), 1):
@@ -51,7 +62,9 @@ def lines_of(text: str, source: str) -> tuple[Host, ...]:
             continue
         match = _LINE.fullmatch(entry)
         if match is None:
-            raise UsageError(f"{source}, line {number}: {entry!r} is not of the form 'NAME slots=N'")
+            raise UsageError(
+                f"{source}, line {number}: {entry!r} is not of the form 'NAME slots=N'"
+            )
         if match[1] in found:
             raise UsageError(f"{source}: {match[1]} is there twice; add its slots up")
         found[match[1]] = Host(match[1], int(match[3] or match[2] or 1))
@@ -64,11 +77,15 @@ def printed_by(command: str, source: str) -> tuple[Host, ...]:
     Raises UsageError for a failure, more than 30 seconds, or as `lines_of`.
     """
     try:
-        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=_COMMAND_S)
+        done = subprocess.run(
+            ["sh", "-c", command], capture_output=True, text=True, timeout=_COMMAND_S
+        )
     except subprocess.TimeoutExpired:
         raise UsageError(f"{command} has not ended within {_COMMAND_S:.0f} s") from None
     if done.returncode:
-        errors = done.stderr.strip().splitlines() or [f"{command} ended with exit code {done.returncode}"]
+        errors = done.stderr.strip().splitlines() or [
+            f"{command} ended with exit code {done.returncode}"
+        ]
         raise UsageError(errors[-1])
     return lines_of(done.stdout, source)
 
@@ -80,7 +97,10 @@ def _some(found: tuple[Host, ...], source: str) -> tuple[Host, ...]:
 
 
 def _expanded(entry: str) -> list[str]:
-    """Expand an entry with ranges: three entries for `node[01-03]:2`. Raises UsageError for a wrong range."""
+    """Expand an entry with ranges: three entries for `node[01-03]:2`.
+
+    Raises UsageError for a wrong range.
+    """
     match = _RANGES.search(entry)
     if match is None:
         return [entry]

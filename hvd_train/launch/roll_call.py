@@ -1,8 +1,10 @@
-"""The roll call before the rendezvous over Gloo, which names missing ranks, as Horovod does not; comparing facts.
+"""The roll call before the rendezvous over Gloo, which names missing ranks, as Horovod
+does not; comparing facts.
 
-The roll call uses the launcher's key-value store. Each rank writes that its process has started, and later that it is
-here, and waits at the store until all are (patch C14), so the number of requests is linear in the number of ranks. MPI
-itself waits for ranks, busily and silently. Once the ranks have connected, `World.compare` compares what they run.
+The roll call uses the launcher's key-value store. Each rank writes that its process has started,
+and later that it is here, and waits at the store until all are (patch C14), so the number of
+requests is linear in the number of ranks. MPI itself waits for ranks, busily and silently. Once the
+ranks have connected, `World.compare` compares what they run.
 """
 
 import itertools
@@ -22,7 +24,9 @@ _calls = itertools.count()
 
 
 def has_store(environ: Mapping[str, str]) -> bool:
-    """Return whether the launcher serves a key-value store for ranks: with Gloo, except in elastic jobs."""
+    """Return whether the launcher serves a key-value store for ranks: with
+    Gloo, except in elastic jobs.
+    """
     return client.ADDRESS in environ and "HOROVOD_RANK" in environ and not launcher.elastic(environ)
 
 
@@ -34,10 +38,11 @@ def started(environ: Mapping[str, str]) -> None:
 
 
 def call(environ: Mapping[str, str]) -> None:
-    """Wait until all ranks are here; rank 0 prints which ranks it waits for, and the others look for rank 0 alone.
+    """Wait until all ranks are here; rank 0 prints which ranks it waits for, and the
+    others look for rank 0 alone.
 
-    Raises UsageError if HVD_TRAIN_START_TIMEOUT_SECONDS is no number. Raises RankLost if ranks are missing after that
-    many seconds (default: 600), or if the launcher cannot be reached.
+    Raises UsageError if HVD_TRAIN_START_TIMEOUT_SECONDS is no number. Raises RankLost if ranks are
+    missing after that many seconds (default: 600), or if the launcher cannot be reached.
     """
     if (patience_s := whole_number(environ.get(PATIENCE, "600"))) is None:
         raise UsageError(f"{PATIENCE} is {environ[PATIENCE]!r}; it must be a number of seconds")
@@ -53,10 +58,16 @@ def call(environ: Mapping[str, str]) -> None:
             if waited <= min(notice_s, patience_s):
                 continue
             notice_s *= 2
-            absent = [other for other in range(1 if rank else size) if not _get(environ, f"{here}/{other}")]
+            absent = [
+                other
+                for other in range(1 if rank else size)
+                if not _get(environ, f"{here}/{other}")
+            ]
             hosts = [_get(environ, f"started/{other}") for other in absent]
             places = [f"on {host}" if host else "(not started)" for host in hosts]
-            missing = first_few([f"rank {other} {place}" for other, place in zip(absent, places, strict=True)])
+            missing = first_few(
+                [f"rank {other} {place}" for other, place in zip(absent, places, strict=True)]
+            )
             if missing and waited > patience_s:
                 cure = f"look at what runs there, or export {PATIENCE} with more seconds"
                 raise RankLost(f"{missing} did not come within {waited:.0f} s: {cure}")
@@ -75,7 +86,8 @@ def _get(environ: Mapping[str, str], path: str) -> str:
 
 
 def disagreement(facts_of: Sequence[Mapping[str, str]]) -> str | None:
-    """Return the first fact but `who` that differs, and `who` has which value, in one line; None if all agree.
+    """Return the first fact but `who` that differs, and `who` has which value, in
+    one line; None if all agree.
 
     The name of a fact may end with "; " and what to do.
     """
@@ -84,8 +96,14 @@ def disagreement(facts_of: Sequence[Mapping[str, str]]) -> str | None:
         for facts in facts_of:
             holders.setdefault(facts.get(name, "nothing"), []).append(facts["who"])
         if len(holders) > 1:
-            values = "; ".join(f"{value} on {first_few(those, 8)}" for value, those in holders.items())
+            values = "; ".join(
+                f"{value} on {first_few(those, 8)}" for value, those in holders.items()
+            )
             what, _, cure = name.partition("; ")
-            usual = "start all of them with the same arguments" if name.startswith("--") else "set up the same on all"
+            usual = (
+                "start all of them with the same arguments"
+                if name.startswith("--")
+                else "set up the same on all"
+            )
             return f"the ranks differ in {what}: {values}; {cure or usual}"
     return None

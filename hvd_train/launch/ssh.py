@@ -1,4 +1,6 @@
-"""Reach other hosts by ssh, as Horovod's launcher does: without a prompt, and with the user's own configuration."""
+"""Reach other hosts by ssh, as Horovod's launcher does: without a prompt, and with the
+user's own configuration.
+"""
 
 import shlex
 import shutil
@@ -20,7 +22,8 @@ def is_here(name: str) -> bool:
 
 
 def options(*hosts: str, connect_s: int = _CONNECT_S) -> list[str]:
-    """Return options of ssh: no prompt, and the key of a new host is accepted (not of one that has changed).
+    """Return options of ssh: no prompt, and the key of a new host is accepted (not
+    of one that has changed).
 
     If the user's configuration decides about the keys of one of these hosts, it decides for all.
     """
@@ -30,12 +33,20 @@ def options(*hosts: str, connect_s: int = _CONNECT_S) -> list[str]:
 
 
 def command(host: str, words: Sequence[str], *more: str) -> list[str]:
-    """Return the command that runs these words on a host, this one or another; ssh gets `more` options."""
-    return list(words) if is_here(host) else ["ssh", *options(host), *more, "--", host, shlex.join(words)]
+    """Return the command that runs these words on a host, this one or
+    another; ssh gets `more` options.
+    """
+    return (
+        list(words)
+        if is_here(host)
+        else ["ssh", *options(host), *more, "--", host, shlex.join(words)]
+    )
 
 
 def address_of(host: str) -> str | None:
-    """Return the IPv4 address of a host by its name or the name in the user's ssh configuration; None if unknown."""
+    """Return the IPv4 address of a host by its name or the name in the user's ssh
+    configuration; None if unknown.
+    """
     for name in (host, _configured(host).get("hostname", host)):
         with suppress(OSError, UnicodeError):
             return socket.gethostbyname(name)
@@ -43,16 +54,24 @@ def address_of(host: str) -> str | None:
 
 
 def check_names(hosts: Sequence[str]) -> None:
-    """Raise UsageError for host names that no name service knows, neither as they are nor as ssh reads them."""
+    """Raise UsageError for host names that no name service knows, neither as they
+    are nor as ssh reads them.
+    """
     if unknown := _all(hosts, lambda host: None if _is_known(host) else host):
-        raise UsageError(f"unknown host {', '.join(unknown)}: fix the name, or add it to DNS or /etc/hosts")
+        raise UsageError(
+            f"unknown host {', '.join(unknown)}: fix the name, or add it to DNS or /etc/hosts"
+        )
 
 
 def check(hosts: Sequence[str], program: str) -> None:
-    """Raise UsageError, in a line, for hosts that ssh does not reach without a password, or that lack `program`."""
+    """Raise UsageError, in a line, for hosts that ssh does not reach without a
+    password, or that lack `program`.
+    """
     check_names(hosts)
     if not all(map(is_here, hosts)) and shutil.which("ssh") is None:
-        raise UsageError("there is no ssh on the PATH, to start ranks on other hosts: apt install openssh-client")
+        raise UsageError(
+            "there is no ssh on the PATH, to start ranks on other hosts: apt install openssh-client"
+        )
     if problems := _all(hosts, partial(_problem, program)):
         raise UsageError("; ".join(problems))
 
@@ -68,7 +87,9 @@ def _all(hosts: Sequence[str], examine: Callable[[str], str | None]) -> list[str
 def _configured(host: str) -> dict[str, str]:
     """Return the user's ssh configuration for a host; empty without ssh."""
     try:
-        shown = subprocess.run(["ssh", "-G", "--", host], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        shown = subprocess.run(
+            ["ssh", "-G", "--", host], stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
     except OSError:
         return {}
     return dict(line.split(" ", 1) for line in shown.stdout.splitlines() if " " in line)
@@ -81,14 +102,23 @@ def _is_known(host: str) -> bool:
 
 def _problem(program: str, host: str) -> str | None:
     reply = subprocess.run(
-        command(host, ["test", "-x", program]), stdin=subprocess.DEVNULL, capture_output=True, text=True
+        command(host, ["test", "-x", program]),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
     )
     if reply.returncode == 0:
         return None
     if reply.returncode != 255:
-        return f"{host} has no {program}: set up the same environment there, or put it on a file system that all share"
+        return (
+            f"{host} has no {program}: set up the same environment there, or put it on a file "
+            "system that all share"
+        )
     if "HOST IDENTIFICATION HAS CHANGED" in reply.stderr and "verification failed" in reply.stderr:
         other = f"{host} has another ssh host key than the known one, so it may be another machine"
         return f"{other}; if you know why, forget the old key: ssh-keygen -R {host}"
     reason = (reply.stderr.strip().splitlines() or ["no reason given"])[-1]
-    return f"{host} does not let us in by ssh without a password ({reason}): try `ssh {host} true`, or leave it out"
+    return (
+        f"{host} does not let us in by ssh without a password ({reason}): try `ssh {host} "
+        "true`, or leave it out"
+    )

@@ -1,6 +1,9 @@
-"""The commands that start ranks: horovodrun, mpirun, srun, Apptainer and our elastic driver. Pure Python, no packages.
+"""The commands that start ranks: horovodrun, mpirun, srun, Apptainer and our elastic driver.
 
-Each function returns the words of a command, which `hvd-train launch` runs, or prints with --dry-run.
+Pure Python, no packages.
+
+Each function returns the words of a command, which `hvd-train launch` runs, or prints with
+--dry-run.
 """
 
 import os
@@ -21,22 +24,29 @@ from hvd_train.launch.launcher import program
 
 PASSED = "HVD_TRAIN_ENV"  # names of more variables for ranks on other hosts, with commas
 _NODES = "found=$(sinfo --noheader --Node --nodes {nodes} --format '%N:{slots} %t') && "
-# Nodes that do not answer, which Slurm marks with *, are left out, and so are nodes that are down or failing.
+# Nodes that do not answer, which Slurm marks with *, are left out, and so are nodes that are down
+# or failing.
 _NODES += 'echo "$found" | '
 _NODES += "awk '$2 !~ /[*]|^down|^fail/ {{ print $1 }}' | sort -u"
 
 
 def default_ranks(environ: Mapping[str, str]) -> int:
-    """Return one rank for each GPU; without one 2, since more gain little on one machine, or 1 on a single core."""
+    """Return one rank for each GPU; without one 2, since more gain little on one
+    machine, or 1 on a single core.
+    """
     return num_gpus(environ) or min(2, len(os.sched_getaffinity(0)))
 
 
 def num_gpus(environ: Mapping[str, str]) -> int:
     """Return the number of GPUs that this process may use, as CUDA and its driver list them."""
     if (visible := environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return len([device for device in re.split(r"(?:^|,)-", visible)[0].split(",") if device.strip()])
+        return len(
+            [device for device in re.split(r"(?:^|,)-", visible)[0].split(",") if device.strip()]
+        )
     try:
-        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True).stdout
+        listed = subprocess.run(
+            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True
+        ).stdout
     except OSError:
         return 0
     return listed.count("\nGPU ") + listed.startswith("GPU ")
@@ -59,7 +69,9 @@ def horovodrun(ranks: int, hosts: Sequence[Host], controller: str) -> list[str]:
     """Return the start of a horovodrun command ("gloo" or "mpi"); no `hosts` means this machine."""
     variables = _open_mpi("horovodrun") if controller == "mpi" else {}
     on = ["-H", ",".join(f"{host.name}:{host.slots}" for host in hosts)] if hosts else []
-    return with_variables(variables, [shown("horovodrun"), "-np", str(ranks), *on, f"--{controller}"])
+    return with_variables(
+        variables, [shown("horovodrun"), "-np", str(ranks), *on, f"--{controller}"]
+    )
 
 
 def mpirun(ranks: int, hosts: Sequence[Host], environ: Mapping[str, str]) -> list[str]:
@@ -82,27 +94,43 @@ def mpirun(ranks: int, hosts: Sequence[Host], environ: Mapping[str, str]) -> lis
     if "Open MPI" in text:
         flags += ["--allow-run-as-root"] if os.geteuid() == 0 else []
         flags += [word for name in names for word in ("-x", name)]
-        # No binding to cores, because loader processes would share their rank's core. horovodrun chooses ob1, too.
+        # No binding to cores, because loader processes would share their rank's core. horovodrun
+        # chooses ob1, too.
         flags += ["--bind-to", "none", "--map-by", "slot", "--mca", "pml", "ob1"]
         ssh_options = shlex.join(ssh.options(*others, connect_s=10))
         if "Open MPI) 4." in text:
             variables = _open_mpi("mpirun")
-            flags += ["--mca", "plm_rsh_args", ssh_options, *(["-x", "OPAL_PREFIX"] if variables else [])]
+            flags += [
+                "--mca",
+                "plm_rsh_args",
+                ssh_options,
+                *(["-x", "OPAL_PREFIX"] if variables else []),
+            ]
         else:
             flags += ["--prtemca", "plm_ssh_args", ssh_options]
         flags += ["--host", listed] if hosts else []
     elif re.search(r"HYDRA|MPICH|Intel\(R\) MPI", text):
-        flags += ["-bind-to", "none", *(["-hosts", listed] if hosts else []), "-genvlist", ",".join(names)]
+        flags += [
+            "-bind-to",
+            "none",
+            *(["-hosts", listed] if hosts else []),
+            "-genvlist",
+            ",".join(names),
+        ]
     else:
-        raise UsageError(f"this mpirun is neither Open MPI's nor MPICH's: {text.strip().partition(os.linesep)[0]}")
+        raise UsageError(
+            "this mpirun is neither Open MPI's nor MPICH's: "
+            f"{text.strip().partition(os.linesep)[0]}"
+        )
     return with_variables(variables, [command, "-np", str(ranks), *flags])
 
 
 def under_mpirun(begin: Sequence[str], command: Sequence[str], hosts: Sequence[Host]) -> int:
-    """Run `command` on each rank by the mpirun of `begin`; return the exit code of the first rank that fails.
+    """Run `command` on each rank by the mpirun of `begin`; return the exit code of
+    the first rank that fails.
 
-    mpirun alone kills its ranks a second after a signal. Like `horovodrun --mpi`, this starts a small process beside
-    each rank, which gives it `HVD_TRAIN_GRACE_SECONDS` to commit.
+    mpirun alone kills its ranks a second after a signal. Like `horovodrun --mpi`, this starts a
+    small process beside each rank, which gives it `HVD_TRAIN_GRACE_SECONDS` to commit.
     """
     from horovod.runner import mpi_job
     from horovod.runner.common.util.outcome import JobFailedError
@@ -119,11 +147,16 @@ def under_mpirun(begin: Sequence[str], command: Sequence[str], hosts: Sequence[H
 
 
 def _open_mpi(launcher: str) -> dict[str, str]:
-    """Return where an Open MPI 4 in the Python environment of a launcher is on other hosts, whose PATH lacks it."""
+    """Return where an Open MPI 4 in the Python environment of a launcher is on other
+    hosts, whose PATH lacks it.
+    """
     daemon = Path(shutil.which(launcher) or sys.executable).with_name("orted")
     if not (daemon.exists() and daemon.with_name("python").exists()):
         return {}
-    variables = {"OPAL_PREFIX": str(daemon.parents[1]), "OMPI_MCA_orte_launch_agent": shlex.quote(str(daemon))}
+    variables = {
+        "OPAL_PREFIX": str(daemon.parents[1]),
+        "OMPI_MCA_orte_launch_agent": shlex.quote(str(daemon)),
+    }
     return {name: value for name, value in variables.items() if not os.environ.get(name)}
 
 
@@ -133,28 +166,47 @@ def apptainer(image: str, gpus: int) -> list[str]:
 
 
 def elastic(options: Namespace, environ: Mapping[str, str]) -> list[str]:
-    """Return the start of the command of an elastic job; it waits for --np workers, or for all that are listed now.
+    """Return the start of the command of an elastic job; it waits for --np workers, or
+    for all that are listed now.
 
-    Raises UsageError if there is no host file or no allocation of Slurm, or if its hosts have unknown names.
+    Raises UsageError if there is no host file or no allocation of Slurm, or if its hosts have
+    unknown names.
     """
     source = options.hosts
     nodes = environ.get("SLURM_JOB_NODELIST")
     if source is not None:
         if not os.path.isfile(source):
-            raise UsageError(f"--elastic reads a host file while the job runs, and {source} is no file")
+            raise UsageError(
+                f"--elastic reads a host file while the job runs, and {source} is no file"
+            )
         discover = f"cat {shlex.quote(str(Path(source).resolve()))}"
     elif options.discover or options.way != "slurm":
-        discover = options.discover or f"echo localhost:{options.max_np or options.np or default_ranks(environ)}"
+        discover = (
+            options.discover
+            or f"echo localhost:{options.max_np or options.np or default_ranks(environ)}"
+        )
     elif nodes:
-        discover = _NODES.format(nodes=shlex.quote(nodes), slots=environ.get("SLURM_GPUS_ON_NODE") or 1)
+        discover = _NODES.format(
+            nodes=shlex.quote(nodes), slots=environ.get("SLURM_GPUS_ON_NODE") or 1
+        )
     else:
-        raise UsageError("there is no Slurm allocation here (SLURM_JOB_NODELIST is not set): type salloc first")
+        raise UsageError(
+            "there is no Slurm allocation here (SLURM_JOB_NODELIST is not set): type salloc first"
+        )
     listed = printed_by(discover, source or f"the output of {discover}")
     if source and not options.dry_run:  # a command may print hosts that are only about to come
         ssh.check_names([host.name for host in listed])
     slots = sum(host.slots for host in listed)
     ranks = options.np or max(min(slots, options.max_np or slots), options.min_np)
     python = shown("python")
-    words = [python, "-m", "hvd_train.elastic.driver", "-np", str(ranks), "--min-np", str(options.min_np)]
+    words = [
+        python,
+        "-m",
+        "hvd_train.elastic.driver",
+        "-np",
+        str(ranks),
+        "--min-np",
+        str(options.min_np),
+    ]
     words += ["--host-discovery-script", discover]
     return words + (["--max-np", str(options.max_np)] if options.max_np else [])

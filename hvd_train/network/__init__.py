@@ -1,1 +1,4 @@
-"""Models, initial weights, frozen layers, optimizers, batch norm over ranks, and the device. Start with `models`."""
+"""Models, initial weights, frozen layers, optimizers, batch norm over ranks, and the device.
+
+Start with `models`.
+"""

@@ -74,13 +74,15 @@ def is_statistic(buffer: Buffer) -> bool:
 
 @contextmanager
 def unchanged(model: nn.Module, *, keep_new: bool = False) -> Iterator[None]:
-    """Restore the buffers of `model` and the modes of its layers after this block, such as an evaluation.
+    """Restore the buffers of `model` and the modes of its layers after this
+    block, such as an evaluation.
 
     Buffers that it registers go, unless `keep_new`.
     """
     before = [_Saved(buffer) for buffer in _registered(model)]
     names = {saved.buffer.name for saved in before}
-    modes = [(module, module.training) for module in model.modules()]  # a frozen layer may not be training
+    # a frozen layer may not be training
+    modes = [(module, module.training) for module in model.modules()]
     try:
         yield
     finally:
@@ -113,14 +115,18 @@ class Writes:
         return len(now) != len(self._before) or not same
 
     def _versions(self) -> list[tuple[Tensor, int]]:
-        in_tables = [tensor for table in self._tables for tensor in table.values() if tensor is not None]
+        in_tables = [
+            tensor for table in self._tables for tensor in table.values() if tensor is not None
+        ]
         return [(tensor, tensor._version) for tensor in self._parameters + in_tables]
 
 
 class Modes:
-    """Sets models to training mode at the begin of a step, if the program has left them in evaluation mode.
+    """Sets models to training mode at the begin of a step, if the program has
+    left them in evaluation mode.
 
-    Only models that are in evaluation mode as a whole are changed: their layers get the modes of the last step before.
+    Only models that are in evaluation mode as a whole are changed: their layers get the modes of
+    the last step before.
     """
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
@@ -145,7 +151,9 @@ class Modes:
 
 
 def not_in_state_dict(model: nn.Module) -> dict[str, Any]:
-    """Return by name the buffers of `model` that were registered with persistent=False, as `kept` does."""
+    """Return by name the buffers of `model` that were registered with
+    persistent=False, as `kept` does.
+    """
     return kept({buffer.name: buffer.tensor for buffer in buffers_of(model) if not buffer.is_saved})
 
 
@@ -159,18 +167,27 @@ def load(model: nn.Module, values: Mapping[str, Any]) -> None:
 
 
 def make_room(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Give the buffers of a model the tensors in a state_dict that `load_state_dict` could not copy into them."""
+    """Give the buffers of a model the tensors in a state_dict that `load_state_dict`
+    could not copy into them.
+    """
     for buffer in _registered(model):
         value = state.get(buffer.name)
         if buffer.is_saved and not is_statistic(buffer) and isinstance(value, Tensor):
             here = buffer.value
-            if here is None or here.layout != value.layout or here.shape != value.shape or is_sparse(value):
+            if (
+                here is None
+                or here.layout != value.layout
+                or here.shape != value.shape
+                or is_sparse(value)
+            ):
                 copy_into(buffer, value)
 
 
 def may_change_shape(model: nn.Module) -> set[str]:
     """Return the names of buffers in the state_dict that passes may fill, or give another shape."""
-    return {buffer.name for buffer in _registered(model) if buffer.is_saved and not is_statistic(buffer)}
+    return {
+        buffer.name for buffer in _registered(model) if buffer.is_saved and not is_statistic(buffer)
+    }
 
 
 def copy_others(source: nn.Module, target: nn.Module) -> None:
@@ -191,7 +208,9 @@ def copy_into(buffer: Buffer, value: Tensor | None) -> None:
         device = _device_of(buffer.module) if here is None else here.device
         buffer.put(None if value is None else value.detach().to(device, copy=True))
         return
-    expanded = any(size > 1 and stride == 0 for size, stride in zip(here.shape, here.stride(), strict=True))
+    expanded = any(
+        size > 1 and stride == 0 for size, stride in zip(here.shape, here.stride(), strict=True)
+    )
     if (here.shape, here.dtype) == (value.shape, value.dtype) and not expanded:
         here.copy_(value)
     else:
@@ -199,10 +218,12 @@ def copy_into(buffer: Buffer, value: Tensor | None) -> None:
 
 
 class StepBuffers:
-    """Updates the buffers once a step: running statistics to a mean, all others to the value of micro-batch 0.
+    """Updates the buffers once a step: running statistics to a mean, all others to
+    the value of micro-batch 0.
 
-    Every micro-batch of a step starts from the same values, so the number of ranks does not change the result. Caches,
-    which are buffers outside of the state_dict that passes make or give another shape, are left to their modules.
+    Every micro-batch of a step starts from the same values, so the number of ranks does not change
+    the result. Caches, which are buffers outside of the state_dict that passes make or give another
+    shape, are left to their modules.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -217,13 +238,16 @@ class StepBuffers:
         floats = [buffer for buffer in mean if buffer.tensor.is_floating_point()]
         counts = [buffer for buffer in mean if not buffer.tensor.is_floating_point()]
         self._means = [_Means(kind, device) for kind in (floats, counts) if kind]
-        self.others = [_Saved(buffer) for buffer in buffers if not is_statistic(buffer)]  # not averaged
+        # not averaged
+        self.others = [_Saved(buffer) for buffer in buffers if not is_statistic(buffer)]
         self._kinds: list[_Means | _Saved] = [*self._means, *self.others]
         self._new = dict[str, Tensor | None]()
         self._begun = False
-        self._first: dict[str, Tensor | None] | None = None  # the changes by this rank's first pass in a step
+        # the changes by this rank's first pass in a step
+        self._first: dict[str, Tensor | None] | None = None
         self._steps = 0
-        self.differing = set[str]()  # the buffers that have got other values in one micro-batch than in another
+        # the buffers that have got other values in one micro-batch than in another
+        self.differing = set[str]()
 
     def begin(self) -> None:
         """Save the values at the beginning of a step."""
@@ -235,17 +259,30 @@ class StepBuffers:
         self._steps += 1
 
     def put_back(self) -> None:
-        """Restore the values before the step. The backward pass comes first: autograd refuses changed statistics."""
+        """Restore the values before the step.
+
+        The backward pass comes first: autograd refuses changed statistics.
+        """
         for kind in self._kinds if self._begun else []:
             kind.put_back()
 
     def end_micro_batch(self, number: int) -> None:
-        """Record the changes by the forward pass of micro-batch `number`. Raises UsageError for some new buffers."""
+        """Record the changes by the forward pass of micro-batch `number`.
+
+        Raises UsageError for some new buffers.
+        """
         for mean in self._means:
             mean.add_changes()
-        changed = {other.buffer.name: other.buffer.value for other in self.others if other.changed_by_pass()}
+        changed = {
+            other.buffer.name: other.buffer.value
+            for other in self.others
+            if other.changed_by_pass()
+        }
         if number == 0:
-            self._new = {name: None if value is None else value.to("cpu", copy=True) for name, value in changed.items()}
+            self._new = {
+                name: None if value is None else value.to("cpu", copy=True)
+                for name, value in changed.items()
+            }
         if self._count() != self._num_registered:
             self._check_new_ones()
         # A GPU would have to wait for the comparison.
@@ -259,19 +296,25 @@ class StepBuffers:
         for buffer in _registered(self._model):
             if buffer.is_saved and buffer.name not in self._names:
                 raise UsageError(
-                    f"a forward pass has registered the buffer {buffer.name}: register it in __init__, as None or "
-                    "empty, or with persistent=False if it is a cache"
+                    f"a forward pass has registered the buffer {buffer.name}: register it in "
+                    "__init__, as None or empty, or with persistent=False if it is a cache"
                 )
         self._num_registered = self._count()
 
     def _compare(self, changed: Mapping[str, Tensor | None]) -> None:
-        """Note the buffers that this pass has changed in another way than this rank's first pass of the step."""
+        """Note the buffers that this pass has changed in another way than this
+        rank's first pass of the step.
+        """
         if self._first is None:
-            self._first = {name: None if value is None else value.clone() for name, value in changed.items()}
+            self._first = {
+                name: None if value is None else value.clone() for name, value in changed.items()
+            }
         else:
             self._note_different(changed, self._first)
 
-    def _note_different(self, changed: Mapping[str, Tensor | None], first: Mapping[str, Tensor | None]) -> None:
+    def _note_different(
+        self, changed: Mapping[str, Tensor | None], first: Mapping[str, Tensor | None]
+    ) -> None:
         rounding = 0.0 if self._device.type == "cpu" else 1e-5
         for name in changed.keys() | first.keys():
             both = name in changed and name in first
@@ -280,7 +323,9 @@ class StepBuffers:
 
     @property
     def changes(self) -> list[Tensor]:
-        """This rank's changes of averaged buffers: floating point, 1-D, with the same lengths on all ranks."""
+        """This rank's changes of averaged buffers: floating point, 1-D, with the
+        same lengths on all ranks.
+        """
         return [mean.changes for mean in self._means]
 
     @property
@@ -289,21 +334,30 @@ class StepBuffers:
         return bool(self._new)
 
     def broadcast_others(self, world: World) -> None:
-        """Send the other buffers that micro-batch 0 changed on rank 0; compare those of all ranks. Raises RankLost."""
+        """Send the other buffers that micro-batch 0 changed on rank 0; compare those of all ranks.
+
+        Raises RankLost.
+        """
         first = None
         if self._first is not None:
             known = self.differing
-            first = {n: v if v is None else v.to("cpu") for n, v in self._first.items() if n not in known}
+            first = {
+                n: v if v is None else v.to("cpu") for n, v in self._first.items() if n not in known
+            }
         (self._new, _), *others = world.gather((self._new, first))
         for _, changed in others:
             if changed is not None:
                 self._note_different(changed, self._new)
 
     def finish(self, total: Tensor, num_micro_batches: int) -> None:
-        """Set the buffers to their values after the step; `total` [n] is the sum of `changes` over all ranks."""
+        """Set the buffers to their values after the step; `total` [n] is the sum of
+        `changes` over all ranks.
+        """
         self.put_back()
         self._begun = False
-        for mean, part in zip(self._means, torch.split(total, [len(m.changes) for m in self._means]), strict=True):
+        for mean, part in zip(
+            self._means, torch.split(total, [len(m.changes) for m in self._means]), strict=True
+        ):
             mean.add(part / num_micro_batches)
         for other in self.others:
             if other.buffer.name in self._new:
@@ -311,7 +365,9 @@ class StepBuffers:
 
 
 class _Means:
-    """Averaged buffers of one kind, floating point or integer; one tensor holds the changes of all of them."""
+    """Averaged buffers of one kind, floating point or integer; one tensor holds
+    the changes of all of them.
+    """
 
     def __init__(self, buffers: Sequence[Buffer], device: torch.device) -> None:
         self._buffers = buffers
@@ -321,7 +377,9 @@ class _Means:
         is_double = any(tensor.dtype == torch.float64 for tensor in self._tensors)
         dtype = torch.float64 if is_double else torch.float32
         self.changes, self._views = _row(self._tensors, dtype, device)
-        self._step, self._step_views = _row(self._tensors, torch.int64 if self._counts else dtype, device)
+        self._step, self._step_views = _row(
+            self._tensors, torch.int64 if self._counts else dtype, device
+        )
 
     def begin(self) -> None:
         self._tensors = [buffer.tensor for buffer in self._buffers]
@@ -334,17 +392,23 @@ class _Means:
         torch._foreach_copy_(self._tensors, self._before)
 
     def add_changes(self) -> None:
-        torch._foreach_add_(self._views, torch._foreach_sub([each.tensor for each in self._buffers], self._before))
+        torch._foreach_add_(
+            self._views, torch._foreach_sub([each.tensor for each in self._buffers], self._before)
+        )
 
     def add(self, mean: Tensor) -> None:
         self._step.copy_(mean.round() if self._counts else mean)
         torch._foreach_add_(self._tensors, self._step_views)
 
 
-def _row(tensors: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, list[Tensor]]:
+def _row(
+    tensors: Sequence[Tensor], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, list[Tensor]]:
     sizes = [tensor.numel() for tensor in tensors]
     row = torch.zeros(sum(sizes), dtype=dtype, device=device)
-    return row, [part.view_as(tensor) for part, tensor in zip(torch.split(row, sizes), tensors, strict=True)]
+    return row, [
+        part.view_as(tensor) for part, tensor in zip(torch.split(row, sizes), tensors, strict=True)
+    ]
 
 
 class _Saved:
@@ -353,8 +417,8 @@ class _Saved:
     def __init__(self, buffer: Buffer) -> None:
         self.buffer = buffer
         self._keep()
-        # torch does not count writes through `tensor.data`. On a GPU, which would have to wait for each comparison, the
-        # first forward pass shows whether the buffer changes.
+        # torch does not count writes through `tensor.data`. On a GPU, which would have to wait for
+        # each comparison, the first forward pass shows whether the buffer changes.
         self._compares: bool | None = None
         if self._value is None or self._value.device.type == "cpu":
             self._compares = True
@@ -370,7 +434,11 @@ class _Saved:
 
     def put_back(self) -> None:
         if self.has_changed():
-            if self._tensor is not None and self._value is not None and self._tensor.shape != self._value.shape:
+            if (
+                self._tensor is not None
+                and self._value is not None
+                and self._tensor.shape != self._value.shape
+            ):
                 self._tensor = self._value.clone()  # a pass has resized it
             self.buffer.put(self._tensor)
             if self._tensor is not None and self._value is not None:
@@ -385,7 +453,12 @@ class _Saved:
 
     def has_changed(self) -> bool:
         now = self.buffer.value
-        if now is None or self._tensor is None or self._value is None or now.shape != self._value.shape:
+        if (
+            now is None
+            or self._tensor is None
+            or self._value is None
+            or now.shape != self._value.shape
+        ):
             if not self.buffer.is_saved:  # the module has made room in a cache, and may count on it
                 self._keep()
             return self.buffer.is_saved and not (now is None and self._tensor is None)
@@ -416,7 +489,9 @@ def is_sparse(tensor: Tensor) -> bool:
 
 
 def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    """Return the dense tensors that a tensor consists of: itself, or the indices and values of a sparse one."""
+    """Return the dense tensors that a tensor consists of: itself, or the indices
+    and values of a sparse one.
+    """
     if tensor.layout == torch.sparse_coo:
         return tensor._indices(), tensor._values()
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
@@ -427,11 +502,16 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 _LAYOUT = "sparse"  # the key of the layout in a sparse tensor that is kept as a dict
-_LAYOUTS = {str(layout): layout for layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)}
+_LAYOUTS = {
+    str(layout): layout
+    for layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+}
 
 
 def kept(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state_dict whose tensors are dense and whose other values are plain, as snapshots have them."""
+    """Return a state_dict whose tensors are dense and whose other values are
+    plain, as snapshots have them.
+    """
     return {name: _kept(value) for name, value in state.items()}
 
 
@@ -455,7 +535,9 @@ def _given(value: Any) -> Any:
     shape = value["shape"]
     if value[_LAYOUT] == str(torch.sparse_coo):
         indices, values = parts
-        return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=value["coalesced"], check_invariants=False)
+        return torch.sparse_coo_tensor(
+            indices, values, shape, is_coalesced=value["coalesced"], check_invariants=False
+        )
     compressed, plain, values = parts
     return torch.sparse_compressed_tensor(
         compressed, plain, values, shape, layout=_LAYOUTS[value[_LAYOUT]], check_invariants=False
@@ -473,13 +555,17 @@ def plain_name(name: str) -> str:
 
 
 def digest_of(facts: str, tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Return a digest of 32 hexadecimal digits. The tensors' order, device and memory format do not matter."""
+    """Return a digest of 32 hexadecimal digits.
+
+    The tensors' order, device and memory format do not matter.
+    """
     fingerprint = xxhash.xxh3_128(facts.encode())
     for name, tensor in sorted(tensors, key=lambda named: named[0]):
         fingerprint.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         for part in dense_parts(tensor.detach()):
             values = part.contiguous().cpu().reshape(-1).view(torch.uint8)
-            fingerprint.update(values.numpy().data)  # without the GIL: the heartbeat's thread runs meanwhile
+            # without the GIL: the heartbeat's thread runs meanwhile
+            fingerprint.update(values.numpy().data)
     return fingerprint.hexdigest()
 
 

@@ -24,10 +24,16 @@ _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def choose_device(config: Config, place: Place) -> torch.device:
-    """Return this rank's GPU, or the CPU, and prepare torch for it. Raises UsageError if it cannot use the GPU."""
+    """Return this rank's GPU, or the CPU, and prepare torch for it.
+
+    Raises UsageError if it cannot use the GPU.
+    """
     count = 0 if config.run.device == "cpu" else _count_gpus()
     if config.run.device == "cuda" and count == 0:
-        raise UsageError("--device cuda: torch sees no GPU here; type --device cpu, or `hvd-train doctor` for why")
+        raise UsageError(
+            "--device cuda: torch sees no GPU here; type --device cpu, or "
+            "`hvd-train doctor` for why"
+        )
     if config.precision.deterministic:
         torch.use_deterministic_algorithms(True)
     if count == 0:
@@ -35,20 +41,28 @@ def choose_device(config: Config, place: Place) -> torch.device:
             torch.set_num_threads(num_cores(place))
         _keep_freed_memory()
         return torch.device("cpu")
-    # Slurm's --gpus-per-task shows each rank its own GPU alone by CUDA_VISIBLE_DEVICES; `check_own_gpus` compares them.
+    # Slurm's --gpus-per-task shows each rank its own GPU alone by CUDA_VISIBLE_DEVICES;
+    # `check_own_gpus` compares them.
     own = count == 1 and "CUDA_VISIBLE_DEVICES" in os.environ and not launcher.elastic(os.environ)
     if place.local_size > count and not own and os.environ.get(_SHARED) != "1":
-        raise UsageError(f"{place.local_size} ranks on this host but {count} GPUs: start one rank per GPU")
+        raise UsageError(
+            f"{place.local_size} ranks on this host but {count} GPUs: start one rank per GPU"
+        )
     device = torch.device("cuda", place.local_rank % count)
     torch.cuda.set_device(device)
-    torch.backends.cudnn.benchmark = not config.precision.deterministic  # it may choose other algorithms each run
+    # it may choose other algorithms each run
+    torch.backends.cudnn.benchmark = not config.precision.deterministic
     if config.precision.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else torch refuses to use cuBLAS
+        # else torch refuses to use cuBLAS
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return device
 
 
 def _count_gpus() -> int:
-    """Return the number of GPUs. Raises UsageError if torch cannot use them, such as with an old driver."""
+    """Return the number of GPUs.
+
+    Raises UsageError if torch cannot use them, such as with an old driver.
+    """
     with warnings.catch_warnings(record=True) as caught:  # without a driver, torch does not warn
         warnings.simplefilter("always")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -59,30 +73,42 @@ def _count_gpus() -> int:
 
 
 def check_own_gpus(world: World, device: torch.device) -> None:
-    """Raise UsageError on all ranks of a static job if two have the same GPU, unless NCCL shares GPUs."""
+    """Raise UsageError on all ranks of a static job if two have the same
+    GPU, unless NCCL shares GPUs.
+    """
     if device.type != "cuda" or os.environ.get(_SHARED) == "1" or launcher.elastic(os.environ):
         return
     gpu = socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid)
     ranks: dict[tuple[str, str], int] = {}
     for rank, other in enumerate(world.gather(gpu)):
         if other in ranks:
-            raise UsageError(f"ranks {ranks[other]} and {rank} have the same GPU of {other[0]}: start one rank per GPU")
+            raise UsageError(
+                f"ranks {ranks[other]} and {rank} have the same GPU of {other[0]}: "
+                "start one rank per GPU"
+            )
         ranks[other] = rank
 
 
 def num_cores(place: Place) -> int:
     """Return this rank's share of its host's cores, at least 1."""
     cores = len(os.sched_getaffinity(0))
-    bound = cores <= int(os.environ.get("SLURM_CPUS_PER_TASK", "0"))  # by Slurm, to the cores of this task
+    # by Slurm, to the cores of this task
+    bound = cores <= int(os.environ.get("SLURM_CPUS_PER_TASK", "0"))
     return cores if bound else max(1, cores // place.local_size)
 
 
 def _keep_freed_memory() -> None:
     """Make malloc keep freed memory (mallopt(3)), unless the environment configures malloc.
 
-    Else the kernel clears large blocks in each step, which costs from a fifth (ResNet-18) to half of its arithmetic.
+    Else the kernel clears large blocks in each step, which costs from a fifth (ResNet-18) to half
+    of its arithmetic.
     """
-    variables = ("GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+    variables = (
+        "GLIBC_TUNABLES",
+        "MALLOC_MMAP_MAX_",
+        "MALLOC_MMAP_THRESHOLD_",
+        "MALLOC_TRIM_THRESHOLD_",
+    )
     if not any(name in os.environ for name in variables):
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_MAX, 0)
@@ -95,14 +121,17 @@ def gpu_name(device: torch.device) -> str | None:
 
 
 def peak_memory_gib(device: torch.device) -> float:
-    """Return the most memory that this process has used: of its GPU, or, without loader processes, of the machine."""
+    """Return the most memory that this process has used: of its GPU, or, without loader
+    processes, of the machine.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def gpu_load(device: torch.device) -> dict[str, float]:
-    """Return used memory, utilization (0 to 1) and power of a whole GPU, as far as the driver tells.
+    """Return used memory, utilization (0 to 1) and power of a whole GPU,
+    as far as the driver tells.
 
     Without nvidia-ml-py, and for a CPU, it is empty.
     """
@@ -143,13 +172,17 @@ def synchronize(device: torch.device) -> None:
 
 def seed(device: torch.device, number: int) -> None:
     """Seed torch's default random generators of the CPU and `device`."""
-    torch.default_generator.manual_seed(number)  # torch.manual_seed seeds all kinds of device, which takes 160 us
+    # torch.manual_seed seeds all kinds of device, which takes 160 us
+    torch.default_generator.manual_seed(number)
     if device.type == "cuda":
         torch.cuda.manual_seed(number)
 
 
 def autocast(config: Config, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context of forward passes: the arithmetic of `--precision`. It may be entered many times."""
+    """Return the context of forward passes: the arithmetic of `--precision`.
+
+    It may be entered many times.
+    """
     dtype = _DTYPES.get(config.precision.precision)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
@@ -157,7 +190,11 @@ def autocast(config: Config, device: torch.device) -> AbstractContextManager[obj
 def uses_channels_last(config: Config, device: torch.device) -> bool:
     """Return whether images and weights have torch's memory format `channels_last`."""
     choice = config.precision.channels_last
-    return device.type == "cuda" and config.precision.precision != "fp32" if choice == "auto" else choice == "on"
+    return (
+        device.type == "cuda" and config.precision.precision != "fp32"
+        if choice == "auto"
+        else choice == "on"
+    )
 
 
 def wire_format(config: Config, device: torch.device) -> str:
@@ -172,12 +209,14 @@ def wire_format(config: Config, device: torch.device) -> str:
 def loss_scaler(config: Config, device: torch.device) -> torch.amp.GradScaler:
     """Return the loss scaler, disabled without fp16 in arithmetic or wire.
 
-    Horovod's fp16 compression casts without scaling: 7e4 becomes inf and 1e-8 becomes 0. For loss scaling see
-    Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740.
+    Horovod's fp16 compression casts without scaling: 7e4 becomes inf and 1e-8 becomes 0. For loss
+    scaling see Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740.
     """
     arithmetic = config.precision.precision == "fp16"
     scales = arithmetic or wire_format(config, device) == "fp16"
-    scale = 65536.0 if arithmetic else 1024.0  # torch's default, or a lower one that skips no steps at the start
+    # torch's default, or a lower one that skips no steps at the start
+    scale = 65536.0 if arithmetic else 1024.0
     scaler = torch.amp.GradScaler(device.type, init_scale=scale, enabled=scales)
-    scaler.scale(torch.ones((), device=device))  # creates its tensors: a rank may have no micro-batch in the first step
+    # creates its tensors: a rank may have no micro-batch in the first step
+    scaler.scale(torch.ones((), device=device))
     return scaler

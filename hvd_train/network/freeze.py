@@ -1,4 +1,7 @@
-"""Freeze parameters as a function of the epoch. Frozen parameters have no gradient and are not reduced."""
+"""Freeze parameters as a function of the epoch.
+
+Frozen parameters have no gradient and are not reduced.
+"""
 
 import math
 import re
@@ -16,23 +19,35 @@ def check(config: ModelConfig) -> None:
     """Raise UsageError if `--unfreeze` is malformed or lacks `--freeze`."""
     for entry in config.unfreeze:
         if not re.fullmatch(r"\d+:.+", entry):
-            raise UsageError(f"--unfreeze {entry}: write it as EPOCH:PATTERN, as in --unfreeze 5:layer4.* 10:*")
+            raise UsageError(
+                f"--unfreeze {entry}: write it as EPOCH:PATTERN, as in --unfreeze 5:layer4.* 10:*"
+            )
     if config.unfreeze and config.freeze == "none":
         raise UsageError("--unfreeze without --freeze: nothing is frozen")
 
 
 def frozen(config: ModelConfig, model: nn.Module, epoch: float, heads: Sequence[str]) -> set[str]:
-    """Return the names of frozen parameters in `epoch` (from 0). Raises UsageError if all are, or nothing matches."""
+    """Return the names of frozen parameters in `epoch` (from 0).
+
+    Raises UsageError if all are, or nothing matches.
+    """
     names = [name for name, _ in model.named_parameters()]
     if config.freeze == "backbone":
         if not heads:
-            raise UsageError("--freeze backbone: the model has no linear or convolutional layer to leave out")
-        of_heads = {id(parameter) for head in heads for parameter in model.get_submodule(head).parameters()}
-        frozen_names = {name for name, parameter in model.named_parameters() if id(parameter) not in of_heads}
+            raise UsageError(
+                "--freeze backbone: the model has no linear or convolutional layer to leave out"
+            )
+        of_heads = {
+            id(parameter) for head in heads for parameter in model.get_submodule(head).parameters()
+        }
+        frozen_names = {
+            name for name, parameter in model.named_parameters() if id(parameter) not in of_heads
+        }
     else:
         frozen_names = _matching(config.freeze, names)
     for first_epoch, _, pattern in (entry.partition(":") for entry in config.unfreeze):
-        thawed = _matching(pattern, names)  # before its epoch, too: a pattern without a match is an error at once
+        # before its epoch, too: a pattern without a match is an error at once
+        thawed = _matching(pattern, names)
         if epoch >= int(first_epoch):
             frozen_names -= thawed
     if len(frozen_names) == len(names):
@@ -41,7 +56,10 @@ def frozen(config: ModelConfig, model: nn.Module, epoch: float, heads: Sequence[
 
 
 def described(config: ModelConfig, model: nn.Module, heads: Sequence[str]) -> list[str]:
-    """Return a line that says what is trained in the first epoch, if anything is frozen. Raises UsageError."""
+    """Return a line that says what is trained in the first epoch, if anything is frozen.
+
+    Raises UsageError.
+    """
     if config.freeze == "none":
         return []
     names = frozen(config, model, 0, heads)
@@ -51,8 +69,12 @@ def described(config: ModelConfig, model: nn.Module, heads: Sequence[str]) -> li
     return [f"--freeze {config.freeze} trains {count}{at_first}: {first_few(trained, 8)}"]
 
 
-def apply(config: ModelConfig, model: nn.Module, epoch: float = math.inf, heads: Sequence[str] = ()) -> None:
-    """Freeze and thaw parameters for `epoch` (from 0; default: the last). Raises UsageError as `frozen`.
+def apply(
+    config: ModelConfig, model: nn.Module, epoch: float = math.inf, heads: Sequence[str] = ()
+) -> None:
+    """Freeze and thaw parameters for `epoch` (from 0; default: the last).
+
+    Raises UsageError as `frozen`.
 
     `heads` are the layers that `--freeze backbone` leaves out.
     """
@@ -65,12 +87,16 @@ def apply(config: ModelConfig, model: nn.Module, epoch: float = math.inf, heads:
             parameter.grad = None
     for module in model.modules():
         own = list(module.parameters(recurse=False))
-        if isinstance(module, _BatchNorm) and own and model.training:  # its statistics belong to its parameters
+        # its statistics belong to its parameters
+        if isinstance(module, _BatchNorm) and own and model.training:
             module.train(any(parameter.requires_grad for parameter in own))
 
 
 def _matching(pattern: str, names: Iterable[str]) -> set[str]:
     matching = {name for name in names if fnmatchcase(name, pattern)}
     if not matching:
-        raise UsageError(f"no parameter of the model is called {pattern}; they are called {first_few(list(names))}")
+        raise UsageError(
+            f"no parameter of the model is called {pattern}; they are called "
+            f"{first_few(list(names))}"
+        )
     return matching

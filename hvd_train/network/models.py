@@ -21,10 +21,26 @@ Builder = Callable[[int], nn.Module]  # the user's own function, of the number o
 
 
 def digits_convnet(num_classes: int, channels: int = 1) -> nn.Module:
-    """Return a small network: images [batch, channels, 8 or more, 8 or more] to logits [batch, num_classes]."""
+    """Return a small network: images [batch, channels, 8 or more, 8 or more] to
+    logits [batch, num_classes].
+    """
     conv = partial(nn.Conv2d, kernel_size=3, padding=1)
-    body = (conv(channels, 32), nn.ReLU(), conv(32, 64), nn.ReLU(), nn.MaxPool2d(2), conv(64, 64), nn.ReLU())
-    head = (_MaxOfQuarters(), nn.Flatten(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, num_classes))
+    body = (
+        conv(channels, 32),
+        nn.ReLU(),
+        conv(32, 64),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        conv(64, 64),
+        nn.ReLU(),
+    )
+    head = (
+        _MaxOfQuarters(),
+        nn.Flatten(),
+        nn.Linear(256, 128),
+        nn.ReLU(),
+        nn.Linear(128, num_classes),
+    )
     return nn.Sequential(*body, *head)
 
 
@@ -33,7 +49,9 @@ class _MaxOfQuarters(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         height, width = images.shape[-2:]
-        return F.max_pool2d(images, ((height + 1) // 2, (width + 1) // 2), (height // 2, width // 2))
+        return F.max_pool2d(
+            images, ((height + 1) // 2, (width + 1) // 2), (height // 2, width // 2)
+        )
 
 
 def check_name(name: str) -> None:
@@ -62,17 +80,29 @@ _LAYERS = nn.Linear, nn.modules.conv._ConvNd
 
 def head_of(model: nn.Module) -> str | None:
     """Return the name of the linear or convolutional layer that is defined last, if any."""
-    return next((name for name, module in reversed([*model.named_modules()]) if isinstance(module, _LAYERS)), None)
+    return next(
+        (
+            name
+            for name, module in reversed([*model.named_modules()])
+            if isinstance(module, _LAYERS)
+        ),
+        None,
+    )
 
 
 def heads_of(model: nn.Module, result: Callable[[], Tensor]) -> tuple[str, ...]:
-    """Return the names of the classifiers, as timm knows them, and of the layers whose output no other layer takes.
+    """Return the names of the classifiers, as timm knows them, and of the layers whose
+    output no other layer takes.
 
-    There may be several, and any may be defined first. `result` runs the model, and depends on its output.
+    There may be several, and any may be defined first. `result` runs the model, and depends on its
+    output.
     """
-    made_by = dict[Any, str]()  # the name of the layer, by the node of its output in autograd's graph
+    # the name of the layer, by the node of its output in autograd's graph
+    made_by = dict[Any, str]()
     hooks = [
-        module.register_forward_hook(lambda _, __, output, name=name: made_by.update({output.grad_fn: name}))
+        module.register_forward_hook(
+            lambda _, __, output, name=name: made_by.update({output.grad_fn: name})
+        )
         for name, module in model.named_modules()
         if isinstance(module, _LAYERS)
     ]
@@ -93,7 +123,9 @@ def heads_of(model: nn.Module, result: Callable[[], Tensor]) -> tuple[str, ...]:
             heads.append(made_by[node])
         else:
             nodes += [before for before, _ in node.next_functions]
-    return tuple(sorted(name for name in {*heads} if not any(name.startswith(f"{head}.") for head in heads)))
+    return tuple(
+        sorted(name for name in {*heads} if not any(name.startswith(f"{head}.") for head in heads))
+    )
 
 
 def _classifiers(model: nn.Module) -> list[str]:
@@ -112,8 +144,13 @@ def needs_colour(name: str) -> bool:
     return name != DIGITS_CONVNET and not plugin.is_reference(name)
 
 
-def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder | None = None) -> nn.Module:
-    """Return the named model, or `own`'s, with random weights drawn from `seed`. Raises UsageError."""
+def build(
+    name: str, *, num_classes: int, channels: int, seed: int, own: Builder | None = None
+) -> nn.Module:
+    """Return the named model, or `own`'s, with random weights drawn from `seed`.
+
+    Raises UsageError.
+    """
     seed_all(seed)
     model: nn.Module
     if own is None and name.startswith(TIMM):
@@ -125,14 +162,23 @@ def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder
         if isinstance(builder, nn.Module):
             raise UsageError(f"--model {name} is a model already: write a function that returns it")
         known = inspect.signature(builder).parameters.values()
-        if needed := [each.name for each in known if each.default is each.empty and not num_classes]:
+        if needed := [
+            each.name for each in known if each.default is each.empty and not num_classes
+        ]:
             raise UsageError(
-                f"--model {name} needs {needed[0]}, but a model takes only the number of classes, and the training set "
-                "has no attribute `classes`: write a function without arguments"
+                f"--model {name} needs {needed[0]}, but a model takes only the number of "
+                "classes, and the training set has no attribute `classes`: write a "
+                "function without arguments"
             )
-        model = plugin.call(f"--model {name}", builder, "num_classes", num_classes) if num_classes else builder()
+        model = (
+            plugin.call(f"--model {name}", builder, "num_classes", num_classes)
+            if num_classes
+            else builder()
+        )
         if not isinstance(model, nn.Module):
-            raise UsageError(f"--model {name}: it returned {type(model).__name__}, not a torch.nn.Module")
+            raise UsageError(
+                f"--model {name}: it returned {type(model).__name__}, not a torch.nn.Module"
+            )
     elif name == DIGITS_CONVNET:
         model = digits_convnet(num_classes, channels)
     else:
@@ -147,7 +193,9 @@ _PARALLEL = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParalle
 
 
 def check_own(model: object) -> None:
-    """Raise UsageError if what a program gives as its model is none, has no values, or is shared by another library."""
+    """Raise UsageError if what a program gives as its model is none, has no values, or is
+    shared by another library.
+    """
     if isinstance(model, (list, tuple)):
         raise UsageError("give several models by name: {'first': model, 'second': another}")
     if not isinstance(model, nn.Module):
@@ -157,14 +205,23 @@ def check_own(model: object) -> None:
         raise UsageError(f"give the model itself, without {wrapper}")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if type(tensor).__name__ == "DTensor":
-            raise UsageError(f"{name} is a DTensor, a part of it on each rank: give a model that each rank has whole")
+            raise UsageError(
+                f"{name} is a DTensor, a part of it on each rank: give a model "
+                "that each rank has whole"
+            )
         if is_lazy(tensor):
-            raise UsageError(f"{name} has no shape yet: call the model once, before its optimizer is made")
+            raise UsageError(
+                f"{name} has no shape yet: call the model once, before its optimizer is made"
+            )
         if tensor.is_meta:
-            raise UsageError(f"{name} is on the device meta, without values: make the model on the CPU")
+            raise UsageError(
+                f"{name} is on the device meta, without values: make the model on the CPU"
+            )
 
 
 def micro_batch_sizes(layout: BatchLayout, num_samples: int) -> list[int]:
     """Return the sizes of micro-batches in an epoch, the usual one first."""
     batches = layout.batches(range(num_samples)).ends
-    return list(dict.fromkeys(len(micro) for batch in batches for micro in layout.micro_batches(batch).ends))
+    return list(
+        dict.fromkeys(len(micro) for batch in batches for micro in layout.micro_batches(batch).ends)
+    )

@@ -18,24 +18,36 @@ Add = Callable[[Tensor, str], Tensor]
 
 
 def synchronise(model: nn.Module, world: World) -> None:
-    """Replace each batch norm layer by a SyncBatchNorm. Parameters and statistics are the same tensors.
+    """Replace each batch norm layer by a SyncBatchNorm.
+
+    Parameters and statistics are the same tensors.
 
     Raises UsageError for a layer with more than batch norm, as in many models of timm.
     """
-    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
+    layers = [
+        (name, layer) for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)
+    ]
     sums = SumsOfLayers(world, max((layer.num_features for _, layer in layers), default=0))
     for name, layer in layers:
         if type(layer).forward is not _BatchNorm.forward:
-            raise UsageError(f"--sync-batch-norm: the layer {name} ({type(layer).__name__}) is not batch norm alone")
+            raise UsageError(
+                f"--sync-batch-norm: the layer {name} ({type(layer).__name__}) is "
+                "not batch norm alone"
+            )
         parent, _, own_name = name.rpartition(".")
-        setattr(model.get_submodule(parent), own_name, SyncBatchNorm(layer, sums, f"batch_norm.{name}"))
+        setattr(
+            model.get_submodule(parent), own_name, SyncBatchNorm(layer, sums, f"batch_norm.{name}")
+        )
 
 
 class SumsOfLayers:
-    """Sums over the ranks for all SyncBatchNorm layers of a model. A deep copy of a layer shares them.
+    """Sums over the ranks for all SyncBatchNorm layers of a model.
 
-    In the last pass of a step, a rank without a micro-batch does not run the model, which may not work without samples.
-    It adds zeros until the other ranks report the end. All sums of such a pass have the same name and length.
+    A deep copy of a layer shares them.
+
+    In the last pass of a step, a rank without a micro-batch does not run the model, which may not
+    work without samples. It adds zeros until the other ranks report the end. All sums of such a
+    pass have the same name and length.
     """
 
     lost: RankLost | None = None  # a fault in this step; from then on each sum is this rank's own
@@ -44,15 +56,18 @@ class SumsOfLayers:
         """`most_features` is the largest number of features of a layer, 0 without layers."""
         self._world = world
         self._most_features = most_features
-        self._length = 2 * most_features + 2  # of all sums in a pass in which some ranks have no micro-batch
-        self._some_lack_one = False  # whether the last pass of this step has ranks without a micro-batch
+        # of all sums in a pass in which some ranks have no micro-batch
+        self._length = 2 * most_features + 2
+        # whether the last pass of this step has ranks without a micro-batch
+        self._some_lack_one = False
         self._pads = False  # whether this rank's pass is that one
         self._alone = False
 
     def __call__(self, tensor: Tensor, name: str) -> Tensor:
         """Return the sum of `tensor` over all ranks.
 
-        After a fault it is this rank's own: an error would end the loop of the user's own, and the step is done again.
+        After a fault it is this rank's own: an error would end the loop of the user's own, and the
+        step is done again.
         """
         if self._alone or self.lost is not None:
             return tensor
@@ -78,7 +93,8 @@ class SumsOfLayers:
     def begin_step(self, num_mine: int, num_micro_batches: int) -> None:
         """Begin a step with these numbers of micro-batches, here and in all.
 
-        Ranks take micro-batches in turn. If they do not divide evenly, some ranks have one more than the others.
+        Ranks take micro-batches in turn. If they do not divide evenly, some ranks have one more
+        than the others.
         """
         self._full_passes, left = divmod(num_micro_batches, self._world.place.size)
         self._some_lack_one = self._most_features > 0 and left > 0
@@ -98,7 +114,10 @@ class SumsOfLayers:
         self._alone = False
 
     def end_step(self, device: torch.device) -> None:
-        """End the last micro-batch: release the ranks without one, or be one of them. Raises RankLost."""
+        """End the last micro-batch: release the ranks without one, or be one of them.
+
+        Raises RankLost.
+        """
         if self._some_lack_one:
             self._pads = False
             # The last number is above 0 until the ranks with a micro-batch report the end.
@@ -108,15 +127,25 @@ class SumsOfLayers:
 
 def sums_of_layers(model: nn.Module, world: World) -> SumsOfLayers:
     """Return the sums over ranks of the SyncBatchNorm layers of `model`."""
-    return next((layer.sums for layer in model.modules() if isinstance(layer, SyncBatchNorm)), SumsOfLayers(world))
+    return next(
+        (layer.sums for layer in model.modules() if isinstance(layer, SyncBatchNorm)),
+        SumsOfLayers(world),
+    )
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Batch norm (Ioffe and Szegedy, arXiv 1502.03167) over all ranks; all take part in each training pass."""
+    """Batch norm (Ioffe and Szegedy, arXiv 1502.03167) over all ranks; all take
+    part in each training pass.
+    """
 
     def __init__(self, plain: _BatchNorm, sums: SumsOfLayers, name: str) -> None:
-        super().__init__(plain.num_features, plain.eps, plain.momentum, plain.affine, plain.track_running_stats)
-        for name, value in (*plain.named_parameters(recurse=False), *plain.named_buffers(recurse=False)):
+        super().__init__(
+            plain.num_features, plain.eps, plain.momentum, plain.affine, plain.track_running_stats
+        )
+        for name, value in (
+            *plain.named_parameters(recurse=False),
+            *plain.named_buffers(recurse=False),
+        ):
             setattr(self, name, value)
         self.training = plain.training
         self.sums = sums
@@ -138,10 +167,18 @@ class SyncBatchNorm(_BatchNorm):
         if self.running_mean is not None:
             centre = self.running_mean.float().clone()
         output: Tensor
-        output, mean, variance, count = _SyncBatchNorm.apply(input, self.weight, self.bias, centre, self.eps, self._add)
-        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
+        output, mean, variance, count = _SyncBatchNorm.apply(
+            input, self.weight, self.bias, centre, self.eps, self._add
+        )
+        if (
+            self.running_mean is not None
+            and self.running_var is not None
+            and self.num_batches_tracked is not None
+        ):
             self.num_batches_tracked.add_(1)
-            share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+            share = (
+                1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+            )
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
             unbiased = variance * (count / (count - 1).clamp(min=1))
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
@@ -151,7 +188,13 @@ class SyncBatchNorm(_BatchNorm):
 class _SyncBatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, centre: Tensor, eps: float, add: Add
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        centre: Tensor,
+        eps: float,
+        add: Add,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         shape = (1, -1, *[1] * (x.dim() - 2))
         over = [0, *range(2, x.dim())]
@@ -186,6 +229,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         if weight is None:
             return image_gradient.to(gradient.dtype), None, None, None, None, None
         image_gradient = image_gradient * weight.float().view(ctx.shape)
-        # The gradients of weight and bias are this rank's share, which is summed with all other gradients.
+        # The gradients of weight and bias are this rank's share, which is summed with all other
+        # gradients.
         own_share = weight_gradient.to(weight.dtype), bias_gradient.to(weight.dtype)
         return image_gradient.to(gradient.dtype), *own_share, None, None, None

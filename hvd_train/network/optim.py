@@ -22,7 +22,9 @@ from hvd_train.network import buffers
 from hvd_train.world.wire import has_no_gaps
 
 T = TypeVar("T", bound=Optimizer)
-_NEEDS_CLOSURE = re.compile(r"\n *(?:assert \(?closure\b|if (?:closure is None|not closure):\s*raise\b)")
+_NEEDS_CLOSURE = re.compile(
+    r"\n *(?:assert \(?closure\b|if (?:closure is None|not closure):\s*raise\b)"
+)
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -32,7 +34,10 @@ def build(config: OptimizerConfig, model: nn.Module) -> Optimizer:
     if not groups:
         raise UsageError("the model has no parameter to train")
     common: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
-    own = {name: _value(text) for name, _, text in (each.partition("=") for each in config.optimizer_args)}
+    own = {
+        name: _value(text)
+        for name, _, text in (each.partition("=") for each in config.optimizer_args)
+    }
     try:
         return _built(config, groups, {**common, **own})
     except (TypeError, ValueError) as error:
@@ -46,21 +51,31 @@ def _value(text: str) -> Any:
         return text
 
 
-def _built(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[str, Any]) -> Optimizer:
+def _built(
+    config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[str, Any]
+) -> Optimizer:
     of_sgd: dict[str, Any] = {"momentum": config.momentum, "nesterov": config.nesterov}
     if config.optimizer in ("lars", "lamb"):  # arXiv 1708.03888 and 1904.00962
         plugin.library("timm", f"--optimizer {config.optimizer}")
         from timm.optim.lamb import Lamb
         from timm.optim.lars import Lars
 
-        return Lamb(groups, **common) if config.optimizer == "lamb" else Lars(groups, **of_sgd, **common)
+        return (
+            Lamb(groups, **common)
+            if config.optimizer == "lamb"
+            else Lars(groups, **of_sgd, **common)
+        )
     if plugin.is_reference(config.optimizer):
         return _own(config.optimizer, groups, common)
     # Fused optimizers pass over memory once; they take only real numbers without gaps in memory.
-    dense = all(p.is_floating_point() and has_no_gaps(p) for group in groups for p in group["params"])
+    dense = all(
+        p.is_floating_point() and has_no_gaps(p) for group in groups for p in group["params"]
+    )
     common = {"fused": dense, **common}
     if config.optimizer != "sgd":
-        cls: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
+        cls: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[
+            config.optimizer
+        ]
         return _never_compiled(cls)(groups, **common)
     built = _never_compiled(torch.optim.SGD)(groups, **of_sgd, **common)
     for parameter in (p for group in groups for p in group["params"] if config.momentum):
@@ -78,9 +93,13 @@ def _own(name: str, groups: list[dict[str, Any]], common: dict[str, Any]) -> Opt
     if "weight_decay" not in known and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
         common.pop("weight_decay")
         groups = [{"params": group["params"]} for group in groups]
-    built = (_never_compiled(cls) if cls.__module__.startswith("torch.optim.") else cls)(groups, **common)
+    built = (_never_compiled(cls) if cls.__module__.startswith("torch.optim.") else cls)(
+        groups, **common
+    )
     if wants_closure(cls):
-        raise UsageError(f"--optimizer {name} evaluates the loss several times a step, which is not supported")
+        raise UsageError(
+            f"--optimizer {name} evaluates the loss several times a step, which is not supported"
+        )
     return built
 
 
@@ -90,19 +109,30 @@ def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
 
 
 def check_parameters(model: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:
-    """Raise UsageError unless each trained parameter of the model is in one optimizer, and no other parameter."""
-    known = Counter(id(parameter) for optimizer in optimizers.values() for parameter in parameters_of(optimizer))
+    """Raise UsageError unless each trained parameter of the model is in one
+    optimizer, and no other parameter.
+    """
+    known = Counter(
+        id(parameter) for optimizer in optimizers.values() for parameter in parameters_of(optimizer)
+    )
     named = [*model.named_parameters()]
     if twice := [name for name, parameter in named if known[id(parameter)] > 1]:
         raise UsageError(f"two optimizers have {first_few(twice, 3)}: give each parameter to one")
     if missing := [name for name, each in named if each.requires_grad and id(each) not in known]:
-        raise UsageError(f"the optimizer has no {first_few(missing, 3)}: give it these, or set requires_grad to False")
+        raise UsageError(
+            f"the optimizer has no {first_few(missing, 3)}: give it these, or set "
+            "requires_grad to False"
+        )
     if foreign := len(known.keys() - {id(parameter) for _, parameter in named}):
-        raise UsageError(f"the optimizer has {counted(foreign, 'parameter')} that the model does not have")
+        raise UsageError(
+            f"the optimizer has {counted(foreign, 'parameter')} that the model does not have"
+        )
 
 
 def with_inner(optimizers: Mapping[str, Optimizer]) -> dict[str, Optimizer]:
-    """Return optimizers by name, with those that they hold and that have a state of their own (SAM, Lookahead)."""
+    """Return optimizers by name, with those that they hold and that have a state of
+    their own (SAM, Lookahead).
+    """
     found = dict[str, Optimizer]()
     for name, optimizer in optimizers.items():
         found[name] = optimizer
@@ -115,8 +145,8 @@ def with_inner(optimizers: Mapping[str, Optimizer]) -> dict[str, Optimizer]:
 class AddsOnce:
     """The method `add_param_group` of the user's optimizer, which may come again after a resume.
 
-    A checkpoint may have groups that the script adds later. They are added when it is loaded, so the script's own call
-    adds nothing then.
+    A checkpoint may have groups that the script adds later. They are added when it is loaded, so
+    the script's own call adds nothing then.
     """
 
     def __init__(self, method: Callable[[dict[str, Any]], None]) -> None:
@@ -160,15 +190,18 @@ class Closed:
         """Call the method. Raises UsageError outside of updates."""
         if not self.is_open:
             raise UsageError(
-                "leave out optimizer.step() and zero_grad(): the end of the loop over micro-batches does both"
+                "leave out optimizer.step() and zero_grad(): the end of the loop over "
+                "micro-batches does both"
             )
         return self._method(*arguments, **options)
 
 
 def can_skip_on_device(optimizer: Optimizer) -> bool:
-    """Return whether the optimizer does nothing if its `found_inf` is 1, with no wait of the host for that number.
+    """Return whether the optimizer does nothing if its `found_inf` is 1, with no wait of
+    the host for that number.
 
-    It needs a state of each parameter: fused optimizers of torch begin one with uninitialised memory, even then.
+    It needs a state of each parameter: fused optimizers of torch begin one with uninitialised
+    memory, even then.
     """
     for group in optimizer.param_groups:
         has_state = all(optimizer.state.get(p) for p in group["params"] if p.grad is not None)
@@ -179,8 +212,12 @@ def can_skip_on_device(optimizer: Optimizer) -> bool:
 
 
 def take_step(optimizer: Optimizer, found_inf: Tensor | None = None) -> None:
-    """Let the optimizer change the weights, by its own `step`; a fused one does nothing if `found_inf` is 1."""
-    closed = [method for method in (optimizer.step, optimizer.zero_grad) if isinstance(method, Closed)]
+    """Let the optimizer change the weights, by its own `step`; a fused one does
+    nothing if `found_inf` is 1.
+    """
+    closed = [
+        method for method in (optimizer.step, optimizer.zero_grad) if isinstance(method, Closed)
+    ]
     for method in closed:
         method.is_open = True
     if found_inf is not None:
@@ -195,7 +232,9 @@ def take_step(optimizer: Optimizer, found_inf: Tensor | None = None) -> None:
 
 
 def wants_closure(cls: type[Optimizer]) -> bool:
-    """Return whether the step of an optimizer cannot be called without a function that computes the loss."""
+    """Return whether the step of an optimizer cannot be called without a
+    function that computes the loss.
+    """
     if callable(getattr(cls, "first_step", None)) and callable(getattr(cls, "second_step", None)):
         return True  # SAM
     step = inspect.unwrap(cls.step)
@@ -209,30 +248,50 @@ def wants_closure(cls: type[Optimizer]) -> bool:
 
 
 def check_own(optimizer: object) -> None:
-    """Raise UsageError if what a program gives as its optimizer is none, or another library's wrapper of one."""
+    """Raise UsageError if what a program gives as its optimizer is none, or another
+    library's wrapper of one.
+    """
     if hasattr(optimizer, "skip_synchronize"):
-        raise UsageError("the optimizer is a hvd.DistributedOptimizer: give the plain one, the session sums gradients")
+        raise UsageError(
+            "the optimizer is a hvd.DistributedOptimizer: give the plain one, the "
+            "session sums gradients"
+        )
     if isinstance(optimizer, (list, tuple)):
         raise UsageError("give several optimizers by name: {'first': optimizer, 'second': another}")
     if hasattr(optimizer, "get_last_lr"):
-        raise UsageError("give the optimizer, and its scheduler by session.register(scheduler=scheduler)")
+        raise UsageError(
+            "give the optimizer, and its scheduler by session.register(scheduler=scheduler)"
+        )
     if not isinstance(optimizer, Optimizer):
-        raise UsageError(f"the optimizer is {described(optimizer)}; it must be a torch.optim.Optimizer")
+        raise UsageError(
+            f"the optimizer is {described(optimizer)}; it must be a torch.optim.Optimizer"
+        )
     if wants_closure(type(optimizer)):
         kind = type(optimizer).__name__
-        raise UsageError(f"{kind} evaluates the loss several times a step, which is not supported: take another one")
+        raise UsageError(
+            f"{kind} evaluates the loss several times a step, which is not "
+            "supported: take another one"
+        )
 
 
 def match_memory_format(optimizer: Optimizer) -> None:
-    """Give each state tensor its parameter's memory format, which may differ in a checkpoint (`--channels-last`)."""
+    """Give each state tensor its parameter's memory format, which may differ in a
+    checkpoint (`--channels-last`).
+    """
     for parameter, values in optimizer.state.items():
         for name, value in values.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+            if (
+                isinstance(value, Tensor)
+                and value.shape == parameter.shape
+                and value.stride() != parameter.stride()
+            ):
                 values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _never_compiled(cls: type[T]) -> type[T]:
-    """Return an optimizer class without torch.compile's wrappers: their first call imports the whole compiler."""
+    """Return an optimizer class without torch.compile's wrappers: their first call
+    imports the whole compiler.
+    """
     names = ("add_param_group", "load_state_dict", "state_dict", "step", "zero_grad")
     methods = {name: inspect.unwrap(getattr(cls, name)) for name in names}
     methods["step"] = torch.no_grad()(methods["step"])  # as one of these wrappers does
@@ -240,8 +299,12 @@ def _never_compiled(cls: type[T]) -> type[T]:
 
 
 def parameter_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, Any]]:
-    """Return the groups of trainable parameters; `--decay-of weights` exempts biases and normalisation layers."""
-    norm_parameters = {id(p) for m in model.modules() if isinstance(m, _NORMS) for p in m.parameters(recurse=False)}
+    """Return the groups of trainable parameters; `--decay-of weights` exempts biases
+    and normalisation layers.
+    """
+    norm_parameters = {
+        id(p) for m in model.modules() if isinstance(m, _NORMS) for p in m.parameters(recurse=False)
+    }
     groups: list[dict[str, Any]] = [{"params": []}, {"params": [], "weight_decay": 0.0}]
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -251,7 +314,9 @@ def parameter_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str
 
 
 class MovingAverage(AveragedModel):
-    """The exponential moving average of a model's weights and running statistics; other buffers are copies."""
+    """The exponential moving average of a model's weights and running statistics;
+    other buffers are copies.
+    """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         nn.Module.__init__(self)  # AveragedModel's makes a plain deepcopy
@@ -268,7 +333,9 @@ class MovingAverage(AveragedModel):
                 mine.copy_(its)
         else:
             for dtype in {mine.dtype for mine, _ in pairs}:
-                mine_of_type, its_of_type = zip(*(pair for pair in pairs if pair[0].dtype == dtype), strict=True)
+                mine_of_type, its_of_type = zip(
+                    *(pair for pair in pairs if pair[0].dtype == dtype), strict=True
+                )
                 self._update(mine_of_type, its_of_type, self.n_averaged)
         buffers.copy_others(model, self.module)
         self.n_averaged += 1
@@ -276,14 +343,17 @@ class MovingAverage(AveragedModel):
 
 def _averaged(model: nn.Module) -> list[Tensor]:
     """Return the tensors of a model that are averaged."""
-    statistics = [buffer.tensor for buffer in buffers.buffers_of(model) if buffers.is_statistic(buffer)]
+    statistics = [
+        buffer.tensor for buffer in buffers.buffers_of(model) if buffers.is_statistic(buffer)
+    ]
     return [*(parameter.detach() for parameter in model.parameters()), *statistics]
 
 
 def copied(model: nn.Module) -> nn.Module:
     """Return a copy of a model. Raises UsageError if an attribute cannot be copied.
 
-    torch copies neither a tensor of a graph, such as an output that a module keeps, nor a compressed sparse one.
+    torch copies neither a tensor of a graph, such as an output that a module keeps, nor a
+    compressed sparse one.
     """
     held = [tensor for module in model.modules() for _, tensor in buffers.tensors_in(vars(module))]
     memo = {id(tensor): tensor.detach().clone() for tensor in held if not _torch_copies(tensor)}
@@ -303,7 +373,8 @@ def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
     """Set the learning rate of the next step for all parameters."""
     for group in optimizer.param_groups:
         if isinstance(group.get("lr"), Tensor):
-            group["lr"].fill_(learning_rate)  # the optimizer may have compiled its step with this tensor
+            # the optimizer may have compiled its step with this tensor
+            group["lr"].fill_(learning_rate)
         else:
             group["lr"] = learning_rate
 

@@ -20,12 +20,30 @@ from hvd_train.errors import UsageError, first_few, first_line, unknown_name
 from hvd_train.network import buffers
 from hvd_train.network.models import head_of, torchvision_names
 
-# Auxiliary classifiers help these models to train from random weights; `models.build` leaves them out.
+# Auxiliary classifiers help these models to train from random weights; `models.build` leaves them
+# out.
 _AUXILIARY = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
 _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.(?=[12]\.)")
-_PARTS = ("model", "state_dict", "model_state_dict", "model_ema", "state_dict_ema")  # the first in a file is taken
-_DAMAGED = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError, ImportError)
-UNREADABLE = (OSError, RuntimeError, EOFError, MemoryError, pickle.UnpicklingError, struct.error, *_DAMAGED)
+# the first in a file is taken
+_PARTS = ("model", "state_dict", "model_state_dict", "model_ema", "state_dict_ema")
+_DAMAGED = (
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    AssertionError,
+    ImportError,
+)
+UNREADABLE = (
+    OSError,
+    RuntimeError,
+    EOFError,
+    MemoryError,
+    pickle.UnpicklingError,
+    struct.error,
+    *_DAMAGED,
+)
 """The errors that torch.load raises for a file that is damaged or empty, or holds code."""
 
 
@@ -57,7 +75,9 @@ def check(weights: str, model: str) -> None:
             raise UsageError(f"--weights {weights}: no such file")
         return
     if model not in torchvision_names():
-        raise UsageError(f"--weights {weights}: torchvision has weights for its own models only, not for {model}")
+        raise UsageError(
+            f"--weights {weights}: torchvision has weights for its own models only, not for {model}"
+        )
     from torchvision.models import get_model_weights
 
     names = list(get_model_weights(model).__members__)
@@ -66,7 +86,10 @@ def check(weights: str, model: str) -> None:
 
 
 def normalisation(weights: str, model: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of each channel for torchvision's `weights`. Raises UsageError as `check`."""
+    """Return mean and standard deviation of each channel for torchvision's `weights`.
+
+    Raises UsageError as `check`.
+    """
     from torchvision.models import get_model_weights
 
     check(weights, model)
@@ -75,18 +98,27 @@ def normalisation(weights: str, model: str) -> tuple[tuple[float, ...], tuple[fl
 
 
 def start_from(weights: str, model: nn.Module, name: str, num_classes: int) -> str:
-    """Load `weights` into the model `name`; return a line for the user. Raises UsageError if that fails."""
-    loaded, part = _from_file(Path(weights)) if is_file(weights) else (_from_torchvision(weights, name), "")
+    """Load `weights` into the model `name`; return a line for the user.
+
+    Raises UsageError if that fails.
+    """
+    loaded, part = (
+        _from_file(Path(weights)) if is_file(weights) else (_from_torchvision(weights, name), "")
+    )
     own = model.state_dict()
     state = _with_names_of(own, loaded)
     for key, others in _tied(model).items():  # a file may have one of the names of a tensor
-        if key not in state and (known := next((other for other in others if other in state), None)):
+        if key not in state and (
+            known := next((other for other in others if other in state), None)
+        ):
             state[key] = state[known]
     head = head_of(model)
     left_out = _AUXILIARY.get(name, ())
     for key in [key for key in state if key.startswith(left_out)]:
         del state[key]
-    own_head = {key for key in own if head is not None and key.startswith(f"{head}.") and not is_extra(key)}
+    own_head = {
+        key for key in own if head is not None and key.startswith(f"{head}.") and not is_extra(key)
+    }
     fresh = {key for key in own_head if key not in state or state[key].shape != own[key].shape}
     for key in fresh & state.keys():
         del state[key]
@@ -111,7 +143,8 @@ def load(tensors: Mapping[str, Any], model: nn.Module) -> None:
     values = {buffers.plain_name(name): value for name, value in buffers.given(tensors).items()}
     names = {buffers.plain_name(name): name for name in [*own, *buffers.may_change_shape(model)]}
     state = OrderedDict((names.get(plain, plain), value) for plain, value in values.items())
-    state._metadata = own._metadata  # type: ignore[attr-defined]  # MNASNet does not load without them
+    # MNASNet does not load without them
+    state._metadata = own._metadata  # type: ignore[attr-defined]
     buffers.make_room(model, state)
     _fit_extra_state(state, own)
     model.load_state_dict(state)
@@ -129,8 +162,13 @@ def is_extra(name: str) -> bool:
 
 
 def for_file(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state_dict as files of weights have it: under the names of a model that is not compiled."""
-    return {buffers.plain_name(name): value for name, value in buffers.given(buffers.kept(state)).items()}
+    """Return a state_dict as files of weights have it: under the names of a
+    model that is not compiled.
+    """
+    return {
+        buffers.plain_name(name): value
+        for name, value in buffers.given(buffers.kept(state)).items()
+    }
 
 
 def check_state(model: nn.Module, weights_format: str) -> None:
@@ -139,20 +177,27 @@ def check_state(model: nn.Module, weights_format: str) -> None:
     for name, value in state.items():
         is_dense = isinstance(value, Tensor) and not buffers.is_sparse(value)
         if weights_format == "safetensors" and not is_dense:
-            raise UsageError(f"--weights-format safetensors: {name} is no dense tensor: leave the flag out")
+            raise UsageError(
+                f"--weights-format safetensors: {name} is no dense tensor: leave the flag out"
+            )
         if not isinstance(value, Tensor) and why_not_read_again(value):
             raise UsageError(
-                f"{name} is a {type(value).__name__}, which a checkpoint cannot hold: let get_extra_state return "
-                "tensors, numbers, texts, bytes, and lists or dicts of them"
+                f"{name} is a {type(value).__name__}, which a checkpoint cannot hold: let "
+                "get_extra_state return tensors, numbers, texts, bytes, and lists or dicts of them"
             )
 
 
 def why_not_read_again(values: Any) -> str:
-    """Return why a file with these values could not be loaded, or an empty text. Tensors are left out."""
+    """Return why a file with these values could not be loaded, or an empty text.
+
+    Tensors are left out.
+    """
     file = io.BytesIO()
     no_numbers = torch.empty(0)
     try:
-        torch.save(map_tensors(values, lambda value: no_numbers if type(value) is Tensor else value), file)
+        torch.save(
+            map_tensors(values, lambda value: no_numbers if type(value) is Tensor else value), file
+        )
         torch.load(io.BytesIO(file.getbuffer()), weights_only=True)
     except Exception as error:  # noqa: BLE001  # pickle calls code of the values
         found = re.search(r"GLOBAL (\S+)", str(error))
@@ -163,23 +208,43 @@ def why_not_read_again(values: Any) -> str:
 def _tied(model: nn.Module) -> dict[str, list[str]]:
     """Return the other names of each tensor that has several."""
     names: dict[Tensor, list[str]] = {}
-    for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
+    for name, tensor in [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]:
         names.setdefault(tensor, []).append(name)
-    return {name: [other for other in same if other != name] for same in names.values() for name in same}
+    return {
+        name: [other for other in same if other != name] for same in names.values() for name in same
+    }
 
 
-def _with_names_of(own: Mapping[str, Tensor], loaded: Mapping[str, Tensor]) -> OrderedDict[str, Tensor]:
-    """Rename loaded tensors to the names of `own`: no prefixes of wrappers, and DenseNet's new names."""
-    new = {key: _OLD_DENSENET.sub(r"\1", key.replace("_orig_mod.", "")) for key in loaded if key not in own}
-    named = OrderedDict((new.get(key, key), value) for key, value in loaded.items() if new.get(key) != "n_averaged")
+def _with_names_of(
+    own: Mapping[str, Tensor], loaded: Mapping[str, Tensor]
+) -> OrderedDict[str, Tensor]:
+    """Rename loaded tensors to the names of `own`: no prefixes of wrappers,
+    and DenseNet's new names.
+    """
+    new = {
+        key: _OLD_DENSENET.sub(r"\1", key.replace("_orig_mod.", ""))
+        for key in loaded
+        if key not in own
+    }
+    named = OrderedDict(
+        (new.get(key, key), value) for key, value in loaded.items() if new.get(key) != "n_averaged"
+    )
     short = named
-    while not own.keys() & short.keys() and len({key.partition(".")[0] for key in short}) == 1 < len(short):
+    while not own.keys() & short.keys() and len(
+        {key.partition(".")[0] for key in short}
+    ) == 1 < len(short):
         short = OrderedDict((key.partition(".")[2], value) for key, value in short.items())
     return short if own.keys() & short.keys() else named
 
 
 def _from_torchvision(name: str, model: str) -> dict[str, Tensor]:
-    """Return torchvision's weights, fetched once a host into torch's cache. Raises UsageError if that fails."""
+    """Return torchvision's weights, fetched once a host into torch's cache.
+
+    Raises UsageError if that fails.
+    """
     from filelock import FileLock
     from torchvision.models import get_model_weights
 
@@ -192,7 +257,9 @@ def _from_torchvision(name: str, model: str) -> dict[str, Tensor]:
             return dict(weights.get_state_dict(progress=False, check_hash=True, weights_only=True))
     except (URLError, *UNREADABLE) as error:
         reason = getattr(error, "reason", None) or why_unreadable(error)
-        raise UsageError(f"--weights {name}: cannot fetch {weights.url} ({reason}): put that file at {path}") from None
+        raise UsageError(
+            f"--weights {name}: cannot fetch {weights.url} ({reason}): put that file at {path}"
+        ) from None
 
 
 def _from_file(path: Path) -> tuple[Mapping[str, Tensor], str]:
@@ -203,17 +270,30 @@ def _from_file(path: Path) -> tuple[Mapping[str, Tensor], str]:
         raise UsageError(f"--weights {path}: cannot be read ({why_unreadable(error)})") from None
     if _is_state(content):
         return content, ""
-    parts = {str(k): v for k, v in content.items() if v and _is_state(v)} if isinstance(content, dict) else {}
-    part = next((name for name in _PARTS if name in parts), next(iter(parts)) if len(parts) == 1 else None)
+    parts = (
+        {str(k): v for k, v in content.items() if v and _is_state(v)}
+        if isinstance(content, dict)
+        else {}
+    )
+    part = next(
+        (name for name in _PARTS if name in parts), next(iter(parts)) if len(parts) == 1 else None
+    )
     if part is None:
-        keys = f" but has {', '.join(map(str, list(content)[:5]))}" if isinstance(content, dict) else ""
-        raise UsageError(f"--weights {path}: it must hold a plain state_dict (names and tensors){keys}")
+        keys = (
+            f" but has {', '.join(map(str, list(content)[:5]))}"
+            if isinstance(content, dict)
+            else ""
+        )
+        raise UsageError(
+            f"--weights {path}: it must hold a plain state_dict (names and tensors){keys}"
+        )
     return parts[part], f" ({part})"
 
 
 def _is_state(content: Any) -> bool:
     return isinstance(content, dict) and all(
-        isinstance(name, str) and (isinstance(value, Tensor) or is_extra(name)) for name, value in content.items()
+        isinstance(name, str) and (isinstance(value, Tensor) or is_extra(name))
+        for name, value in content.items()
     )
 
 

@@ -1,1 +1,4 @@
-"""Functions of a run's progress: sample order, learning rate, sums of scores, timing. Start with `order`."""
+"""Functions of a run's progress: sample order, learning rate, sums of scores, timing.
+
+Start with `order`.
+"""

@@ -47,17 +47,25 @@ class Stopwatch:
 
 
 PHASES = ("data", "forward", "backward", "reduction", "optimizer", "other")
-"""The phases of a step; "data" is the wait for samples, "reduction" the wait for gradients after the passes."""
+"""The phases of a step; "data" is the wait for samples, "reduction" the wait for
+gradients after the passes."""
 _MOST_MARKS = 600
 
 
 class Split:
-    """Splits the time of steps into phases. A mark gives the time since the last mark to a phase."""
+    """Splits the time of steps into phases.
+
+    A mark gives the time since the last mark to a phase.
+    """
 
     def __init__(
-        self, stamp: Callable[[], Any] = time.perf_counter, seconds: Callable[[Any, Any], float] = operator.sub
+        self,
+        stamp: Callable[[], Any] = time.perf_counter,
+        seconds: Callable[[Any, Any], float] = operator.sub,
     ) -> None:
-        """`stamp()` returns a point in time, and `seconds(end, start)` the seconds between two of them."""
+        """`stamp()` returns a point in time, and `seconds(end, start)` the
+        seconds between two of them.
+        """
         self._stamp = stamp
         self._seconds = seconds
         self._last = stamp()
@@ -89,7 +97,8 @@ class Split:
     def _add_up(self) -> None:
         for phase, end, start in self._marks:
             self._spent[phase] += self._seconds(end, start)
-            self._steps += phase == "optimizer"  # once in each step; an epoch has one mark more of "data"
+            # once in each step; an epoch has one mark more of "data"
+            self._steps += phase == "optimizer"
         self._marks.clear()
 
 
@@ -117,9 +126,13 @@ class Timer:
 
 
 class TrainingClock:
-    """Times a training: its speed, its seconds over all resumes, and when the next commit is due."""
+    """Times a training: its speed, its seconds over all resumes, and
+    when the next commit is due.
+    """
 
-    def __init__(self, commit_seconds: float | None, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, commit_seconds: float | None, now: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.stopwatch = Stopwatch(now)
         self.commits = Timer(commit_seconds, now)
         self._since_start = Timer(None, now)

@@ -7,7 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 # What a line of metrics.jsonl has besides measures.
-FACTS = {"kind", "time", "epoch", "step", "samples", "learning_rate", "gradient_norm", "loss_scale", "skipped_steps"}
+FACTS = {
+    "kind",
+    "time",
+    "epoch",
+    "step",
+    "samples",
+    "learning_rate",
+    "gradient_norm",
+    "loss_scale",
+    "skipped_steps",
+}
 FACTS |= {"samples_per_second", "seconds", "total_seconds", "peak_memory_gib", "gpu", "split"}
 FACTS |= {"elapsed", "samples_done", "epochs_done"}  # `History` adds these
 
@@ -21,12 +31,17 @@ class Totals:
     divisors: Mapping[str, float] = field(default_factory=dict)  # of each sum, by the same names
 
     def __add__(self, other: Totals) -> Totals:
-        return Totals(self.count + other.count, _added(self.sums, other.sums), _added(self.divisors, other.divisors))
+        return Totals(
+            self.count + other.count,
+            _added(self.sums, other.sums),
+            _added(self.divisors, other.divisors),
+        )
 
     def means(self) -> dict[str, float]:
         """Return the mean of each measure by name; NaN if there is nothing to divide by."""
         return {
-            name: total / self.divisors[name] if self.divisors[name] else math.nan for name, total in self.sums.items()
+            name: total / self.divisors[name] if self.divisors[name] else math.nan
+            for name, total in self.sums.items()
         }
 
 

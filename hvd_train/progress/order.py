@@ -1,6 +1,8 @@
-"""Compute the samples of each step, and their fingerprint: pure functions of progress, seed and world size. No torch.
+"""Compute the samples of each step, and their fingerprint: pure functions of progress, seed
+and world size. No torch.
 
-The order of an epoch is a permutation that is computed index by index, in constant memory for any data set.
+The order of an epoch is a permutation that is computed index by index, in constant memory for any
+data set.
 """
 
 import math
@@ -18,7 +20,8 @@ from hvd_train.errors import UsageError
 Indices = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
-_ROUNDS = 8  # 4 suffice for a pseudo-random permutation (Luby and Rackoff 1988); small domains profit from more
+# 4 suffice for a pseudo-random permutation (Luby and Rackoff 1988); small domains profit from more
+_ROUNDS = 8
 _WORD = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio
 _BLOCK = 1 << 12  # the most samples of a rank, and the most steps, looked up at once
@@ -28,7 +31,9 @@ _NONE = np.empty(0, dtype=np.int64)
 
 
 def scramble(words: Words) -> Words:
-    """Mix 64-bit words one to one: SplitMix64 (Steele et al., "Fast splittable pseudorandom number generators")."""
+    """Mix 64-bit words one to one: SplitMix64 (Steele et al., "Fast splittable
+    pseudorandom number generators").
+    """
     with np.errstate(over="ignore"):
         words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -38,7 +43,8 @@ def scramble(words: Words) -> Words:
 
 def key(*numbers: int) -> int:
     """Return a 64-bit key for a tuple of integers, such as (seed, epoch)."""
-    state = _GOLDEN  # SplitMix64 in Python integers, which are faster than numpy for a single number
+    # SplitMix64 in Python integers, which are faster than numpy for a single number
+    state = _GOLDEN
     for number in numbers:
         state = (state ^ (number & _WORD)) & _WORD
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
@@ -48,10 +54,15 @@ def key(*numbers: int) -> int:
 
 
 def uniforms(seed: int, epoch: int, indices: Indices, count: int) -> npt.NDArray[np.float32]:
-    """Return random numbers in [0, 1), float32 [len(indices), count]. They depend on seed, epoch and sample alone."""
+    """Return random numbers in [0, 1), float32 [len(indices), count].
+
+    They depend on seed, epoch and sample alone.
+    """
     columns = np.array([key(seed, epoch, 1, column) for column in range(count)], dtype=np.uint64)
     words = scramble(scramble(indices.astype(np.uint64))[:, None] ^ columns[None, :])
-    numbers: npt.NDArray[np.float32] = (words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+    numbers: npt.NDArray[np.float32] = (words >> np.uint64(40)).astype(np.float32) * np.float32(
+        2.0**-24
+    )
     return numbers
 
 
@@ -72,7 +83,8 @@ class Order:
 class EpochOrder(Order):
     """The order of one epoch: a keyed permutation of 0..num_samples-1, in constant memory.
 
-    It is a Feistel network with cycle walking (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
+    It is a Feistel network with cycle walking (Black and Rogaway, "Ciphers with arbitrary finite
+    domains", 2002).
     """
 
     def __init__(self, seed: int, epoch: int, num_samples: int) -> None:
@@ -81,7 +93,9 @@ class EpochOrder(Order):
         self._mask = np.uint64((1 << int(self._half)) - 1)
         self._keys = [np.uint64(key(seed, epoch, 0, number)) for number in range(_ROUNDS)]
         domain = 1 << 2 * int(self._half)
-        self._table = self._feistel(np.arange(domain, dtype=np.uint64)) if domain <= _SMALL else None
+        self._table = (
+            self._feistel(np.arange(domain, dtype=np.uint64)) if domain <= _SMALL else None
+        )
 
     @override
     def at(self, positions: Indices) -> Indices:
@@ -132,7 +146,10 @@ def in_order(seed: int, epoch: int, num_samples: int) -> Indices:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Positions in pieces of `length`. With `join`, a remainder of one position joins the piece before it."""
+    """Positions in pieces of `length`.
+
+    With `join`, a remainder of one position joins the piece before it.
+    """
 
     span: range
     length: int
@@ -156,8 +173,9 @@ class Pieces:
 class BatchLayout:
     """The sizes of global batches and micro-batches, in samples.
 
-    A run keeps its layout: batch norm and dropout act within a micro-batch, so the same micro-batches mean the same
-    step on any number of ranks. Batch norm needs two samples, so a remainder of one joins the batch before it.
+    A run keeps its layout: batch norm and dropout act within a micro-batch, so the same
+    micro-batches mean the same step on any number of ranks. Batch norm needs two samples, so a
+    remainder of one joins the batch before it.
     """
 
     global_batch: int
@@ -181,11 +199,14 @@ UNDECIDED = BatchLayout(0, 0)  # before it is known whether the run is new
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A micro-batch of a step: its number within the global batch, its samples, and their items for the model."""
+    """A micro-batch of a step: its number within the global batch, its samples, and
+    their items for the model.
+    """
 
     number: int
     samples: Indices  # [n]
-    batch: Any = None  # (images [n, c, h, w] float, class numbers [n]), or a tree of tensors; None until it is loaded
+    # (images [n, c, h, w] float, class numbers [n]), or a tree of tensors; None until it is loaded
+    batch: Any = None
 
 
 @dataclass(frozen=True)
@@ -198,54 +219,80 @@ class Batch:
 
 
 def epoch_size(batch: BatchConfig, layout: BatchLayout, num_samples: int) -> int:
-    """Return the samples of an epoch: all of them or, with `--drop-last`, those of whole global batches."""
+    """Return the samples of an epoch: all of them or, with `--drop-last`,
+    those of whole global batches.
+    """
     return num_samples - num_samples % layout.global_batch if batch.drop_last else num_samples
 
 
 def assignments(
     order: Order, cursor: int, layout: BatchLayout, rank: int, size: int, stop: int | None = None
 ) -> Iterator[Batch]:
-    """Yield a rank's part of each step from `cursor` to position `stop` (the last one), to be loaded.
+    """Yield a rank's part of each step from `cursor` to position `stop`
+    (the last one), to be loaded.
 
-    Rank r computes micro-batches r, r + size, ... of each global batch. The last batch may be smaller, and a rank may
-    have no micro-batch in it. No sample is repeated or dropped.
+    Rank r computes micro-batches r, r + size, ... of each global batch. The last batch may be
+    smaller, and a rank may have no micro-batch in it. No sample is repeated or dropped.
     """
-    # Positions of several steps are looked up at once: a numpy call costs more than the samples of a micro-batch.
+    # Positions of several steps are looked up at once: a numpy call costs more than the samples of
+    # a micro-batch.
     own = max(1, math.ceil(layout.global_batch / size))
     steps = layout.batches(range(cursor, order.num_samples if stop is None else stop))
     at_once = min(_STEPS, math.ceil(_BLOCK / own))
     for first in range(0, len(steps), at_once):
         batches = [steps[number] for number in range(len(steps))[first : first + at_once]]
         pieces = map(layout.micro_batches, batches)
-        spans = [{number: micro[number] for number in range(rank, len(micro), size)} for micro in pieces]
-        positions = [np.arange(span.start, span.stop, dtype=np.int64) for mine in spans for span in mine.values()]
+        spans = [
+            {number: micro[number] for number in range(rank, len(micro), size)} for micro in pieces
+        ]
+        positions = [
+            np.arange(span.start, span.stop, dtype=np.int64)
+            for mine in spans
+            for span in mine.values()
+        ]
         samples = order.at(np.concatenate([_NONE, *positions]))
-        of_micro_batches = iter(np.split(samples, np.cumsum([*map(len, positions)], dtype=np.int64)))
+        of_micro_batches = iter(
+            np.split(samples, np.cumsum([*map(len, positions)], dtype=np.int64))
+        )
         for batch, mine in zip(batches, spans, strict=True):
             micro_batches = tuple(MicroBatch(number, next(of_micro_batches)) for number in mine)
             yield Batch(len(batch), len(layout.micro_batches(batch)), micro_batches)
 
 
 def choose_layout(batch: BatchConfig, size: int, num_samples: int) -> BatchLayout:
-    """Return the layout of a new run on `size` ranks. Raises UsageError if it is too large or lacks a batch size."""
+    """Return the layout of a new run on `size` ranks.
+
+    Raises UsageError if it is too large or lacks a batch size.
+    """
     return check_fits(layout_for(batch, size), num_samples)
 
 
 def layout_for(batch: BatchConfig, size: int) -> BatchLayout:
-    """Return the layout of a new run for any training set. Raises UsageError if it lacks a batch size."""
+    """Return the layout of a new run for any training set.
+
+    Raises UsageError if it lacks a batch size.
+    """
     if batch.global_batch_size is None:
         return _per_worker(batch, size)
     if batch.batch_size is None and batch.accumulation_steps > 1:
-        raise UsageError("--accumulation-steps with --global-batch-size needs --batch-size, the samples of a pass")
-    return BatchLayout(batch.global_batch_size, batch.batch_size or _micro_batch_size(batch.global_batch_size))
+        raise UsageError(
+            "--accumulation-steps with --global-batch-size needs --batch-size, "
+            "the samples of a pass"
+        )
+    return BatchLayout(
+        batch.global_batch_size, batch.batch_size or _micro_batch_size(batch.global_batch_size)
+    )
 
 
 def check_fits(layout: BatchLayout, num_samples: int) -> BatchLayout:
-    """Return the layout of a new run. Raises UsageError if its batch is larger than the training set."""
+    """Return the layout of a new run.
+
+    Raises UsageError if its batch is larger than the training set.
+    """
     if layout.global_batch > num_samples:
         raise UsageError(
-            f"a global batch of {layout.global_batch} samples is larger than the training set of {num_samples}; "
-            f"type --global-batch-size {num_samples} or less"
+            f"a global batch of {layout.global_batch} samples is larger than the training set of "
+            f"{num_samples}; type --global-batch-size {num_samples} or less"
         )
     return layout
 
@@ -262,7 +309,9 @@ def _per_worker(batch: BatchConfig, size: int) -> BatchLayout:
 
 
 def _micro_batch_size(global_batch: int) -> int:
-    """Return the default: 16 to 48 samples, in 1, 2, 4, 8 or a multiple of 8 micro-batches if possible."""
+    """Return the default: 16 to 48 samples, in 1, 2, 4, 8 or a multiple of 8
+    micro-batches if possible.
+    """
     few = next(number for number in (8, 4, 2, 1) if global_batch >= 16 * number or number == 1)
     return math.ceil(global_batch / max(few, 8 * round(global_batch / (8 * 32))))
 
@@ -270,7 +319,8 @@ def _micro_batch_size(global_batch: int) -> int:
 def fingerprint(samples: Indices) -> int:
     """Return the sum of `scramble(number + 1)` modulo 2^64 over sample numbers, int64 [n].
 
-    `scramble` maps numbers one to one, so other samples have the same fingerprint with a probability of 1 in 2^64.
+    `scramble` maps numbers one to one, so other samples have the same fingerprint with a
+    probability of 1 in 2^64.
     """
     return int(scramble(samples.astype(np.uint64) + np.uint64(1)).sum(dtype=np.uint64))
 

@@ -11,10 +11,12 @@ from hvd_train.errors import HvdTrainError
 
 
 class StopSignal:
-    """A context manager that records the first stop signal in `received`; a second one ends the process as usual.
+    """A context manager that records the first stop signal in `received`; a second one
+    ends the process as usual.
 
-    Stop signals are SIGINT, SIGTERM, SIGUSR1, and SIGHUP, unless it is ignored already (nohup). SIGHUP never ends the
-    process, and is no first signal to others: a lost terminal sends several. Signals are recorded in the main thread.
+    Stop signals are SIGINT, SIGTERM, SIGUSR1, and SIGHUP, unless it is ignored already (nohup).
+    SIGHUP never ends the process, and is no first signal to others: a lost terminal sends several.
+    Signals are recorded in the main thread.
     """
 
     def __init__(self, *, hangup: bool = True) -> None:
@@ -32,7 +34,9 @@ class StopSignal:
                 self._previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, handler)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *traceback: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *traceback: object
+    ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         if isinstance(error, HvdTrainError):  # the recorded signal does not come a second time

@@ -27,8 +27,10 @@ TEMPLATES = Environment(
 )
 TEMPLATES.filters["base64"] = lambda content: base64.b64encode(content).decode()
 SCRIPT = (Path(__file__).parent / "templates" / "page.js").read_text(encoding="utf-8")
-DIGEST = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()  # the browser runs no other script
-pieces: Any = TEMPLATES.get_template("pieces.html").module  # the macros of pieces.html; each returns markup
+# the browser runs no other script
+DIGEST = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+# the macros of pieces.html; each returns markup
+pieces: Any = TEMPLATES.get_template("pieces.html").module
 
 
 def written(value: object) -> str:
@@ -47,7 +49,8 @@ def clean(text: str) -> str:
     return printable(text, keep="\n\t").encode(errors="replace").decode()
 
 
-Line = tuple[str, Sequence[float | None], Sequence[float | None]]  # name, x, y; None, NaN and infinity leave a gap
+# name, x, y; None, NaN and infinity leave a gap
+Line = tuple[str, Sequence[float | None], Sequence[float | None]]
 
 _STYLE = Path(__file__).parent / "templates" / "charts.mplstyle"
 _WIDTH = 4.2  # inches; on a phone the text of this width keeps its size
@@ -56,7 +59,8 @@ _ABOVE = 0.25
 _LEGEND_WIDTH = 44  # letters in a row of the legend, inches of its height
 _ROW = 0.19
 MANY = 8
-"""More runs than these are named by their settings, which are the columns of tables; one chart has the legend."""
+"""More runs than these are named by their settings, which are the columns of tables;
+one chart has the legend."""
 _DIVERGED = 1000  # times the median is a value beyond which the others would be one flat line
 _GREY = "#5c6068"
 
@@ -76,7 +80,10 @@ class Chart:
     @property
     def description(self) -> str:
         """The chart in one sentence, for screen readers."""
-        return f"{self.title} over {self.x}: {', '.join(name for name, _, _ in self.lines if name) or 'one line'}"
+        return (
+            f"{self.title} over {self.x}: "
+            f"{', '.join(name for name, _, _ in self.lines if name) or 'one line'}"
+        )
 
     def image(self, kind: str) -> bytes:
         """Return the chart as an "svg" (transparent) or "png" (white) file."""
@@ -84,14 +91,23 @@ class Chart:
             return _saved(self._figure(), kind)
 
     def shown(self) -> tuple[bytes, str]:
-        """Return the chart as an "svg" file, and JSON of its values, which page.js shows at the pointer."""
+        """Return the chart as an "svg" file, and JSON of its values, which
+        page.js shows at the pointer.
+        """
         with matplotlib.style.context(_STYLE):
             (axes,) = (figure := self._figure()).axes
             image = _saved(figure, "svg")
         of_lines = zip(self.lines, axes.lines, strict=False)  # lines of events follow
-        drawn = [(name, line.get_color(), *map(_rounded, line.get_data())) for (name, _, _), line in of_lines]
+        drawn = [
+            (name, line.get_color(), *map(_rounded, line.get_data()))
+            for (name, _, _), line in of_lines
+        ]
         lines = [dict(zip(("name", "colour", "x", "y"), line, strict=True)) for line in drawn]
-        place = {"axis": self.x, "box": list(axes.get_position().extents), "limits": axes.get_xlim()}
+        place = {
+            "axis": self.x,
+            "box": list(axes.get_position().extents),
+            "limits": axes.get_xlim(),
+        }
         return image, json.dumps({**place, "percent": self.percent, "lines": lines})
 
     def _figure(self) -> Figure:
@@ -99,7 +115,9 @@ class Chart:
         columns = max(1, _LEGEND_WIDTH // (longest + 7))
         below = _ROW * (3 + (-(-len(self.lines) // columns) if longest else 0))
         figure = Figure(figsize=(_WIDTH, _ABOVE + _PLOT + below))
-        figure.subplots_adjust(top=1 - _ABOVE / figure.get_figheight(), bottom=below / figure.get_figheight())
+        figure.subplots_adjust(
+            top=1 - _ABOVE / figure.get_figheight(), bottom=below / figure.get_figheight()
+        )
         axes = figure.add_subplot(xlabel=self.x)
         axes.set_title(clean(self.title))
         if sum(self._draw(axes, line) for line in self.lines):
@@ -119,10 +137,12 @@ class Chart:
         y = np.array(line[2], float)
         known = np.isfinite(x) & np.isfinite(y)
         y[~known] = np.nan
-        # A point between two gaps is visible only by its marker. A few of the other points have one.
+        # A point between two gaps is visible only by its marker. A few of the other points have
+        # one.
         marked = known & ~np.append(False, known[:-1]) & ~np.append(known[1:], False)
         marked[:: max(1, len(x) // 8)] = True
-        label = f" {clean(name)}" if name else ""  # the blank: matplotlib hides names that begin with "_"
+        # the blank: matplotlib hides names that begin with "_"
+        label = f" {clean(name)}" if name else ""
         if name and not known.any():
             label += ": no values"
         axes.plot(x, y, label=label, markevery=list(np.flatnonzero(marked & known)))
@@ -130,7 +150,11 @@ class Chart:
 
     def _scale(self, axes: Axes) -> None:
         known = np.concatenate([np.asarray(line.get_ydata(), float) for line in axes.lines])
-        if not self.zero and np.nanmin(known) > 0 and np.nanmax(known) > _DIVERGED * np.nanmedian(known):
+        if (
+            not self.zero
+            and np.nanmin(known) > 0
+            and np.nanmax(known) > _DIVERGED * np.nanmedian(known)
+        ):
             axes.set_yscale("log")
         if self.zero:
             axes.set_ylim(0, 1.05 * axes.dataLim.ymax)
@@ -146,7 +170,15 @@ class Chart:
                 labelled = at
                 above = axes.get_xaxis_transform()
                 axes.text(
-                    at, 0.98, clean(label), transform=above, rotation=90, ha="right", va="top", size=8, color=_GREY
+                    at,
+                    0.98,
+                    clean(label),
+                    transform=above,
+                    rotation=90,
+                    ha="right",
+                    va="top",
+                    size=8,
+                    color=_GREY,
                 )
 
 
@@ -157,4 +189,6 @@ def _saved(figure: Figure, kind: str) -> bytes:
 
 
 def _rounded(values: Any) -> list[float | None]:
-    return [float(f"{value:.5g}") if np.isfinite(value) else None for value in np.asarray(values, float)]
+    return [
+        float(f"{value:.5g}") if np.isfinite(value) else None for value in np.asarray(values, float)
+    ]

@@ -23,7 +23,10 @@ _MOST_EVENTS = 5
 
 
 def watch(path: Path, *, once: bool, interval_s: float) -> None:
-    """Show a run until it ends, or its state now if `once` is set. Raises UsageError if there is none to read."""
+    """Show a run until it ends, or its state now if `once` is set.
+
+    Raises UsageError if there is none to read.
+    """
     history = read(path)
     console = Console(highlight=False)
     if once:
@@ -38,7 +41,9 @@ def watch(path: Path, *, once: bool, interval_s: float) -> None:
 
 def view(history: History, now: float) -> RenderableType:
     """Return the picture of a run; `now` is in seconds since 1970."""
-    silent = now - history.last_write if history.last_write is not None and not history.ended else 0.0
+    silent = (
+        now - history.last_write if history.last_write is not None and not history.ended else 0.0
+    )
     pairs = [(name, _text(value)) for name, value in facts(history).items()]
     table = Table.grid(padding=(0, 2))
     for left, right in zip(pairs[::2], pairs[1::2], strict=True):
@@ -47,10 +52,13 @@ def view(history: History, now: float) -> RenderableType:
     for name in dict.fromkeys(["loss", history.goal[0]]):
         records = ("", name, history.steps), ("val ", f"val_{name}", history.epochs)
         for prefix, field, of in records:
-            if name == "loss" or any(field in record for record in of):  # a figure may be of evaluations only
+            # a figure may be of evaluations only
+            if name == "loss" or any(field in record for record in of):
                 values = [number(record, field) for record in of]
                 curves.add_row(_text(prefix + label(name)), _curve(values, partial(figure, name)))
-    curves.add_row(_text(f"{history.sample}s/s"), _curve(speeds(history.steps, _WIDTH)[1], "{:,.0f}".format))
+    curves.add_row(
+        _text(f"{history.sample}s/s"), _curve(speeds(history.steps, _WIDTH)[1], "{:,.0f}".format)
+    )
     parts: list[RenderableType] = [table, "", curves]
     if silent > 60:
         parts.append(f"last record {duration(silent)} ago")
@@ -73,4 +81,7 @@ def _curve(values: Sequence[float | None], written: Callable[[float], str]) -> s
     span = max(known) - min(known) or 1.0
     blocks = (" " if value is None else _BLOCKS[round((value - low) / span * 7)] for value in means)
     last = next(value for value in reversed(values) if value is not None)
-    return f"{''.join(blocks):{_WIDTH}}  {written(last)}{'' if values[-1] is not None else ' (not the last one)'}"
+    return (
+        f"{''.join(blocks):{_WIDTH}}  "
+        f"{written(last)}{'' if values[-1] is not None else ' (not the last one)'}"
+    )

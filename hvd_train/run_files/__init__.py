@@ -1,1 +1,4 @@
-"""The files of a run: folder, journal, ledger and history. No torch. Start with `run_folder`, then `journal`."""
+"""The files of a run: folder, journal, ledger and history.
+
+No torch. Start with `run_folder`, then `journal`.
+"""

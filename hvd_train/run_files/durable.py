@@ -1,4 +1,6 @@
-"""Write files that are whole or absent after a kill or on a full disk, and files that grow by whole entries."""
+"""Write files that are whole or absent after a kill or on a full disk, and files
+that grow by whole entries.
+"""
 
 import errno
 import os
@@ -16,14 +18,16 @@ PARTIAL_SUFFIX = ".partial"
 def writing(path: Path, held: Callable[[], bool] = lambda: True) -> Iterator[BinaryIO]:
     """Open a partial file, then force it to disk and rename it.
 
-    Raises OSError if the disk is full, or if `held()` is False: another process may be writing the same files.
+    Raises OSError if the disk is full, or if `held()` is False: another process may be writing the
+    same files.
     """
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
     taken_over = OSError(errno.EPERM, "another process has taken over the folder", str(path))
     if not held():
         raise taken_over
     try:
-        partial.unlink(missing_ok=True)  # left by a killed process, or a planted link, which must not be followed
+        # left by a killed process, or a planted link, which must not be followed
+        partial.unlink(missing_ok=True)
         with open(partial, "xb") as file:
             yield file
             file.flush()
@@ -62,10 +66,13 @@ def sync_folder(folder: Path) -> None:
 class AppendedFile:
     """Appends whole entries. Only a process that is killed leaves a torn one."""
 
-    def __init__(self, path: Path, report: Callable[[str], None], held: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self, path: Path, report: Callable[[str], None], held: Callable[[], bool] = lambda: True
+    ) -> None:
         """Prepare to append to `path`, which need not exist.
 
-        No method raises OSError: `report` is called for the first one. Nothing is written while `held()` is False.
+        No method raises OSError: `report` is called for the first one. Nothing is written while
+        `held()` is False.
         """
         self._path = path
         self._report = report
@@ -83,7 +90,8 @@ class AppendedFile:
                 self._file = in_place(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
                 sync_folder(self._path.parent)
             written = os.write(self._file, entry)
-            if written < len(entry):  # the disk became full within the entry, whose beginning is removed
+            # the disk became full within the entry, whose beginning is removed
+            if written < len(entry):
                 os.ftruncate(self._file, os.fstat(self._file).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:

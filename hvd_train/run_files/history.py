@@ -16,10 +16,12 @@ from hvd_train.progress.metrics import FACTS
 from hvd_train.run_files import run_folder
 
 Record = Mapping[str, Any]  # a line of metrics.jsonl, or another JSON file
-Curve = tuple[list[float | None], list[float | None]]  # x and y values, equally many; None leaves a gap
+# x and y values, equally many; None leaves a gap
+Curve = tuple[list[float | None], list[float | None]]
 LARGEST = 1e18  # larger numbers are damage
 _SHORTEST = 1e-6  # seconds: a shorter step is damage
-_FIRST = ("note", "lost", run_folder.FROM_FILE, "start")  # events that a process writes before it trains
+# events that a process writes before it trains
+_FIRST = ("note", "lost", run_folder.FROM_FILE, "start")
 _MOST_POINTS = 120  # of a curve: a chart is a few hundred pixels wide
 
 
@@ -27,8 +29,9 @@ _MOST_POINTS = 120  # of a curve: a chart is a few hundred pixels wide
 class History:
     """A run as its files describe it.
 
-    Records have three more fields: `elapsed`, the seconds of training without pauses before a resume, and
-    `samples_done` and `epochs_done`, the progress until then; `epochs_done` is None if unknown.
+    Records have three more fields: `elapsed`, the seconds of training without pauses before a
+    resume, and `samples_done` and `epochs_done`, the progress until then; `epochs_done` is None if
+    unknown.
     """
 
     path: Path
@@ -49,7 +52,9 @@ class History:
     @cached_property
     def state(self) -> str:
         """Return running, finished, stopped, broke off or unknown; a reason may follow."""
-        last = next((e for e in reversed(self.events) if e.get("name") in ("start", "end", "world")), {})
+        last = next(
+            (e for e in reversed(self.events) if e.get("name") in ("start", "end", "world")), {}
+        )
         ended = last.get("name") == "end"
         if ended and str(last.get("message")).startswith("stopped"):
             return "stopped; the same command continues it"
@@ -74,18 +79,32 @@ class History:
     @property
     def world_size(self) -> int | None:
         """Return the latest number of ranks, or None if unknown."""
-        sizes = (whole(e.get("world_size")) for e in reversed(self.events) if e.get("name") in ("start", "world"))
+        sizes = (
+            whole(e.get("world_size"))
+            for e in reversed(self.events)
+            if e.get("name") in ("start", "world")
+        )
         return next((size for size in sizes if size), None)
 
     @property
     def measures(self) -> tuple[str, ...]:
         """Return the names of the measures of training and validation, the loss first."""
-        names = (name.removeprefix("val_") for of in (self.steps, self.epochs) for name in (of[-1] if of else ()))
-        return tuple(dict.fromkeys(["loss", *(name for name in names if name not in FACTS and name.isidentifier())]))
+        names = (
+            name.removeprefix("val_")
+            for of in (self.steps, self.epochs)
+            for name in (of[-1] if of else ())
+        )
+        return tuple(
+            dict.fromkeys(
+                ["loss", *(name for name in names if name not in FACTS and name.isidentifier())]
+            )
+        )
 
     @property
     def goal(self) -> tuple[str, bool]:
-        """Return the name of the figure that decides which evaluation is the best, and whether more is better."""
+        """Return the name of the figure that decides which evaluation is the best,
+        and whether more is better.
+        """
         return str(self._start.get("best", "top1")), bool(self._start.get("higher", True))
 
     @property
@@ -100,22 +119,35 @@ class History:
     @property
     def seconds(self) -> float:
         """Return the seconds of training until the last record."""
-        return max((record["elapsed"] for record in (*self.steps, *self.epochs, *self.events)), default=0.0)
+        return max(
+            (record["elapsed"] for record in (*self.steps, *self.epochs, *self.events)), default=0.0
+        )
 
     def furthest(self, name: str) -> float:
         """Return the largest value of a field of steps and epochs, or 0."""
-        return max((number(record, name) or 0.0 for record in (*self.steps, *self.epochs)), default=0.0)
+        return max(
+            (number(record, name) or 0.0 for record in (*self.steps, *self.epochs)), default=0.0
+        )
 
 
 def read(path: Path) -> History:
-    """Read a run folder. Raises UsageError if `path` is none, or if one of its files cannot be read."""
+    """Read a run folder.
+
+    Raises UsageError if `path` is none, or if one of its files cannot be read.
+    """
     if not path.is_dir():
         raise UsageError(f"{path}: no such run folder")
     if not (path / run_folder.CONFIG).exists() and not (path / run_folder.METRICS).exists():
         raise UsageError(f"{path} is not a run of hvd_train: it has no {run_folder.CONFIG}")
     try:
-        settings = {str(name): value for name, value in _mapping(path / run_folder.CONFIG, config_file.parse).items()}
-        others = (_mapping(path / name, json.loads) for name in (run_folder.SUMMARY, run_folder.ENVIRONMENT))
+        settings = {
+            str(name): value
+            for name, value in _mapping(path / run_folder.CONFIG, config_file.parse).items()
+        }
+        others = (
+            _mapping(path / name, json.loads)
+            for name in (run_folder.SUMMARY, run_folder.ENVIRONMENT)
+        )
         lines, (summary, environment) = _lines(path / run_folder.METRICS), others
     except OSError as error:
         raise UsageError(f"cannot read {error.filename or path}: {error.strerror}") from None
@@ -123,9 +155,13 @@ def read(path: Path) -> History:
     last = starts[-1] if starts else {}
     per_epoch = whole(last.get("epoch_samples", last.get("num_samples")))
     _add_progress(lines, per_epoch)
-    steps, epochs, events = (tuple(e for e in lines if e.get("kind") == kind) for kind in ("step", "epoch", "event"))
+    steps, epochs, events = (
+        tuple(e for e in lines if e.get("kind") == kind) for kind in ("step", "epoch", "event")
+    )
     last_write = max((line["time"] for line in lines), default=None)
-    return History(path, settings, steps, epochs, events, per_epoch, summary, environment, last_write)
+    return History(
+        path, settings, steps, epochs, events, per_epoch, summary, environment, last_write
+    )
 
 
 def number(record: Record, name: str) -> float | None:
@@ -138,7 +174,11 @@ def number(record: Record, name: str) -> float | None:
 
 def whole(value: object) -> int | None:
     """Return `value` if it is a whole number above 0, else None."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < LARGEST else None
+    return (
+        value
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < LARGEST
+        else None
+    )
 
 
 def speeds(steps: Sequence[Record], most: int = _MOST_POINTS) -> Curve:
@@ -150,11 +190,17 @@ def speeds(steps: Sequence[Record], most: int = _MOST_POINTS) -> Curve:
         if before.get("epoch") == after.get("epoch") and samples > 0 and seconds > _SHORTEST:
             intervals.append((before["elapsed"] + seconds / 2, samples, seconds))
     size = -(-len(intervals) // most) or 1
-    groups = [tuple(zip(*intervals[at : at + size], strict=True)) for at in range(0, len(intervals), size)]
-    return [_mean(middles) for middles, _, _ in groups], [sum(samples) / sum(times) for _, samples, times in groups]
+    groups = [
+        tuple(zip(*intervals[at : at + size], strict=True)) for at in range(0, len(intervals), size)
+    ]
+    return [_mean(middles) for middles, _, _ in groups], [
+        sum(samples) / sum(times) for _, samples, times in groups
+    ]
 
 
-def thinned(x: Sequence[float | None], y: Sequence[float | None], most: int = _MOST_POINTS) -> Curve:
+def thinned(
+    x: Sequence[float | None], y: Sequence[float | None], most: int = _MOST_POINTS
+) -> Curve:
     """Return at most `most` points, each the mean of neighbours or a gap."""
     size = -(-len(x) // most) or 1
     starts = range(0, len(x), size)
@@ -180,7 +226,9 @@ def _mapping(path: Path, parse: Callable[[str], object]) -> dict[str, Any]:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a run, without torn lines: a process may have been killed, or writes this moment."""
+    """Return the records of a run, without torn lines: a process may have been
+    killed, or writes this moment.
+    """
     lines = []
     for line in plain_file.read_bytes(path).splitlines() if path.exists() else ():
         with suppress(ValueError, RecursionError):
@@ -191,7 +239,10 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _add_progress(lines: Sequence[dict[str, Any]], per_epoch: int | None) -> None:
-    """Add `elapsed`, `samples_done` and `epochs_done` to each line. Time before a process's first lines is a pause."""
+    """Add `elapsed`, `samples_done` and `epochs_done` to each line.
+
+    Time before a process's first lines is a pause.
+    """
     elapsed = 0.0
     before = None
     done = 0.0
@@ -204,4 +255,8 @@ def _add_progress(lines: Sequence[dict[str, Any]], per_epoch: int | None) -> Non
             done = number(line, "samples") or done
         elif line.get("kind") == "epoch" and epoch and per_epoch:
             done = epoch * per_epoch
-        line |= {"elapsed": elapsed, "samples_done": done, "epochs_done": done / per_epoch if per_epoch else None}
+        line |= {
+            "elapsed": elapsed,
+            "samples_done": done,
+            "epochs_done": done / per_epoch if per_epoch else None,
+        }

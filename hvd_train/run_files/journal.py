@@ -29,8 +29,10 @@ class StepRecord:
     loss_scale: float | None  # None if gradients are not scaled
     skipped_steps: int  # in the whole run, because a loss or gradient was not finite
     samples_per_second: float  # of all ranks
-    split: dict[str, float] | None  # rank 0's mean seconds in each of clock.PHASES since the last record
-    gpu: Mapping[str, float] = field(default_factory=dict)  # rank 0's `device.gpu_load`, every ten seconds
+    # rank 0's mean seconds in each of clock.PHASES since the last record
+    split: dict[str, float] | None
+    # rank 0's `device.gpu_load`, every ten seconds
+    gpu: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class EpochRecord:
     epoch: int  # counted from 1
     step: int  # its last one
     measures: Mapping[str, float]
-    scores: Mapping[str, float] | None  # figures of the validation set, None if it was not evaluated
+    # figures of the validation set, None if it was not evaluated
+    scores: Mapping[str, float] | None
     samples_per_second: float
     seconds: float = 0.0  # with the evaluation, without the time between a stop and a resume
     total_seconds: float = 0.0  # of the run so far, by the same clock
@@ -90,8 +93,8 @@ class Journal:
     ) -> None:
         """Open the files of `folder`, without entries after `resumed_step` and `epochs_done`.
 
-        `ledger` keeps a ledger. `log_to` are names of trackers, which get the `settings` of the run. Raises OSError if
-        the files cannot be read.
+        `ledger` keeps a ledger. `log_to` are names of trackers, which get the `settings` of the
+        run. Raises OSError if the files cannot be read.
         """
         self._last_shown = time.monotonic()
         self._epochs = 0
@@ -104,7 +107,8 @@ class Journal:
         self._ledger: LedgerFile | None = None
         self._last_step = self._last_epoch = self.steps_lost = 0
         self._resumed_step = resumed_step
-        self._evaluated = set[str]()  # figures that an earlier process has written after the resumed step
+        # figures that an earlier process has written after the resumed step
+        self._evaluated = set[str]()
         if folder is not None:
             kept = _forget_after(folder, resumed_step, epochs_done)
             self._last_step, self._last_epoch, reached, self._evaluated = kept
@@ -114,16 +118,25 @@ class Journal:
             self._ledger = LedgerFile(folder, epochs_done, self._say) if ledger else None
 
     def begin(
-        self, epochs: int, samples_per_epoch: int, sample: str, best: str, max_seconds: float | None = None
+        self,
+        epochs: int,
+        samples_per_epoch: int,
+        sample: str,
+        best: str,
+        max_seconds: float | None = None,
     ) -> None:
-        """Start the display of a training; `sample` is the name of a sample, `best` the task's best figure."""
+        """Start the display of a training; `sample` is the name of a sample,
+        `best` the task's best figure.
+        """
         self._epochs = epochs
         self._samples = samples_per_epoch
         self._max_seconds = max_seconds or math.inf
         self._sample = sample
         self._shown = list(dict.fromkeys(["loss", best])) if best else []
 
-    def catch_up(self, recent: Sequence[Entry], last_step: StepRecord | None, last_epoch: EpochRecord | None) -> None:
+    def catch_up(
+        self, recent: Sequence[Entry], last_step: StepRecord | None, last_epoch: EpochRecord | None
+    ) -> None:
         """Write records that the files lack after the writing rank was lost."""
         for entry in recent:
             self.took(entry)
@@ -136,7 +149,9 @@ class Journal:
         """Show an epoch of which `cursor` samples are taken; called after every step."""
         if time.monotonic() - self._last_shown < _LINE_SECONDS:
             return
-        where = f"epoch {so_far.epoch}/{self._epochs}  step {so_far.step}  {cursor / self._samples:.0%}"
+        where = (
+            f"epoch {so_far.epoch}/{self._epochs}  step {so_far.step}  {cursor / self._samples:.0%}"
+        )
         speed = f"{so_far.samples_per_second:,.0f} {self._sample}s/s"
         left = self._time_left(so_far, so_far.epoch - 1, cursor)
         figures = self._figures(so_far.measures)
@@ -150,7 +165,9 @@ class Journal:
         shown = {name: value for name, value in values.items() if name not in _NOT_PLOTTED}
         seconds = {f"seconds/{phase}": value for phase, value in (record.split or {}).items()}
         gpu = {f"gpu/{name}": value for name, value in record.gpu.items()}
-        self._plot({f"train/{name}": value for name, value in shown.items()} | seconds | gpu, record.step)
+        self._plot(
+            {f"train/{name}": value for name, value in shown.items()} | seconds | gpu, record.step
+        )
 
     def epoch(self, record: EpochRecord) -> None:
         """Show an epoch, and write its metrics unless an earlier process has."""
@@ -160,7 +177,10 @@ class Journal:
             self._last_epoch = record.epoch
             self._write("epoch", _flat(vars(record)))
             self._plot({"seconds/epoch": record.seconds}, record.step)
-        line = f"epoch {record.epoch:>{len(str(self._epochs))}}/{self._epochs}  {self._figures(record.measures)}"
+        line = (
+            f"epoch {record.epoch:>{len(str(self._epochs))}}/{self._epochs}  "
+            f"{self._figures(record.measures)}"
+        )
         if record.scores is not None:
             line += f"  {self._figures(record.scores, 'val ')}"
         left = self._time_left(record, record.epoch, 0)
@@ -168,8 +188,12 @@ class Journal:
         took = duration(round(record.seconds, 2))
         self._say(f"{line}  {speed}  {took}, {left} left")
 
-    def evaluation(self, name: str, figures: Mapping[str, float], step: int, *, shown: bool = True) -> None:
-        """Write the scores of a set after `step` steps, and show them, unless an earlier process has."""
+    def evaluation(
+        self, name: str, figures: Mapping[str, float], step: int, *, shown: bool = True
+    ) -> None:
+        """Write the scores of a set after `step` steps, and show them,
+        unless an earlier process has.
+        """
         values = {f"{name}_{figure}": value for figure, value in figures.items()}
         if not values or (step == self._resumed_step and values.keys() <= self._evaluated):
             return
@@ -218,7 +242,9 @@ class Journal:
 
     def _figures(self, values: Mapping[str, float], prefix: str = "") -> str:
         shown = self._shown or list(values)[:3]
-        return "  ".join(prefix + labelled(name, values[name], 7) for name in shown if name in values)
+        return "  ".join(
+            prefix + labelled(name, values[name], 7) for name in shown if name in values
+        )
 
     def _say(self, message: str) -> None:
         self._last_shown = time.monotonic()
@@ -229,8 +255,13 @@ class Journal:
         if self._lines is None:
             return
         # JSON has no NaN and no infinity; json.dumps would write invalid JSON for them.
-        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        self._lines.write((json.dumps({"kind": kind, "time": round(time.time(), 3), **finite}) + "\n").encode())
+        finite = {
+            k: None if isinstance(v, float) and not math.isfinite(v) else v
+            for k, v in values.items()
+        }
+        self._lines.write(
+            (json.dumps({"kind": kind, "time": round(time.time(), 3), **finite}) + "\n").encode()
+        )
 
     def _plot(self, values: Mapping[str, float | None], step: int) -> None:
         known = {name: value for name, value in values.items() if value is not None}
@@ -242,7 +273,9 @@ _NOT_PLOTTED = "epoch", "step", "samples", "split", "gpu"
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a record with its measures and scores by their names, as its line has them."""
+    """Return the values of a record with its measures and scores by their
+    names, as its line has them.
+    """
     scores = {f"val_{name}": value for name, value in (values.get("scores") or {}).items()}
     rest = {name: value for name, value in values.items() if name not in ("measures", "scores")}
     return {**rest, **values["measures"], **scores}
@@ -251,8 +284,8 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
 def _forget_after(folder: RunFolder, step: int, epochs_done: int) -> tuple[int, int, int, set[str]]:
     """Remove torn lines and lines after `step` from metrics.jsonl.
 
-    Return the last step and epoch that are left, the last step before, and the names of scores after `step` steps.
-    Raises OSError.
+    Return the last step and epoch that are left, the last step before, and the names of scores
+    after `step` steps. Raises OSError.
     """
     path = folder.path / METRICS
     evaluated = set[str]()

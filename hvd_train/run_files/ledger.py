@@ -1,7 +1,8 @@
 """Record the samples of finished steps in ledger.jsonl, and audit it.
 
-A line has the positions of one or more steps in the epoch's order, and a fingerprint of the samples that all loaders
-delivered. The fingerprints of an epoch add up to the fingerprint of all samples only if each sample came once.
+A line has the positions of one or more steps in the epoch's order, and a fingerprint of the samples
+that all loaders delivered. The fingerprints of an epoch add up to the fingerprint of all samples
+only if each sample came once.
 """
 
 import json
@@ -41,7 +42,10 @@ class Entry:
 
 
 def extended(entries: Sequence[Entry], step: Entry, num_samples: int) -> list[Entry]:
-    """Return an epoch's entries with one more step. Steps in the same hundredth of the epoch and world are joined."""
+    """Return an epoch's entries with one more step.
+
+    Steps in the same hundredth of the epoch and world are joined.
+    """
     if not entries or entries[-1].epoch != step.epoch:
         return [step]
     *others, last = entries
@@ -71,7 +75,10 @@ def parse(line: str | bytes, source: str) -> Entry:
 
 
 def read(path: Path) -> Iterator[Entry]:
-    """Yield the entries of a ledger, without a torn last line. Raises UsageError for other damage, and OSError."""
+    """Yield the entries of a ledger, without a torn last line.
+
+    Raises UsageError for other damage, and OSError.
+    """
     for number, line in enumerate(plain_file.read_bytes(path).splitlines(keepends=True), 1):
         if line.endswith(b"\n"):
             yield parse(line, f"{path}: line {number}")
@@ -93,7 +100,10 @@ class Audit:
             return "NOT exact: " + "; ".join(self.faults)
         which = f"every one of {self.num_samples:,} samples counted"
         if self.epoch_samples < self.num_samples:
-            which = f"{self.epoch_samples:,} of {self.num_samples:,} samples counted, without the last of their order,"
+            which = (
+                f"{self.epoch_samples:,} of {self.num_samples:,} samples counted, without the "
+                "last of their order,"
+            )
         return (
             f"exact: {which} once in each of {self.epochs} finished epochs "
             f"({self.steps:,} steps, world sizes {', '.join(map(str, self.world_sizes))})"
@@ -101,7 +111,10 @@ class Audit:
 
 
 def audit(folder: Path) -> Audit:
-    """Check the ledger of a run folder. Raises UsageError if it or another file is missing or damaged."""
+    """Check the ledger of a run folder.
+
+    Raises UsageError if it or another file is missing or damaged.
+    """
     path = folder / LEDGER
     if not path.exists():
         raise UsageError(f"{folder} has no {LEDGER}: train with --ledger to have one")
@@ -111,7 +124,9 @@ def audit(folder: Path) -> Audit:
         num_samples = history.whole(start.get("num_samples"))
         seed = start.get("seed")
         if num_samples is None or not isinstance(seed, int):
-            raise UsageError(f"{folder / METRICS} lacks the number of samples or the seed: cannot judge")
+            raise UsageError(
+                f"{folder / METRICS} lacks the number of samples or the seed: cannot judge"
+            )
         step = _last(events, FROM_FILE, "step").get("step")
         return audit_entries(
             read(path),
@@ -133,11 +148,13 @@ def audit_entries(
     epoch_samples: int | None = None,
     order: str = "shuffled",
 ) -> Audit:
-    """Check that steps take all positions of each epoch in order, the samples at these positions, and all samples.
+    """Check that steps take all positions of each epoch in order, the samples at these
+    positions, and all samples.
 
-    The last epoch may lack positions. `seed` decides the order. A run that resumed from a file after `from_step` may
-    begin in the middle of an epoch. With `epoch_samples` each epoch ends at that position. The samples at positions of
-    an order that is not in ORDERS, the user's own, are not known.
+    The last epoch may lack positions. `seed` decides the order. A run that resumed from a file
+    after `from_step` may begin in the middle of an epoch. With `epoch_samples` each epoch ends at
+    that position. The samples at positions of an order that is not in ORDERS, the user's own, are
+    not known.
     """
     size = epoch_samples or num_samples
     orders = ORDERS.get(order)
@@ -162,8 +179,13 @@ def audit_entries(
             faults.append(f"{place}, not step {step} at position {position} of epoch {epoch}")
         elif not 0 <= start < stop <= size:
             faults.append(f"{place} takes samples up to position {stop - 1} of {size}")
-        elif orders and _fingerprint(orders(seed, epoch, num_samples), start, stop) != entry.fingerprint:
-            faults.append(f"{place} to step {last} at position {stop - 1}: not the samples that stand there")
+        elif (
+            orders
+            and _fingerprint(orders(seed, epoch, num_samples), start, stop) != entry.fingerprint
+        ):
+            faults.append(
+                f"{place} to step {last} at position {stop - 1}: not the samples that stand there"
+            )
         total = added([total if start else 0, entry.fingerprint])
         steps += last - first + 1
         world_sizes.add(entry.world_size)
@@ -183,7 +205,9 @@ def audit_entries(
 
 
 def _fingerprint(order: Order, start: int, stop: int) -> int:
-    return added(fingerprint(order[at : min(at + _AT_ONCE, stop)]) for at in range(start, stop, _AT_ONCE))
+    return added(
+        fingerprint(order[at : min(at + _AT_ONCE, stop)]) for at in range(start, stop, _AT_ONCE)
+    )
 
 
 @lru_cache
@@ -193,19 +217,25 @@ def _of_all(num_samples: int) -> int:
 
 def _last(events: Sequence[Record], name: str, fact: str) -> Record:
     """Return the last event of this name with this fact, or {}."""
-    return next((event for event in reversed(events) if event.get("name") == name and fact in event), {})
+    return next(
+        (event for event in reversed(events) if event.get("name") == name and fact in event), {}
+    )
 
 
 class LedgerFile:
-    """Writes an entry when the next one begins: until then steps may join it, and the state holds it.
+    """Writes an entry when the next one begins: until then steps may join
+    it, and the state holds it.
 
     Entries that do not fit on the disk are kept, and written before the next ones.
     """
 
-    def __init__(self, folder: RunFolder, epochs_done: int, report: Callable[[str], None] = say) -> None:
+    def __init__(
+        self, folder: RunFolder, epochs_done: int, report: Callable[[str], None] = say
+    ) -> None:
         """Open the ledger in `folder` and remove entries of epochs that have not ended.
 
-        `took` gets these again from the state. Raises OSError, and UsageError if the file holds anything but entries.
+        `took` gets these again from the state. Raises OSError, and UsageError if the file holds
+        anything but entries.
         """
         self._folder = folder
         self._path = folder.path / LEDGER
@@ -214,7 +244,8 @@ class LedgerFile:
         self._unwritten = list[Entry]()
         if self._path.exists():
             kept = [entry for entry in read(self._path) if entry.epoch < epochs_done]
-            with open(self._path, "r+b", opener=plain_file.in_place) as file:  # a full disk has no room for a new file
+            # a full disk has no room for a new file
+            with open(self._path, "r+b", opener=plain_file.in_place) as file:
                 file.truncate(sum(len(entry.line()) for entry in kept))
             self._last_step = kept[-1].steps[1] if kept else 0
         self._file = folder.append(LEDGER, report)
@@ -229,7 +260,9 @@ class LedgerFile:
             self._unwritten.append(entry)
 
     def complete(self) -> bool:
-        """Write all entries, also the one that steps may still join; return whether they fit on the disk."""
+        """Write all entries, also the one that steps may still join; return
+        whether they fit on the disk.
+        """
         while self._unwritten and self._folder.held():
             entry = self._unwritten[0]
             if not self._file.write(entry.line().encode()):
@@ -249,4 +282,6 @@ class LedgerFile:
         self.complete()
         self._file.close()
         if self._unwritten and self._folder.held():
-            self._report(f"{self._path} ends before step {self._unwritten[0].steps[0]}: the disk is full")
+            self._report(
+                f"{self._path} ends before step {self._unwritten[0].steps[0]}: the disk is full"
+            )

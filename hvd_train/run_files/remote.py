@@ -1,7 +1,7 @@
 """Copy a run folder to s3://, gs:// or another file system of fsspec, and back (`--copy-to`).
 
-A URL has one owner, the run folder that is copied there. A small object at the URL names it, and changes as long as its
-job lives.
+A URL has one owner, the run folder that is copied there. A small object at the URL names it, and
+changes as long as its job lives.
 """
 
 import json
@@ -23,7 +23,8 @@ from hvd_train import plain_file
 from hvd_train.errors import UsageError
 from hvd_train.run_files.run_folder import CONFIG, RunFolder
 
-OWNER = ".owner.json"  # at the URL; in the run folder it has the name by which the folder owns the URL
+# at the URL; in the run folder it has the name by which the folder owns the URL
+OWNER = ".owner.json"
 BEAT_S = 10.0  # from one change of it to the next
 PATIENCE_S = 30.0  # without a change the job is gone
 _CHECKPOINTS = "checkpoints"
@@ -32,7 +33,10 @@ _PROBE = ".probe"
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system of a URL, and the path there. Raises UsageError if its library is not installed."""
+    """Return fsspec's file system of a URL, and the path there.
+
+    Raises UsageError if its library is not installed.
+    """
     import fsspec  # slow to import
 
     try:
@@ -45,12 +49,18 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 class Copies:
-    """Copies what has changed in a run folder, in a thread of its own. What fails is reported, and tried again."""
+    """Copies what has changed in a run folder, in a thread of its own.
 
-    def __init__(self, url: str, folder: Path, report: Callable[[str], None], *, new: bool = False) -> None:
+    What fails is reported, and tried again.
+    """
+
+    def __init__(
+        self, url: str, folder: Path, report: Callable[[str], None], *, new: bool = False
+    ) -> None:
         """Prepare to copy `folder`, which may not exist; `new` begins another run there.
 
-        Raises UsageError if the URL cannot be written, if a living job has it, or if another folder has had it since.
+        Raises UsageError if the URL cannot be written, if a living job has it, or if another folder
+        has had it since.
         """
         self._url = url
         self._folder = folder
@@ -76,11 +86,16 @@ class Copies:
         if lives:
             raise UsageError(f"--copy-to {url}: {_named(owner)} copies there: name another URL")
         if owner and not new and (folder / CONFIG).exists() and text != _fetched(owner):
-            newer = f"{_named(owner)} has copied there since: remove {folder} to continue from there"
+            newer = (
+                f"{_named(owner)} has copied there since: remove {folder} to continue from there"
+            )
             raise UsageError(f"--copy-to {url}: {newer}, or name another URL")
 
     def fetch(self) -> None:
-        """Copy the run at the URL, if any, to a folder without one. Raises UsageError if that fails."""
+        """Copy the run at the URL, if any, to a folder without one.
+
+        Raises UsageError if that fails.
+        """
         system = self._system
         root = self._root
         folder = self._folder
@@ -105,7 +120,10 @@ class Copies:
             new.rename(folder)  # in place of an empty one
 
     def begin(self, claimed: RunFolder) -> None:
-        """Take the URL, and let the claimed folder be copied from now on. Raises UsageError if that fails."""
+        """Take the URL, and let the claimed folder be copied from now on.
+
+        Raises UsageError if that fails.
+        """
         with self._reaching("take it"):
             if _text(claimed.path / OWNER) != self._id:
                 claimed.write(OWNER, self._id)
@@ -142,7 +160,9 @@ class Copies:
             raise UsageError(f"--copy-to {self._url}: {why}") from None
 
     def _owner(self, path: str = "") -> dict[str, Any]:
-        """Return what the owner of the URL, or of another one with its object at `path`, has written; {} without."""
+        """Return what the owner of the URL, or of another one with its object at
+        `path`, has written; {} without.
+        """
         self._system.invalidate_cache()
         try:
             values = json.loads(self._system.cat_file(path or f"{self._root}/{OWNER}"))
@@ -152,12 +172,22 @@ class Copies:
 
     def _is_owner(self) -> bool:
         """Return whether this process still has folder and URL."""
-        return self._claimed is not None and self._claimed.held() and self._owner().get("id") == self._id
+        return (
+            self._claimed is not None
+            and self._claimed.held()
+            and self._owner().get("id") == self._id
+        )
 
     def _say_who(self, *, ended: bool = False) -> None:
         self._beats += 1
         now = datetime.now().astimezone().isoformat(timespec="seconds")
-        values = {"id": self._id, "host": socket.gethostname(), "time": now, "beats": self._beats, "ended": ended}
+        values = {
+            "id": self._id,
+            "host": socket.gethostname(),
+            "time": now,
+            "beats": self._beats,
+            "ended": ended,
+        }
         self._system.pipe_file(f"{self._root}/{OWNER}", json.dumps(values).encode())
 
     def _live(self) -> None:
@@ -167,10 +197,15 @@ class Copies:
                     self._say_who()
 
     def _lives(self, owner: dict[str, Any]) -> bool:
-        """Return whether the job of the URL's owner is alive: whether what it has written changes."""
+        """Return whether the job of the URL's owner is alive: whether
+        what it has written changes.
+        """
         if owner.get("ended"):
             return False
-        self._report(f"--copy-to {self._url}: waiting {PATIENCE_S:.0f} s at most for signs of {_named(owner)}")
+        self._report(
+            f"--copy-to {self._url}: waiting {PATIENCE_S:.0f} s at most for "
+            f"signs of {_named(owner)}"
+        )
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             time.sleep(BEAT_S / 10)
@@ -193,14 +228,20 @@ class Copies:
 
     def _copy(self) -> bool:
         claimed = self._claimed
-        if claimed is None or not claimed.held():  # another process writes the folder now, and copies it
+        # another process writes the folder now, and copies it
+        if claimed is None or not claimed.held():
             return True
         folder = claimed.path
         try:
             if not self._is_owner():
-                raise UsageError(f"{_named(self._owner())} has the URL now: this one copies nothing more")
-            # Checkpoints come last: a run that is fetched forgets records after its checkpoint, but cannot lack them.
-            for path in sorted(folder.rglob("*"), key=lambda path: (path.parent.name == _CHECKPOINTS, path)):
+                raise UsageError(
+                    f"{_named(self._owner())} has the URL now: this one copies nothing more"
+                )
+            # Checkpoints come last: a run that is fetched forgets records after its checkpoint, but
+            # cannot lack them.
+            for path in sorted(
+                folder.rglob("*"), key=lambda path: (path.parent.name == _CHECKPOINTS, path)
+            ):
                 name = str(path.relative_to(folder))
                 is_own = path.is_file() and not path.is_symlink()  # wandb, too, makes symlinks
                 if is_own and not path.name.startswith(".") and path.suffix != ".partial":
@@ -213,7 +254,9 @@ class Copies:
         except Exception as error:  # noqa: BLE001  # a file system may raise anything
             again = "the same command" if self._is_last else "the next commit"
             why = f"{type(error).__name__}: {error}; {again} tries again"
-            self._report(f"--copy-to {self._url}: {error if isinstance(error, UsageError) else why}")
+            self._report(
+                f"--copy-to {self._url}: {error if isinstance(error, UsageError) else why}"
+            )
             self._is_whole = False
         else:
             self._is_whole = True

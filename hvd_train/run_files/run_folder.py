@@ -40,12 +40,16 @@ class Busy(UsageError):
     """Raised if another process trains in the folder `path`."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(f"another process is training in {path}; wait for it, or name another --output-dir")
+        super().__init__(
+            f"another process is training in {path}; wait for it, or name another --output-dir"
+        )
         self.path = path
 
 
 class NoneReadable(UsageError):
-    """Raised if a run has checkpoints, but none that can be read: only the user may begin it again."""
+    """Raised if a run has checkpoints, but none that can be read: only
+    the user may begin it again.
+    """
 
 
 @dataclass(frozen=True)
@@ -55,11 +59,14 @@ class RunFolder:
     path: Path
     earlier: bool = False  # whether the same run has trained in it before
     notes: tuple[str, ...] = ()  # for the user, about the choice of the folder and its checkpoint
-    from_file: bool = False  # whether a checkpoint that the user named was loaded, so that the folder has none yet
+    # whether a checkpoint that the user named was loaded, so that the folder has none yet
+    from_file: bool = False
     _lock: IO[str] | None = None
 
     def held(self) -> bool:
-        """Return whether the claim still holds: a job that evicted this process takes over the folder."""
+        """Return whether the claim still holds: a job that evicted this
+        process takes over the folder.
+        """
         return self._lock is None or _is_lock_of(self.path, self._lock)
 
     def writing(self, name: str) -> AbstractContextManager[BinaryIO]:
@@ -101,11 +108,13 @@ def claim(
     wait: bool = False,
     evict: bool = False,
 ) -> RunFolder:
-    """Choose and lock the folder of this run, and write its config.yaml; a run with a name has one of that name in it.
+    """Choose and lock the folder of this run, and write its config.yaml; a run with a name
+    has one of that name in it.
 
-    `now` names a new folder. `start` is called before a folder is made or moved aside, and `resume` before a run
-    continues in its folder; if they raise, nothing has changed. Without `--output-dir` and `wait` a busy folder is
-    skipped. With `evict` a folder of `--output-dir` is taken from the process that has it. Raises Busy and UsageError.
+    `now` names a new folder. `start` is called before a folder is made or moved aside, and `resume`
+    before a run continues in its folder; if they raise, nothing has changed. Without `--output-dir`
+    and `wait` a busy folder is skipped. With `evict` a folder of `--output-dir` is taken from the
+    process that has it. Raises Busy and UsageError.
     """
     try:
         if config.run.output_dir:
@@ -113,18 +122,26 @@ def claim(
         return _claim_own(config, now, start, resume, name=name, wait=wait)
     except OSError as error:
         raise UsageError(
-            f"cannot use the output folder {error.filename or config.run.output_dir or RUNS}: {error.strerror}; "
-            "choose another with --output-dir"
+            f"cannot use the output folder {error.filename or config.run.output_dir or RUNS}: "
+            f"{error.strerror}; choose another with --output-dir"
         ) from None
 
 
 def _claim_named(
-    path: Path, config: Config, start: Callable[[], None], resume: Callable[[Path], None], *, evict: bool
+    path: Path,
+    config: Config,
+    start: Callable[[], None],
+    resume: Callable[[Path], None],
+    *,
+    evict: bool,
 ) -> RunFolder:
     if not (path / CONFIG).exists():
-        early = {_LOCK, f"{CONFIG}{durable.PARTIAL_SUFFIX}"}  # left by a process that was killed at its start
+        # left by a process that was killed at its start
+        early = {_LOCK, f"{CONFIG}{durable.PARTIAL_SUFFIX}"}
         if path.exists() and {entry.name for entry in path.iterdir()} - early:
-            raise UsageError(f"--output-dir {path} is not empty and not a run of hvd_train; name another folder")
+            raise UsageError(
+                f"--output-dir {path} is not empty and not a run of hvd_train; name another folder"
+            )
         start()
         path.mkdir(parents=True, exist_ok=True)
         return _create(path, config)
@@ -153,10 +170,14 @@ def _claim_own(
     for recipe in dict.fromkeys((config.recipe, Config.recipe)):  # runs of scripts had no name once
         found += sorted(RUNS.glob(f"{recipe}-*"), reverse=True)
     found = [path for path in found if (path / name / CONFIG).exists()]
-    found = [path for path in found if {path.stat().st_uid, path.lstat().st_uid} <= {0, os.geteuid()}]
+    found = [
+        path for path in found if {path.stat().st_uid, path.lstat().st_uid} <= {0, os.geteuid()}
+    ]
     for path in found:
         of_program = [*path.glob(CONFIG), *path.glob(f"*/{CONFIG}")]
-        if config.run.resume != "auto" or all(each.with_name(SUMMARY).exists() for each in of_program):
+        if config.run.resume != "auto" or all(
+            each.with_name(SUMMARY).exists() for each in of_program
+        ):
             continue
         try:
             return _reopen(path / name, config, resume)
@@ -165,7 +186,10 @@ def _claim_own(
         except Busy:
             if wait:
                 raise
-            notes.append(f"{path} has the same settings and is being trained by another job; this is a new run")
+            notes.append(
+                f"{path} has the same settings and is being trained by another "
+                "job; this is a new run"
+            )
         except UsageError:
             continue  # of another config
     start()
@@ -179,7 +203,10 @@ def _claim_own(
 
 
 def _create(path: Path, config: Config, *notes: str) -> RunFolder:
-    """Begin a run in a folder that had none. Raises Busy if another process has begun one there meanwhile."""
+    """Begin a run in a folder that had none.
+
+    Raises Busy if another process has begun one there meanwhile.
+    """
     lock = _lock(path)
     if (path / CONFIG).exists():
         lock.close()
@@ -188,21 +215,27 @@ def _create(path: Path, config: Config, *notes: str) -> RunFolder:
     return RunFolder(path, notes=notes, _lock=lock)
 
 
-def _reopen(path: Path, config: Config, resume: Callable[[Path], None], *, evict: bool = False) -> RunFolder:
+def _reopen(
+    path: Path, config: Config, resume: Callable[[Path], None], *, evict: bool = False
+) -> RunFolder:
     _check_no_links(path)
     old = config_file.load(path / CONFIG)
     before = old.schedule.epochs
     epochs = config.schedule.epochs
     notes = list[str]()
     if config.run.output_dir and epochs > before:
-        old = old.replace(epochs=epochs, warmup_epochs=config.schedule.warmup_epochs)  # recipes give both
+        # recipes give both
+        old = old.replace(epochs=epochs, warmup_epochs=config.schedule.warmup_epochs)
         notes.append(f"continuing for {epochs} epochs, not {before}")
         if config.schedule.schedule in ("cosine", "linear", "one-cycle"):
-            notes[0] += f": the learning rate follows the schedule of {epochs} epochs from here on, not from the start"
+            notes[0] += (
+                f": the learning rate follows the schedule of {epochs} epochs from here "
+                "on, not from the start"
+            )
     if differences := config.differences(old):
         raise UsageError(
-            f"{path} is a run with other settings ({'; '.join(differences)}): type --resume never to start again "
-            "(the old run is kept aside), or name another --output-dir"
+            f"{path} is a run with other settings ({'; '.join(differences)}): type --resume never "
+            "to start again (the old run is kept aside), or name another --output-dir"
         )
     lock = _lock(path, evict=evict)
     try:
@@ -213,15 +246,20 @@ def _reopen(path: Path, config: Config, resume: Callable[[Path], None], *, evict
     if notes:
         (path / SUMMARY).unlink(missing_ok=True)  # of a finished run
     text = config_file.dump(config)
-    if plain_file.read_text(path / CONFIG, config_file.MOST_BYTES) != text:  # settings that may change on resume
+    # settings that may change on resume
+    if plain_file.read_text(path / CONFIG, config_file.MOST_BYTES) != text:
         durable.write_text(path / CONFIG, text)
     return RunFolder(path, earlier=True, notes=tuple(notes), _lock=lock)
 
 
 def _lock(path: Path, *, evict: bool = False) -> IO[str]:
-    """Lock the folder. Raises Busy if another process has locked it, unless it is to `evict` that process."""
+    """Lock the folder.
+
+    Raises Busy if another process has locked it, unless it is to `evict` that process.
+    """
     for _ in range(_TRIES):
-        lock = open(path / _LOCK, "a", opener=plain_file.in_place)  # noqa: SIM115  # until the process ends
+        # until the process ends
+        lock = open(path / _LOCK, "a", opener=plain_file.in_place)  # noqa: SIM115
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -230,7 +268,8 @@ def _lock(path: Path, *, evict: bool = False) -> IO[str]:
                 raise Busy(path) from None
             return _replace_lock(path)
         except OSError:
-            os.utime(path / _LOCK)  # the file system has no locks: continue without one, if it can be written
+            # the file system has no locks: continue without one, if it can be written
+            os.utime(path / _LOCK)
             return lock
         if _is_lock_of(path, lock):
             return lock
@@ -256,10 +295,14 @@ def _is_lock_of(path: Path, lock: IO[str]) -> bool:
 def _check_no_links(path: Path) -> None:
     """Raise UsageError if a run folder holds a symlink or a device: writes would go elsewhere."""
     for entry in sorted((*path.iterdir(), *path.glob("checkpoints/*"))):
-        is_link = entry.is_symlink() or (entry.name in _WRITTEN_IN_PLACE and entry.stat().st_nlink > 1)
+        is_link = entry.is_symlink() or (
+            entry.name in _WRITTEN_IN_PLACE and entry.stat().st_nlink > 1
+        )
         # A file may be gone: an earlier rank 0 has just renamed its partial file.
         if is_link or (entry.exists() and not entry.is_file() and not entry.is_dir()):
-            raise UsageError(f"{entry} is a symlink or a device: remove it, or name another --output-dir")
+            raise UsageError(
+                f"{entry} is a symlink or a device: remove it, or name another --output-dir"
+            )
 
 
 def _free_name(path: Path) -> Path:
@@ -272,19 +315,31 @@ def _free_name(path: Path) -> Path:
 
 
 def environment(hosts: Sequence[str], gpu: str | None) -> dict[str, Any]:
-    """Return this rank's environment for JSON. `hosts` has the host name of each rank, `gpu` names this rank's GPU."""
+    """Return this rank's environment for JSON.
+
+    `hosts` has the host name of each rank, `gpu` names this rank's GPU.
+    """
     versions = {"hvd_train": __version__, "python": platform.python_version()}
     for name in ("torch", "torchvision", "horovod", "numpy"):
         with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     started = datetime.now().astimezone().isoformat(timespec="seconds")
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    ranks = {"world_size": len(hosts), "ranks_of_hosts": dict(Counter(hosts)), "device": gpu or _processor()}
-    machine = {"host": socket.gethostname(), "cores": len(os.sched_getaffinity(0)), "system": platform.platform()}
+    ranks = {
+        "world_size": len(hosts),
+        "ranks_of_hosts": dict(Counter(hosts)),
+        "device": gpu or _processor(),
+    }
+    machine = {
+        "host": socket.gethostname(),
+        "cores": len(os.sched_getaffinity(0)),
+        "system": platform.platform(),
+    }
     return {"started": started, "command": command, **ranks, **machine, "versions": versions}
 
 
 def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()  # platform.processor() has no model name
+    # platform.processor() has no model name
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())

@@ -1,4 +1,6 @@
-"""Write values of a training for programs that draw them: TensorBoard, CSV, Weights & Biases, MLflow (`--log-to`)."""
+"""Write values of a training for programs that draw them: TensorBoard, CSV, Weights &
+Biases, MLflow (`--log-to`).
+"""
 
 import importlib
 import importlib.util
@@ -35,7 +37,10 @@ def check(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """Gives values to trackers by name. One that fails is reported and left out, and training goes without it."""
+    """Gives values to trackers by name.
+
+    One that fails is reported and left out, and training goes without it.
+    """
 
     def __init__(
         self,
@@ -69,7 +74,9 @@ class _Watched:
 
     _errors: type[BaseException] = Exception
 
-    def __init__(self, name: str, begin: Callable[[], Tracker], report: Callable[[str], None]) -> None:
+    def __init__(
+        self, name: str, begin: Callable[[], Tracker], report: Callable[[str], None]
+    ) -> None:
         self._name = name
         self._report = report
         self._failed = False
@@ -105,9 +112,12 @@ class _InThread(_Watched):
 
     _errors = BaseException  # a library may exit
 
-    def __init__(self, name: str, begin: Callable[[], Tracker], report: Callable[[str], None]) -> None:
+    def __init__(
+        self, name: str, begin: Callable[[], Tracker], report: Callable[[str], None]
+    ) -> None:
         self._waiting = queue.SimpleQueue[Callable[[], object] | None]()
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)  # the program may end before
+        # the program may end before
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
         super().__init__(name, begin, report)
 
@@ -120,7 +130,9 @@ class _InThread(_Watched):
             self._thread.join(_LAST_SECONDS)
         if self._thread.is_alive():
             left = self._waiting.qsize() - 1  # one is being sent, and two entries are no records
-            self._fail(f"no answer within {_LAST_SECONDS:.0f} s, and up to {left} records are not sent")
+            self._fail(
+                f"no answer within {_LAST_SECONDS:.0f} s, and up to {left} records are not sent"
+            )
         if self._failed:
             threading.Thread(target=_end_service, daemon=True).start()
 
@@ -137,14 +149,18 @@ class _InThread(_Watched):
 
 
 def _tensorboard(folder: RunFolder, resumed_step: int, report: Callable[[str], None]) -> Tracker:
-    """Begin an event file; TensorBoard then drops later steps of earlier files. For `report` see AppendedFile.
+    """Begin an event file; TensorBoard then drops later steps of earlier files.
+
+    For `report` see AppendedFile.
 
     A full disk would break torch's SummaryWriter for good.
     """
-    from tensorboard.compat.proto import event_pb2, summary_pb2  # slow to import, and only one rank needs it
+    # slow to import, and only one rank needs it
+    from tensorboard.compat.proto import event_pb2, summary_pb2
     from tensorboard.summary.writer.record_writer import RecordWriter
 
-    name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"  # they are read in order
+    # they are read in order
+    name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
     file = folder.append(f"tensorboard/{name}", report)
     records = RecordWriter(file)  # one write for each, with lengths and checksums around it
 
@@ -152,12 +168,18 @@ def _tensorboard(folder: RunFolder, resumed_step: int, report: Callable[[str], N
         records.write(event_pb2.Event(wall_time=time.time(), **content).SerializeToString())
 
     def add(values: Mapping[str, float], step: int) -> None:
-        scalars = [summary_pb2.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        scalars = [
+            summary_pb2.Summary.Value(tag=name, simple_value=value)
+            for name, value in values.items()
+        ]
         write(step=step, summary=summary_pb2.Summary(value=scalars))
 
     write(file_version="brain.Event:2")
     if resumed_step:
-        write(step=resumed_step + 1, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
+        write(
+            step=resumed_step + 1,
+            session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START),
+        )
     return add, file.close
 
 
@@ -180,14 +202,19 @@ def _wandb(folder: RunFolder, settings: Mapping[str, Any]) -> Tracker:
     wandb: Any = importlib.import_module("wandb")
     name = folder.path.name
     known = _known(folder, "wandb")
-    run = wandb.init(dir=str(folder.path), name=name, id=known, resume="allow", config=dict(settings))
-    run.define_metric("*", step_metric="step")  # its own step must not go back, as a run that resumes does
+    run = wandb.init(
+        dir=str(folder.path), name=name, id=known, resume="allow", config=dict(settings)
+    )
+    # its own step must not go back, as a run that resumes does
+    run.define_metric("*", step_metric="step")
     folder.write("wandb-run", run.id)
     return lambda values, step: run.log({**values, "step": step}), run.finish
 
 
 def _end_service() -> None:
-    """Kill the process of wandb, if any, at the end of the program, which would wait for it and so for the server."""
+    """Kill the process of wandb, if any, at the end of the program, which would wait for
+    it and so for the server.
+    """
     threading.main_thread().join()
     time.sleep(1)  # wandb closes its connection to it first
     for of_thread in Path("/proc/self/task").glob("*/children"):

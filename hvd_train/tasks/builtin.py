@@ -23,21 +23,33 @@ Batch = tuple[Tensor, Tensor]  # inputs and targets
 
 
 def _answers(model: nn.Module, batch: Any) -> Batch:
-    """Return a model's outputs as float32, and the targets. Raises UsageError for items or outputs of another form.
+    """Return a model's outputs as float32, and the targets.
 
-    torchvision's segmentation returns a dict with "out", Hugging Face's models an object with `logits`.
+    Raises UsageError for items or outputs of another form.
+
+    torchvision's segmentation returns a dict with "out", Hugging Face's models an object with
+    `logits`.
     """
     parts = batch if isinstance(batch, (tuple, list)) else [batch]
     if len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
         kinds = ", ".join(type(part).__name__ for part in parts)
-        raise UsageError(f"a batch of the data is ({kinds}): each item must be (input, target), of tensors or numbers")
+        raise UsageError(
+            f"a batch of the data is ({kinds}): each item must be (input, target), "
+            "of tensors or numbers"
+        )
     try:
         found: Any = model(parts[0])
     except IndexError as error:  # of a token that an embedding does not have
         values = f"{parts[0].min()} to {parts[0].max()}" if parts[0].numel() else "nothing"
         where = place_in_user_code(error)
-        raise UsageError(f"the model cannot take inputs with values of {values}: {error}{where}") from error
-    found = found["out"] if isinstance(found, dict) and "out" in found else getattr(found, "logits", found)
+        raise UsageError(
+            f"the model cannot take inputs with values of {values}: {error}{where}"
+        ) from error
+    found = (
+        found["out"]
+        if isinstance(found, dict) and "out" in found
+        else getattr(found, "logits", found)
+    )
     if not isinstance(found, Tensor):
         raise UsageError(f"the model returns {type(found).__name__}; it must return a tensor")
     return found.float(), parts[1]
@@ -49,11 +61,17 @@ def _logits(model: nn.Module, images: Tensor, num_classes: int) -> Tensor:
     if isinstance(logits, Tensor) and logits.shape == (len(images), num_classes):
         return logits
     found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-    raise UsageError(f"the model returns {found}; it must return logits of shape [batch, num_classes = {num_classes}]")
+    raise UsageError(
+        f"the model returns {found}; it must return logits of shape [batch, "
+        f"num_classes = {num_classes}]"
+    )
 
 
 def _alike(model: nn.Module, batch: Any) -> Batch:
-    """Return outputs and targets of one shape. Raises UsageError for others, since torch would repeat one of them."""
+    """Return outputs and targets of one shape.
+
+    Raises UsageError for others, since torch would repeat one of them.
+    """
     output, targets = _answers(model, batch)
     if output.shape == (*targets.shape, 1):
         output = output.squeeze(-1)
@@ -77,7 +95,10 @@ class _Classes:
         self._count = 0
 
     def known(self, count: int, targets: Tensor) -> None:
-        """Note the number of the model's classes, and check the first targets. Raises UsageError."""
+        """Note the number of the model's classes, and check the first targets.
+
+        Raises UsageError.
+        """
         if not self._count:
             self._count = count
             self(("", targets.cpu()), np.arange(len(targets)))
@@ -85,9 +106,14 @@ class _Classes:
     def __call__(self, batch: Any, samples: Indices) -> None:
         """Raise UsageError for a class that the model does not have."""
         void = "" if self._void is None else f", and {self._void} means that it does not count"
-        wanted = f"the model has classes 0 to {self._count - 1}{void}; change the target, or the model's classes"
+        wanted = (
+            f"the model has classes 0 to {self._count - 1}{void}; change the target, "
+            "or the model's classes"
+        )
         if self._count:
-            _check_range(batch, samples, self._count - 1, self._void, f"--task {self._task}: {wanted}")
+            _check_range(
+                batch, samples, self._count - 1, self._void, f"--task {self._task}: {wanted}"
+            )
 
 
 def _check_range(batch: Any, samples: Indices, highest: int, void: int | None, wanted: str) -> None:
@@ -107,9 +133,11 @@ def _check_range(batch: Any, samples: Indices, highest: int, void: int | None, w
 
 
 def mixer(config: DataConfig, num_classes: int) -> Callable[[Tensor, Tensor], Batch]:
-    """Return mixup or cutmix of a micro-batch, one of them at random, or neither, as the config says.
+    """Return mixup or cutmix of a micro-batch, one of them at random, or
+    neither, as the config says.
 
-    Zhang et al., arXiv 1710.09412; Yun et al., arXiv 1905.04899. Targets become shares, [n, classes].
+    Zhang et al., arXiv 1710.09412; Yun et al., arXiv 1905.04899. Targets become shares, [n,
+    classes].
     """
     if not (config.mixup or config.cutmix):
         return lambda images, targets: (images, targets)
@@ -117,7 +145,9 @@ def mixer(config: DataConfig, num_classes: int) -> Callable[[Tensor, Tensor], Ba
 
     kinds = ((v2.MixUp, config.mixup), (v2.CutMix, config.cutmix))
     mixers = [kind(alpha=alpha, num_classes=num_classes) for kind, alpha in kinds if alpha > 0]
-    found: Callable[[Tensor, Tensor], Batch] = mixers[0] if len(mixers) == 1 else v2.RandomChoice(mixers)
+    found: Callable[[Tensor, Tensor], Batch] = (
+        mixers[0] if len(mixers) == 1 else v2.RandomChoice(mixers)
+    )
     return found
 
 
@@ -140,9 +170,17 @@ def classification(config: Config, classes: tuple[str, ...]) -> Task:
         top1 = match[:, 0]
         top5 = match.any(dim=1)
         none = torch.zeros(len(classes), dtype=torch.float64, device=targets.device)
-        right, seen = (none.index_add(0, targets, each.double()) for each in (top1, torch.ones_like(top1)))
+        right, seen = (
+            none.index_add(0, targets, each.double()) for each in (top1, torch.ones_like(top1))
+        )
         losses = F.cross_entropy(logits.float(), targets, reduction="none")
-        return {"loss": losses, "top1": top1, "top5": top5, "right": Total(right), "seen": Total(seen)}
+        return {
+            "loss": losses,
+            "top1": top1,
+            "top5": top5,
+            "right": Total(right),
+            "seen": Total(seen),
+        }
 
     def per_class(scores: Scores) -> dict[str, float]:
         shares = scores.total("right") / scores.total("seen")
@@ -152,7 +190,8 @@ def classification(config: Config, classes: tuple[str, ...]) -> Task:
 
 
 def hits(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return whether a target has the highest logit, the second, ... the fifth, bool [n, 5 or the number of classes].
+    """Return whether a target has the highest logit, the second, ... the fifth, bool [n, 5
+    or the number of classes].
 
     `logits` are [n, classes], `targets` int64 [n].
     """
@@ -160,7 +199,9 @@ def hits(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def regression() -> Task:
-    """Return a task of the mean squared error to targets [n] or [n, ...]; `error` is the mean absolute one."""
+    """Return a task of the mean squared error to targets [n] or [n, ...]; `error`
+    is the mean absolute one.
+    """
 
     def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
         output, targets = _alike(model, batch)
@@ -171,10 +212,15 @@ def regression() -> Task:
 
 
 def multi_label() -> Task:
-    """Return a task of independent labels, targets [n, labels] of 0 and 1; the best has the highest F1 over all."""
+    """Return a task of independent labels, targets [n, labels] of 0 and 1; the best
+    has the highest F1 over all.
+    """
 
     def check(batch: Any, samples: Indices) -> None:
-        wanted = "--task multi-label: targets are 0 or 1 (or shares between); leave out or decide what is not known"
+        wanted = (
+            "--task multi-label: targets are 0 or 1 (or shares between); leave out or "
+            "decide what is not known"
+        )
         _check_range(batch, samples, 1, None, wanted)
 
     def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
@@ -193,7 +239,10 @@ def multi_label() -> Task:
 
 
 def segmentation(classes: tuple[str, ...]) -> Task:
-    """Return a task of a class for each pixel, targets [n, h, w]; 255 does not count. The best has the mean IoU."""
+    """Return a task of a class for each pixel, targets [n, h, w]; 255 does not count.
+
+    The best has the mean IoU.
+    """
     check = _Classes("segmentation", VOID)
 
     def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
@@ -203,12 +252,17 @@ def segmentation(classes: tuple[str, ...]) -> Task:
         check.known(count, masks)
         loss = F.cross_entropy(logits, masks.long(), ignore_index=VOID, reduction="sum")
         answers = logits.detach().argmax(1)
-        # Without a wait of the host for the number of known pixels: others go to a cell behind the table.
+        # Without a wait of the host for the number of known pixels: others go to a cell behind the
+        # table.
         cells = torch.where(known, count * masks.long() + answers, count**2).flatten()
         pairs = torch.zeros(count**2 + 1, dtype=torch.float64, device=cells.device)
         pairs = pairs.index_add(0, cells, torch.ones_like(cells, dtype=torch.float64))[:-1]
         right = Mean(((answers == masks) & known).sum(), known.sum())
-        return {"loss": Mean(loss, known.sum()), "right": right, "confusion": Total(pairs.view(count, count))}
+        return {
+            "loss": Mean(loss, known.sum()),
+            "right": right,
+            "confusion": Total(pairs.view(count, count)),
+        }
 
     def iou(scores: Scores) -> Tensor:
         table = scores.total("confusion")
@@ -216,7 +270,13 @@ def segmentation(classes: tuple[str, ...]) -> Task:
 
     def per_class(scores: Scores) -> dict[str, float]:
         shares = iou(scores).tolist()
-        return dict(zip(classes if len(classes) == len(shares) else map(str, range(len(shares))), shares, strict=True))
+        return dict(
+            zip(
+                classes if len(classes) == len(shares) else map(str, range(len(shares))),
+                shares,
+                strict=True,
+            )
+        )
 
     def summary(scores: Scores) -> dict[str, float]:
         return {"mean_iou": float(iou(scores).nanmean())}
@@ -226,13 +286,18 @@ def segmentation(classes: tuple[str, ...]) -> Task:
 
 
 def language_model() -> Task:
-    """Return a task of the next token, targets [n, length]; -100 does not count. Each token weighs the same."""
+    """Return a task of the next token, targets [n, length]; -100 does not count.
+
+    Each token weighs the same.
+    """
     check = _Classes("language-model", IGNORED)
 
     def measure(model: nn.Module, batch: Batch) -> dict[str, Measure]:
         logits, following = _answers(model, batch)
         check.known(logits.shape[-1], following)
-        loss = F.cross_entropy(logits.flatten(0, -2), following.flatten(), ignore_index=IGNORED, reduction="sum")
+        loss = F.cross_entropy(
+            logits.flatten(0, -2), following.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
         return {"loss": Mean(loss, (following != IGNORED).sum())}
 
     def summary(scores: Scores) -> dict[str, float]:
@@ -259,7 +324,10 @@ def check_name(name: str) -> None:
 
 
 def open_task(config: Config, classes: tuple[str, ...], own: Task | None = None) -> Task:
-    """Return `own` or the task of the config. Raises UsageError if the user's function returns something else."""
+    """Return `own` or the task of the config.
+
+    Raises UsageError if the user's function returns something else.
+    """
     name = config.model.task
     if own is not None:
         return own

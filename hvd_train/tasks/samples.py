@@ -1,4 +1,6 @@
-"""Small data and networks for tasks other than classification, of what each machine has: for three recipes."""
+"""Small data and networks for tasks other than classification, of what each
+machine has: for three recipes.
+"""
 
 import importlib.util
 from pathlib import Path
@@ -16,11 +18,15 @@ _VALIDATION = 5  # one item of so many
 
 
 def diabetes(config: DataConfig) -> Parts:
-    """Return 442 patients: ten measurements, and how their disease goes on in a year (Efron et al., 2004)."""
+    """Return 442 patients: ten measurements, and how their disease goes on in a
+    year (Efron et al., 2004).
+    """
     package = importlib.util.find_spec("sklearn")
     assert package is not None
     folder = Path(str(package.origin)).parent / "datasets" / "data"
-    inputs, targets = (np.loadtxt(folder / f"diabetes_{name}.csv.gz") for name in ("data_raw", "target"))
+    inputs, targets = (
+        np.loadtxt(folder / f"diabetes_{name}.csv.gz") for name in ("data_raw", "target")
+    )
     patients = torch.from_numpy((inputs - inputs.mean(0)) / inputs.std(0)).float()
     return _divided(patients, torch.from_numpy(targets / 100).float())
 
@@ -31,7 +37,9 @@ def perceptron() -> nn.Module:
 
 
 def digit_masks(config: DataConfig) -> Parts:
-    """Return scanned digits whose bright pixels have the class of the digit, the others the class "paper"."""
+    """Return scanned digits whose bright pixels have the class of the digit, the
+    others the class "paper".
+    """
     from hvd_train.data.sources import open_data
 
     digits: Any = open_data(DataConfig(), 0).train
@@ -42,19 +50,31 @@ def digit_masks(config: DataConfig) -> Parts:
 
 
 def pixel_network(num_classes: int) -> nn.Module:
-    """Return a network of each pixel's class: images [n, 1, 8, 8] to logits [n, num_classes, 8, 8]."""
+    """Return a network of each pixel's class: images [n, 1, 8, 8] to
+    logits [n, num_classes, 8, 8].
+    """
     layers: list[nn.Module] = []
     for before, dilation in ((1, 1), (32, 2), (32, 4), (32, 1)):
-        layers += [nn.Conv2d(before, 32, 3, padding=dilation, dilation=dilation), nn.BatchNorm2d(32), nn.ReLU()]
+        layers += [
+            nn.Conv2d(before, 32, 3, padding=dilation, dilation=dilation),
+            nn.BatchNorm2d(32),
+            nn.ReLU(),
+        ]
     return nn.Sequential(*layers, nn.Conv2d(32, num_classes, 1))
 
 
 def python_topics(config: DataConfig) -> Parts:
-    """Return the help of Python in sequences of 64 bytes, and for each byte the one that follows."""
+    """Return the help of Python in sequences of 64 bytes, and for each
+    byte the one that follows.
+    """
     from pydoc_data import topics
 
     text = "\n".join(topics.topics.values()).encode()
-    rows = torch.frombuffer(bytearray(text[: len(text) // 64 * 64]), dtype=torch.uint8).long().view(-1, 64)
+    rows = (
+        torch.frombuffer(bytearray(text[: len(text) // 64 * 64]), dtype=torch.uint8)
+        .long()
+        .view(-1, 64)
+    )
     return _divided(rows[:, :-1], rows[:, 1:])
 
 

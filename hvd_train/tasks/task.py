@@ -1,4 +1,6 @@
-"""A task, the measures that it returns and their sums, the scores of an evaluation, and the goals of a training."""
+"""A task, the measures that it returns and their sums, the scores of an evaluation,
+and the goals of a training.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,11 @@ LOSS = "loss"
 
 @dataclass(slots=True)
 class Mean:
-    """A total divided by a count; both are summed over all micro-batches and ranks before the division.
+    """A total divided by a count; both are summed over all micro-batches and
+    ranks before the division.
 
-    `total` has one element. `count` is, for instance, the number of tokens without padding; by default it is the number
-    of samples.
+    `total` has one element. `count` is, for instance, the number of tokens without padding; by
+    default it is the number of samples.
     """
 
     total: Tensor
@@ -57,7 +60,8 @@ class SumOfMeans:
 
 @dataclass(slots=True)
 class Total:
-    """Values that are summed elementwise, such as a confusion matrix: in an evaluation, or in a step of your own loop.
+    """Values that are summed elementwise, such as a confusion matrix: in an evaluation, or
+    in a step of your own loop.
 
     `hvd-train train` ignores them in training.
     """
@@ -67,10 +71,11 @@ class Total:
 
 @dataclass(slots=True)
 class Each:
-    """Values of each sample [n, ...]: for average precision and such in an evaluation, for queues in your own loop.
+    """Values of each sample [n, ...]: for average precision and such in an evaluation,
+    for queues in your own loop.
 
-    They are kept as float32, in the order of the set, or of the samples of the step. `hvd-train train` ignores them in
-    training.
+    They are kept as float32, in the order of the set, or of the samples of the step. `hvd-train
+    train` ignores them in training.
     """
 
     values: Tensor
@@ -89,11 +94,13 @@ class Scores(Mapping[str, float]):
 
     figures: Mapping[str, float]
     count: int  # samples
-    totals: Mapping[str, Tensor] = field(default_factory=dict)  # each `Total` of the task, float64 on the CPU
+    # each `Total` of the task, float64 on the CPU
+    totals: Mapping[str, Tensor] = field(default_factory=dict)
     kept: Mapping[str, Tensor] | None = field(
         default_factory=dict
     )  # each `Each`, float32 on the CPU; None: not any more
-    per_class: Mapping[str, float] = field(default_factory=dict)  # a figure of each class (NaN: no samples), if any
+    # a figure of each class (NaN: no samples), if any
+    per_class: Mapping[str, float] = field(default_factory=dict)
     weights: str = ""  # which weights of a run were evaluated; empty during a training
 
     def __getitem__(self, name: str) -> float:
@@ -116,8 +123,9 @@ class Scores(Mapping[str, float]):
         """
         if self.kept is None:
             raise UsageError(
-                f"scores.each({name!r}): this evaluation was before the job resumed, and checkpoints have no values of "
-                "Each: evaluate after the steps of an epoch, or use a Mean or a Total"
+                f"scores.each({name!r}): this evaluation was before the job resumed, and "
+                "checkpoints have no values of Each: evaluate after the steps of an epoch, or "
+                "use a Mean or a Total"
             )
         return self.kept[name]
 
@@ -134,11 +142,11 @@ class Scores(Mapping[str, float]):
 class Task:
     """What is computed for samples, and which figure of an evaluation decides.
 
-    `measure(model, batch)` returns measures by name for a micro-batch; training minimises the one named "loss".
-    `evaluate` is what evaluations measure, if it is not the same. `summary` returns more figures of the scores of a
-    whole evaluation, from sums such as a confusion matrix. `collate` makes a batch of a list of items, by default as
-    torch does. `best` names the figure that decides which weights are the best, and `higher` says whether more of it is
-    better.
+    `measure(model, batch)` returns measures by name for a micro-batch; training minimises the one
+    named "loss". `evaluate` is what evaluations measure, if it is not the same. `summary` returns
+    more figures of the scores of a whole evaluation, from sums such as a confusion matrix.
+    `collate` makes a batch of a list of items, by default as torch does. `best` names the figure
+    that decides which weights are the best, and `higher` says whether more of it is better.
     """
 
     measure: Function
@@ -147,10 +155,13 @@ class Task:
     collate: Callable[[list[Any]], Any] | None = None
     best: str = LOSS
     higher: bool = False
-    constants: Sequence[nn.Module] = ()  # modules that are not trained, such as a teacher; equal on all ranks
+    # modules that are not trained, such as a teacher; equal on all ranks
+    constants: Sequence[nn.Module] = ()
     sample: str = "sample"  # the name of a sample for the user: "image" gives "1,234 images/s"
-    per_class: Callable[[Scores], Mapping[str, float]] | None = None  # a figure of each class, for `hvd-train evaluate`
-    # Called with each batch while it is in host memory, and the numbers of its samples; it may raise UsageError.
+    # a figure of each class, for `hvd-train evaluate`
+    per_class: Callable[[Scores], Mapping[str, float]] | None = None
+    # Called with each batch while it is in host memory, and the numbers of its samples; it may
+    # raise UsageError.
     check: Callable[[Any, Indices], None] | None = None
 
 
@@ -167,7 +178,10 @@ class Goal:
 
 
 def goal_of(task: Task, name: str | None, flag: str) -> Goal:
-    """Return the goal of a figure, by default the task's best one. Raises UsageError that names the flag."""
+    """Return the goal of a figure, by default the task's best one.
+
+    Raises UsageError that names the flag.
+    """
     if name not in (None, task.best, LOSS):
         known = " or ".join(dict.fromkeys([task.best, LOSS]))
         raise UsageError(f"{flag} {name}: it must be {known} for this task")
@@ -175,7 +189,10 @@ def goal_of(task: Task, name: str | None, flag: str) -> Goal:
 
 
 def targets_of(task: Task, schedule: ScheduleConfig) -> dict[Goal, float]:
-    """Return the goals at which a training ends, with their values. Raises UsageError for an unknown one."""
+    """Return the goals at which a training ends, with their values.
+
+    Raises UsageError for an unknown one.
+    """
     targets = {}
     if schedule.target_accuracy is not None:
         targets[goal_of(task, "top1", "--target-accuracy is --target")] = schedule.target_accuracy
@@ -190,7 +207,8 @@ class Field:
     """The place of a measure among the summed numbers."""
 
     name: str
-    # A sum divided by the samples, a sum and what divides it, a `Total`, or an `Each`, which is not summed.
+    # A sum divided by the samples, a sum and what divides it, a `Total`, or an `Each`, which is not
+    # summed.
     kind: Literal["samples", "count", "total", "each"]
     shape: tuple[int, ...] = ()
 
@@ -212,12 +230,15 @@ class Measuring:
     """
 
     def __init__(self, function: Function, *, trains: bool = True, of_a_loop: bool = False) -> None:
-        """`of_a_loop`: the user's own loop measures, which can use totals and values of each sample in training."""
+        """`of_a_loop`: the user's own loop measures, which can use totals and values
+        of each sample in training.
+        """
         self.function = function
         self._trains = trains
         self._checked = list[object]()
         self.of_a_loop = of_a_loop
-        self.exponent = 0  # the power of two near the count of the loss for each sample, as far as it is known
+        # the power of two near the count of the loss for each sample, as far as it is known
+        self.exponent = 0
         self.fields = self.means = tuple[Field, ...]()  # training sums the means
         self.terms = tuple[Field, ...]()  # of the loss: one, unless it is a sum of means
         self.num_sums = 0
@@ -237,11 +258,20 @@ class Measuring:
         return self.checked(self.function(model, batch), num_samples)
 
     def checked(self, measures: Measures, num_samples: int) -> Measures:
-        """Return these measures of a micro-batch, each term of a loss apart. Raises UsageError for other fields."""
+        """Return these measures of a micro-batch, each term of a loss apart.
+
+        Raises UsageError for other fields.
+        """
         if isinstance(measures, Mapping) and isinstance(loss := measures.get(LOSS), SumOfMeans):
-            measures = {**measures, **{_name_of_term(number): term for number, term in enumerate(loss.terms)}}
+            measures = {
+                **measures,
+                **{_name_of_term(number): term for number, term in enumerate(loss.terms)},
+            }
         items = measures.items() if isinstance(measures, Mapping) else ()
-        form = [num_samples, *((name, type(measure), _shape_of(measure)) for name, measure in items)]
+        form = [
+            num_samples,
+            *((name, type(measure), _shape_of(measure)) for name, measure in items),
+        ]
         if form != self._checked:  # a full check takes as long as a small layer
             found = fields_of(measures, num_samples, trains=self._trains)
             if not self.fields:
@@ -250,7 +280,8 @@ class Measuring:
                 self.terms = tuple(field for field in found if _is_of_loss(field.name))
                 ends = itertools.accumulate(field.size for field in self.terms)
                 self.counts_at = [
-                    end - 1 if field.kind == "count" else None for field, end in zip(self.terms, ends, strict=True)
+                    end - 1 if field.kind == "count" else None
+                    for field, end in zip(self.terms, ends, strict=True)
                 ]
                 self.num_of_loss = sum(field.size for field in self.terms)
                 self.num_sums = sum(field.size for field in self.means)
@@ -258,15 +289,22 @@ class Measuring:
                     self.dtype = torch.float64
             if odd := {*found} ^ {*self.fields}:
                 names = first_few(sorted({field.name for field in odd}), 3)
-                raise UsageError(f"there are other measures for one micro-batch than for another: {names}")
+                raise UsageError(
+                    f"there are other measures for one micro-batch than for another: {names}"
+                )
             self._checked = form
         return measures
 
 
 def fields_of(measures: Measures, num_samples: int, *, trains: bool = True) -> tuple[Field, ...]:
-    """Return the fields of the measures of `num_samples` samples: the loss first, totals last. Raises UsageError."""
+    """Return the fields of the measures of `num_samples` samples: the loss first, totals last.
+
+    Raises UsageError.
+    """
     if not isinstance(measures, Mapping) or not measures or (trains and LOSS not in measures):
-        raise UsageError(f"the task returned {_described(measures)}: return a dict of measures with a {LOSS!r}")
+        raise UsageError(
+            f"the task returned {_described(measures)}: return a dict of measures with a {LOSS!r}"
+        )
     fields = [_field(name, measure, num_samples) for name, measure in measures.items()]
     return tuple(sorted(fields, key=lambda field: (not _is_of_loss(field.name), not field.is_mean)))
 
@@ -286,7 +324,9 @@ def _is_of_loss(name: object) -> bool:
 
 def _field(name: str, measure: Measure, num_samples: int) -> Field:
     if not _is_of_loss(name) and (not _is_name(name) or name in FACTS or name.startswith("val_")):
-        raise UsageError(f"there is a measure named {name!r}: take another name, of letters, digits and _")
+        raise UsageError(
+            f"there is a measure named {name!r}: take another name, of letters, digits and _"
+        )
     match measure:
         case Tensor() if measure.shape == (num_samples,):
             return Field(name, "samples")
@@ -298,8 +338,9 @@ def _field(name: str, measure: Measure, num_samples: int) -> Field:
         case Total(values) if name != LOSS:
             return Field(name, "total", tuple(values.shape))
     raise UsageError(
-        f"the measure {name!r} is {_described(measure)} for {num_samples} samples: it needs one number for "
-        "each sample (for a loss of torch: reduction='none'), or Mean(total, count) with one number as total"
+        f"the measure {name!r} is {_described(measure)} for {num_samples} samples: it needs one "
+        "number for each sample (for a loss of torch: reduction='none'), or Mean(total, count) "
+        "with one number as total"
     )
 
 
@@ -309,7 +350,11 @@ def _shape_of(measure: Measure) -> object:
 
 
 def _described(value: object) -> str:
-    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    return (
+        f"a tensor of shape {list(value.shape)}"
+        if isinstance(value, Tensor)
+        else type(value).__name__
+    )
 
 
 def sum_of(measure: Measure) -> Tensor:
@@ -324,7 +369,9 @@ def sum_of(measure: Measure) -> Tensor:
 
 @torch.no_grad()
 def numbers_of(measures: Measures, fields: Sequence[Field], dtype: torch.dtype) -> Tensor:
-    """Return the sums of the measures in `fields`, without gradients, [sum of `Field.size`] of `dtype`."""
+    """Return the sums of the measures in `fields`, without gradients, [sum of
+    `Field.size`] of `dtype`.
+    """
     numbers = list[Tensor]()
     totals = list[Tensor]()
     for place in fields:
@@ -336,38 +383,56 @@ def numbers_of(measures: Measures, fields: Sequence[Field], dtype: torch.dtype) 
         elif isinstance(measure, Mean):
             numbers.append(measure.total)
             if measure.count is not None:
-                numbers.append(torch.as_tensor(measure.count, dtype=dtype, device=measure.total.device))
+                numbers.append(
+                    torch.as_tensor(measure.count, dtype=dtype, device=measure.total.device)
+                )
         elif isinstance(measure, Tensor):
             numbers.append(measure.sum(dtype=dtype))
     scalars = [number if number.dim() == 0 else number.view(()) for number in numbers]
     if not scalars:
         return torch.cat(totals) if totals else torch.zeros(0, dtype=dtype)
-    of_means = torch.stack([number if number.dtype == dtype else number.to(dtype) for number in scalars])
+    of_means = torch.stack(
+        [number if number.dtype == dtype else number.to(dtype) for number in scalars]
+    )
     return torch.cat([of_means, *totals]) if totals else of_means
 
 
 def totals_in(measures: Measures) -> dict[str, Tensor]:
     """Return the values of each `Total`, float64 on the CPU."""
-    return {name: each.values.detach().double().cpu() for name, each in measures.items() if isinstance(each, Total)}
+    return {
+        name: each.values.detach().double().cpu()
+        for name, each in measures.items()
+        if isinstance(each, Total)
+    }
 
 
 def kept_of(measures: Measures) -> dict[str, Tensor]:
     """Return the values of each `Each`, float32 on the CPU."""
-    return {name: each.values.detach().float().cpu() for name, each in measures.items() if isinstance(each, Each)}
+    return {
+        name: each.values.detach().float().cpu()
+        for name, each in measures.items()
+        if isinstance(each, Each)
+    }
 
 
 def totals_of(fields: Sequence[Field], numbers: Sequence[float], count: int) -> Totals:
-    """Return the totals of summed numbers of `count` samples, which begin with the numbers of these means."""
+    """Return the totals of summed numbers of `count` samples, which begin with
+    the numbers of these means.
+    """
     sums = dict[str, float]()
     divisors = dict[str, float]()
     at = 0
     for place in fields:
         by_count = place.kind == "count"
-        sums[place.name], divisors[place.name] = numbers[at], numbers[at + 1] if by_count else float(count)
+        sums[place.name], divisors[place.name] = (
+            numbers[at],
+            numbers[at + 1] if by_count else float(count),
+        )
         at += 1 + by_count
     terms = [name for name in sums if _is_of_loss(name)]
     if len(terms) > 1:
         of_loss = [(sums.pop(name), divisors.pop(name)) for name in terms]
-        loss = count * sum(total / divisor for total, divisor in of_loss if divisor)  # as in the step
+        # as in the step
+        loss = count * sum(total / divisor for total, divisor in of_loss if divisor)
         return Totals(count, {LOSS: loss, **sums}, {LOSS: float(count), **divisors})
     return Totals(count, sums, divisors)

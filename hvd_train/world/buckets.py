@@ -1,4 +1,6 @@
-"""Gradients in flat buckets, which Horovod's optimizer reduces in place, if possible in memory that all ranks see."""
+"""Gradients in flat buckets, which Horovod's optimizer reduces in place, if possible in
+memory that all ranks see.
+"""
 
 import contextlib
 import math
@@ -29,7 +31,10 @@ _ALIGNED = 64  # bytes; kernels for several tensors are faster if each begins at
 
 
 class Bucket(tuple[nn.Parameter, ...]):
-    """Parameters of one type whose gradients share a flat tensor. Horovod takes it as one of its groups."""
+    """Parameters of one type whose gradients share a flat tensor.
+
+    Horovod takes it as one of its groups.
+    """
 
     # The hash of a tuple would hash all parameters, each time that a gradient is ready.
     __hash__ = object.__hash__
@@ -37,13 +42,19 @@ class Bucket(tuple[nn.Parameter, ...]):
 
     def __init__(self, _: Sequence[nn.Parameter]) -> None:
         sizes = [math.ceil(p.numel() * p.element_size() / _ALIGNED) * _ALIGNED for p in self]
-        self._begins = [sum(sizes[:number]) // self[0].element_size() for number in range(len(sizes))]
+        self._begins = [
+            sum(sizes[:number]) // self[0].element_size() for number in range(len(sizes))
+        ]
         self._num_bytes_of_gradients = sum(sizes)
         self.num_bytes = self._num_bytes_of_gradients + _ALIGNED  # the last number is no gradient
-        self._expected = [DENSE] * len(self)  # the kinds of the gradients in the update before, over all ranks
+        # the kinds of the gradients in the update before, over all ranks
+        self._expected = [DENSE] * len(self)
 
     def place(self, memory: Tensor) -> None:
-        """Take this memory, zeros [`num_bytes`] uint8. Gradients in other memory stay there until `fill`."""
+        """Take this memory, zeros [`num_bytes`] uint8.
+
+        Gradients in other memory stay there until `fill`.
+        """
         whole = memory.view(self[0].dtype)
         flat = whole[: self._num_bytes_of_gradients // self[0].element_size()]
         # Strides are those that autograd gives a gradient: the parameter's, unless they leave gaps.
@@ -53,13 +64,22 @@ class Bucket(tuple[nn.Parameter, ...]):
             for parameter, begin, stride in zip(self, self._begins, strides, strict=True)
         ]
         # Horovod has no complex numbers.
-        self.sent, self.flat = (torch.view_as_real(each) if each.is_complex() else each for each in (whole, flat))
+        self.sent, self.flat = (
+            torch.view_as_real(each) if each.is_complex() else each for each in (whole, flat)
+        )
         self.surprise = self.sent.view(-1)[-1:]
-        """On CPUs above zero after the sum if, on any rank, gradients are of other kinds than expected."""
+        """On CPUs above zero after the sum if, on any rank, gradients are of
+        other kinds than expected."""
 
     def collect(self) -> None:
-        """Move the gradients that are in other memory into their views, which become the gradients."""
-        outside = [(p, view) for p, view in zip(self, self._views, strict=True) if _is_outside(p.grad, view)]
+        """Move the gradients that are in other memory into their views,
+        which become the gradients.
+        """
+        outside = [
+            (p, view)
+            for p, view in zip(self, self._views, strict=True)
+            if _is_outside(p.grad, view)
+        ]
         if outside:
             gradients = [parameter.grad for parameter, _ in outside if parameter.grad is not None]
             torch._foreach_copy_([view for _, view in outside], gradients)
@@ -67,7 +87,9 @@ class Bucket(tuple[nn.Parameter, ...]):
             parameter.grad = view
 
     def fill(self) -> bool:
-        """Prepare to send: collect, and put zeros in place of missing gradients; return whether any is a surprise."""
+        """Prepare to send: collect, and put zeros in place of missing gradients; return
+        whether any is a surprise.
+        """
         self.collect()
         kinds = kinds_of(self)
         for view, kind in zip(self._views, kinds, strict=True):
@@ -117,8 +139,9 @@ class _Layout:
 class Reducer:
     """Sums the gradients of a model in buckets by Horovod's hooks.
 
-    Horovod's optimizer is over all trained parameters and takes no steps. A hook of it on each parameter counts down
-    the backward passes, then increments the count of its bucket, and sends the bucket if it is complete.
+    Horovod's optimizer is over all trained parameters and takes no steps. A hook of it on each
+    parameter counts down the backward passes, then increments the count of its bucket, and sends
+    the bucket if it is complete.
     """
 
     def __init__(
@@ -131,11 +154,13 @@ class Reducer:
         share: Callable[[int], Tensor | None],
         squares_at: Callable[[Tensor], float | None],
     ) -> None:
-        """`distributed` returns what `hvd.DistributedOptimizer` of Horovod 0.28.1 does for a plain optimizer.
+        """`distributed` returns what `hvd.DistributedOptimizer` of Horovod 0.28.1
+        does for a plain optimizer.
 
-        `start_sum` begins to sum a tensor in place over all ranks, under a name, and returns Horovod's handle.
-        `share` returns zeros in memory, as uint8, in which Horovod sums tensors in place; None without any.
-        `squares_at` returns the sum of the squares of a tensor, if Horovod has added them up with the sums.
+        `start_sum` begins to sum a tensor in place over all ranks, under a name, and returns
+        Horovod's handle. `share` returns zeros in memory, as uint8, in which Horovod sums tensors
+        in place; None without any. `squares_at` returns the sum of the squares of a tensor, if
+        Horovod has added them up with the sums.
         """
         self._world = world
         self._model = model
@@ -147,20 +172,25 @@ class Reducer:
         self._horovod: Any = None
         self._has_noted = False  # that sparse gradients are slow
         self._layouts: list[_Layout] = []
-        self._cast: dict[Bucket, Tensor] = {}  # what was sent of this update, if it is not the bucket itself
+        # what was sent of this update, if it is not the bucket itself
+        self._cast: dict[Bucket, Tensor] = {}
 
     def leave_world(self) -> None:
-        """Begin the next world as a newcomer does, which knows nothing of memory and of the kinds of gradients."""
+        """Begin the next world as a newcomer does, which knows nothing of memory and
+        of the kinds of gradients.
+        """
         self._layouts.clear()
 
     def end(self) -> None:
         """Send nothing any more: another reducer may take over these parameters."""
         if self._horovod is not None:
-            self._horovod.set_backward_passes_per_step(math.inf)  # hooks stay while a graph of the program has them
+            # hooks stay while a graph of the program has them
+            self._horovod.set_backward_passes_per_step(math.inf)
             self._horovod._grad_accs.clear()
 
     def begin(self, parameters: Sequence[nn.Parameter], passes: int) -> None:
-        """Begin an update of these parameters in `passes` backward passes; the last one sends the gradients.
+        """Begin an update of these parameters in `passes` backward passes; the
+        last one sends the gradients.
 
         Nothing is left of the update before, even if it was broken.
         """
@@ -176,17 +206,24 @@ class Reducer:
             horovod._p_to_group = layout.bucket_of
             horovod._requires_update = set(layout.bucket_of)
         horovod._group_counts = dict.fromkeys(layout.buckets, 0)
-        horovod.set_backward_passes_per_step(max(1, passes))  # without any, `reduce` sends all gradients
+        # without any, `reduce` sends all gradients
+        horovod.set_backward_passes_per_step(max(1, passes))
         if layout.buckets and not layout.is_placed:
             num_bytes = layout.num_bytes
             device = layout.buckets[0][0].device
             layout.place(torch.zeros(num_bytes, dtype=torch.uint8, device=device))
 
     def _new_layout(self, ids: list[int]) -> _Layout:
-        """Return buckets for other parameters than before; an earlier layout of any of them is dropped."""
+        """Return buckets for other parameters than before; an earlier layout
+        of any of them is dropped.
+        """
         mine = set(ids)
         self._layouts = [layout for layout in self._layouts if mine.isdisjoint(layout.ids)]
-        named = [(name, parameter) for name, parameter in self._model.named_parameters() if id(parameter) in mine]
+        named = [
+            (name, parameter)
+            for name, parameter in self._model.named_parameters()
+            if id(parameter) in mine
+        ]
         self._cover(named)
         self._layouts.append(_Layout([parameter for _, parameter in named], ids))
         return self._layouts[-1]
@@ -200,7 +237,11 @@ class Reducer:
                 self._horovod = self._distributed(plain, list(named))
                 self._horovod._grouped_allreduce_grad_async = self._send
                 return
-            new = [(name, parameter) for name, parameter in named if parameter not in horovod._parameter_names]
+            new = [
+                (name, parameter)
+                for name, parameter in named
+                if parameter not in horovod._parameter_names
+            ]
             if new:
                 groups = horovod.param_groups
                 horovod.param_groups = [{"params": [parameter for _, parameter in new]}]
@@ -218,8 +259,8 @@ class Reducer:
     def reduce(self) -> Gradients:
         """Send the other gradients, wait until each one is the sum over all ranks, and return them.
 
-        Horovod would send a bucket that lacks a gradient on this rank one parameter at a time, while other ranks send
-        it whole. So missing gradients are filled with zeros here.
+        Horovod would send a bucket that lacks a gradient on this rank one parameter at a time,
+        while other ranks send it whole. So missing gradients are filled with zeros here.
         """
         layout = self._layout
         handles = self._horovod._handles
@@ -230,16 +271,26 @@ class Reducer:
                 handles[bucket] = self._send(bucket)
         if not layout.buckets:
             return Gradients([])
-        # To read a number from a GPU would wait for it, so that of all buckets is summed in host memory there.
+        # To read a number from a GPU would wait for it, so that of all buckets is summed in host
+        # memory there.
         is_on_cpu = layout.buckets[0].surprise.device.type == "cpu"
-        of_ranks = None if is_on_cpu else self._world.start_sum(torch.tensor([float(self._is_surprised)]), "kinds")
+        of_ranks = (
+            None
+            if is_on_cpu
+            else self._world.start_sum(torch.tensor([float(self._is_surprised)]), "kinds")
+        )
         self._horovod.synchronize()
         for bucket, sum_of_all in self._cast.items():
             bucket.sent.copy_(sum_of_all)
-        surprises = torch.cat([bucket.surprise for bucket in layout.buckets]) if of_ranks is None else of_ranks()
+        surprises = (
+            torch.cat([bucket.surprise for bucket in layout.buckets])
+            if of_ranks is None
+            else of_ranks()
+        )
         gradients = self._summed(layout, is_surprised=any(surprises.tolist()))
         if not layout.is_shared:
-            # All ranks communicate for it. They are here with the same parameters, which they may not be in `begin`.
+            # All ranks communicate for it. They are here with the same parameters, which they may
+            # not be in `begin`.
             self._share_memory(layout)
         return gradients
 
@@ -252,13 +303,20 @@ class Reducer:
         return Gradients(tensors, sum(known) if len(known) == len(squares) else None)
 
     def _settle(self, buckets: Sequence[Bucket]) -> list[Tensor]:
-        """Agree with all ranks on the kinds of the gradients, and return the numbers of the sparse ones."""
+        """Agree with all ranks on the kinds of the gradients, and return the
+        numbers of the sparse ones.
+        """
         parameters = [parameter for bucket in buckets for parameter in bucket]
         kinds = kinds_on_all_ranks(self._world, parameters)
-        sparse = [parameter for parameter, kind in zip(parameters, kinds, strict=True) if kind == SPARSE]
+        sparse = [
+            parameter for parameter, kind in zip(parameters, kinds, strict=True) if kind == SPARSE
+        ]
         if sparse and not self._has_noted and self._world.place.rank == 0:
             name = self._horovod._parameter_names[sparse[0]]
-            say(f"the gradient of {name} is sparse: ranks exchange its rows apart, which is slow for many rows")
+            say(
+                f"the gradient of {name} is sparse: ranks exchange its rows apart, which "
+                "is slow for many rows"
+            )
             self._has_noted = True
         for parameter in sparse:
             sum_sparse(self._world, parameter)
@@ -276,7 +334,9 @@ class Reducer:
         return self._start_sum(sent, name), ()  # there is nothing for Horovod to decompress
 
     def _share_memory(self, layout: _Layout) -> None:
-        """Place the buckets of later updates on CPUs in memory of which the ranks of a host see each other's."""
+        """Place the buckets of later updates on CPUs in memory of which the ranks
+        of a host see each other's.
+        """
         layout.is_shared = True
         first = layout.buckets[0][0]
         sums_in_place = first.device.type == "cpu" and self._compression.compress(first)[0] is first
@@ -292,7 +352,11 @@ def in_buckets(parameters: Sequence[nn.Parameter]) -> list[Bucket]:
     size = _BUCKET_BYTES
     left = sum(sizes)
     for parameter, its_size in zip(reversed(parameters), reversed(sizes), strict=True):
-        if size >= _BUCKET_BYTES or left <= _LAST_BYTES < left + size or buckets[-1][-1].dtype != parameter.dtype:
+        if (
+            size >= _BUCKET_BYTES
+            or left <= _LAST_BYTES < left + size
+            or buckets[-1][-1].dtype != parameter.dtype
+        ):
             buckets.append([])
             size = 0
         buckets[-1].append(parameter)
@@ -302,9 +366,11 @@ def in_buckets(parameters: Sequence[nn.Parameter]) -> list[Bucket]:
 
 
 def memory_of_ranks(world: World, num_bytes: int) -> list[Tensor]:
-    """Return memory of each rank, [num_bytes] uint8, which begins as zeros; an empty list if a rank cannot see it all.
+    """Return memory of each rank, [num_bytes] uint8, which begins as zeros; an empty list if
+    a rank cannot see it all.
 
-    It has no name in a file system, and the kernel frees it with the last tensor of all ranks. Waits for all ranks.
+    It has no name in a file system, and the kernel frees it with the last tensor of all ranks.
+    Waits for all ranks.
     """
     of_ranks = []
     with contextlib.ExitStack() as files:
@@ -312,11 +378,14 @@ def memory_of_ranks(world: World, num_bytes: int) -> list[Tensor]:
         with contextlib.suppress(OSError):
             file = os.memfd_create("hvd_train")
             files.callback(os.close, file)
-            os.posix_fallocate(file, 0, num_bytes)  # if memory is limited, this fails, and not a later write
+            # if memory is limited, this fails, and not a later write
+            os.posix_fallocate(file, 0, num_bytes)
             number = file
         for process, its_number in world.gather((os.getpid(), number)):
             with contextlib.suppress(RuntimeError):
                 path = f"/proc/{process}/fd/{its_number}"
-                of_ranks.append(torch.from_file(path, shared=True, size=num_bytes, dtype=torch.uint8))
+                of_ranks.append(
+                    torch.from_file(path, shared=True, size=num_bytes, dtype=torch.uint8)
+                )
         complete = all(world.gather(len(of_ranks) == world.place.size))
     return of_ranks if complete else []

@@ -1,4 +1,6 @@
-"""The `World` of an elastic job: workers form one world after another, and send heartbeats to the driver."""
+"""The `World` of an elastic job: workers form one world after another, and send
+heartbeats to the driver.
+"""
 
 import json
 import os
@@ -29,7 +31,8 @@ _RANK_AND_SIZE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CRO
 
 
 class Heartbeat:
-    """Sends heartbeats to our driver from a process of its own; `requested` is what the driver requests.
+    """Sends heartbeats to our driver from a process of its own; `requested` is
+    what the driver requests.
 
     That process ends this one if its last commit takes too long (`launch.heartbeat`).
     """
@@ -41,7 +44,9 @@ class Heartbeat:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Start the process, and a thread that reads its lines; the environment has the address of the driver."""
+        """Start the process, and a thread that reads its lines; the environment has
+        the address of the driver.
+        """
         threading.Thread(target=self._read, daemon=True, name="heartbeat").start()
 
     def signal_received(self) -> None:
@@ -78,13 +83,24 @@ class Heartbeat:
         pipe = subprocess.PIPE
         while True:
             self._process = subprocess.Popen(
-                command, env=environment, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
+                command,
+                env=environment,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=subprocess.DEVNULL,
+                text=True,
             )
             self._send(self._events)
             for line in self._process.stdout or ():
                 word = line.split()[0]
                 self.driver_gone = word == "gone"
-                self.requested = "stop" if word in ("stop", "gone") else "change" if word == "change" else "train"
+                self.requested = (
+                    "stop"
+                    if word in ("stop", "gone")
+                    else "change"
+                    if word == "change"
+                    else "train"
+                )
             self._process.wait()
             time.sleep(_EVERY_S)
 
@@ -92,23 +108,31 @@ class Heartbeat:
 def wait_for_first_rank(environ: MutableMapping[str, str], facts: Mapping[str, str]) -> None:
     """Wait for a rank, and set the variables that Horovod's core reads.
 
-    Raises: UsageError: if `facts` differ from the job's; OSError: if the driver cannot be reached; SystemExit (0): if
-    there is no rank for this worker.
+    Raises: UsageError: if `facts` differ from the job's; OSError: if the driver cannot be reached;
+    SystemExit (0): if there is no rank for this worker.
     """
-    client.put(environ, f"facts/{environ[WORKER]}", json.dumps({"who": environ["HOROVOD_HOSTNAME"], **facts}))
+    client.put(
+        environ,
+        f"facts/{environ[WORKER]}",
+        json.dumps({"who": environ["HOROVOD_HOSTNAME"], **facts}),
+    )
     if difference := client.get(environ, f"problem/{environ[WORKER]}"):
         raise UsageError(difference)
-    values = client.get(environ, f"rank_and_size/{environ['HOROVOD_HOSTNAME']}:{environ[WORKER]}").split(",")
+    values = client.get(
+        environ, f"rank_and_size/{environ['HOROVOD_HOSTNAME']}:{environ[WORKER]}"
+    ).split(",")
     if values[0] == "-1":
         raise SystemExit(0)
-    environ.update({f"HOROVOD_{name}": value for name, value in zip(_RANK_AND_SIZE, values, strict=True)})
+    environ.update(
+        {f"HOROVOD_{name}": value for name, value in zip(_RANK_AND_SIZE, values, strict=True)}
+    )
 
 
 class ElasticWorld(horovod_world.HorovodWorld):
     """The ranks of an elastic job, as they come and go.
 
-    The rendezvous is in `meet`; before it each rank imports and builds alone, so that no other rank waits for it. Until
-    then only the local rank in `place` counts, which decides the GPU.
+    The rendezvous is in `meet`; before it each rank imports and builds alone, so that no other rank
+    waits for it. Until then only the local rank in `place` counts, which decides the GPU.
     """
 
     def __init__(self, facts: Mapping[str, str] | None = None) -> None:
@@ -122,7 +146,10 @@ class ElasticWorld(horovod_world.HorovodWorld):
 
     @override
     def _connect(self) -> None:
-        self.place = Place(local_rank=int(os.environ[SLOT]), local_size=int(os.environ.get("HOROVOD_LOCAL_SIZE", "1")))
+        self.place = Place(
+            local_rank=int(os.environ[SLOT]),
+            local_size=int(os.environ.get("HOROVOD_LOCAL_SIZE", "1")),
+        )
 
     @override
     def prepare(self, build: Callable[[], T]) -> T:
@@ -181,16 +208,22 @@ class ElasticWorld(horovod_world.HorovodWorld):
     def _join(self) -> None:
         """Leave the last world, if any, and form one with the other ranks, which sets `place`.
 
-        Raises: RankLost: if they or the driver cannot be reached; UsageError: if the facts of this worker differ from
-        the others; SystemExit: if the job continues without this worker.
+        Raises: RankLost: if they or the driver cannot be reached; UsageError: if the facts of this
+        worker differ from the others; SystemExit: if the job continues without this worker.
         """
         while True:
             try:
                 if self._has_had_rank:
                     horovod_world.stop()
                     if self._connect_error:
-                        client.put(os.environ, f"connect_error/{os.environ[WORKER]}", self._connect_error, _ANSWER_S)
-                    os.environ["HOROVOD_LOCAL_RANK"] = os.environ[WORKER]  # Horovod's core asks for a rank with it
+                        client.put(
+                            os.environ,
+                            f"connect_error/{os.environ[WORKER]}",
+                            self._connect_error,
+                            _ANSWER_S,
+                        )
+                    # Horovod's core asks for a rank with it
+                    os.environ["HOROVOD_LOCAL_RANK"] = os.environ[WORKER]
                 else:
                     wait_for_first_rank(os.environ, self._facts)
                     self._has_had_rank = True

@@ -33,23 +33,27 @@ _CORE = hvd.mpi_ops._basics.MPI_LIB_CTYPES
 if _HAS_C8 := hasattr(_CORE, "horovod_squares"):
     _CORE.horovod_place.restype = ctypes.c_bool
     _CORE.horovod_squares.restype = ctypes.c_double
-_PIECES_UNDER_WAY = 4  # while one is sent, the ranks agree on the next ones, which takes as long on a fast link
+# while one is sent, the ranks agree on the next ones, which takes as long on a fast link
+_PIECES_UNDER_WAY = 4
 
 
 class HorovodWorld(World):
     """The ranks that horovodrun, mpirun or srun has started.
 
-    `facts` are values, by name, that must be equal on all ranks. The constructor waits for all ranks.
+    `facts` are values, by name, that must be equal on all ranks. The constructor waits for all
+    ranks.
     Raises: UsageError: if facts differ; RankLost: if a rank does not start.
     """
 
     def __init__(self, facts: Mapping[str, str] | None = None) -> None:
         self._facts = facts or {}
-        # Fusion depends on timing, and the order of additions on the place in the fused buffer: runs would differ.
+        # Fusion depends on timing, and the order of additions on the place in the fused buffer:
+        # runs would differ.
         os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
         # After a minute Horovod names a live rank that does not take part; this ends the job.
         os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "600")
-        # NCCL connects the ranks when a communicator forms, where a peer that dies is noticed, not in the first sum.
+        # NCCL connects the ranks when a communicator forms, where a peer that dies is noticed, not
+        # in the first sum.
         os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
         self._reducer: Reducer | None = None  # if ranks may be several
         self._placed: list[Tensor] = []
@@ -83,9 +87,11 @@ class HorovodWorld(World):
 
     @contextmanager
     def _by_first_cause(self) -> Iterator[None]:
-        """Raise an error of Horovod's as RankLost, with the reason of the first sum of this step that broke.
+        """Raise an error of Horovod's as RankLost, with the reason of the first
+        sum of this step that broke.
 
-        After a sum has broken, Horovod shuts down, and all others fail with "shut down": the broken one has the reason.
+        After a sum has broken, Horovod shuts down, and all others fail with "shut down": the broken
+        one has the reason.
         """
         with as_rank_lost():
             try:
@@ -101,7 +107,9 @@ class HorovodWorld(World):
         is_root = self.place.rank == root
         payload = packed(value) if is_root else torch.empty(0, dtype=torch.uint8)
         with as_rank_lost():
-            size = hvd.broadcast(torch.tensor([payload.numel()]), root, name="hvd_train.broadcast.size")
+            size = hvd.broadcast(
+                torch.tensor([payload.numel()]), root, name="hvd_train.broadcast.size"
+            )
         if not is_root:
             payload = torch.empty(int(size), dtype=torch.uint8)
         self.broadcast_tensors([payload], root)
@@ -131,7 +139,9 @@ class HorovodWorld(World):
     def gather(self, value: T) -> list[T]:
         payload = packed(value)
         with as_rank_lost():
-            sizes: list[int] = hvd.allgather(torch.tensor([payload.numel()]), name="hvd_train.gather.size").tolist()
+            sizes: list[int] = hvd.allgather(
+                torch.tensor([payload.numel()]), name="hvd_train.gather.size"
+            ).tolist()
             received = hvd.allgather(payload, name="hvd_train.gather")
         return [unpacked(of_rank) for of_rank in received.split(sizes)]
 
@@ -143,19 +153,28 @@ class HorovodWorld(World):
 
         def distributed(plain: Optimizer, named: list[tuple[str, nn.Parameter]]) -> Any:
             # A sum: each rank's loss is already divided by the whole global batch.
-            return hvd.DistributedOptimizer(plain, named_parameters=named, compression=compressor, op=hvd.Sum)
+            return hvd.DistributedOptimizer(
+                plain, named_parameters=named, compression=compressor, op=hvd.Sum
+            )
 
         if self.place.size > 1 or os.environ.get("HOROVOD_ELASTIC") == "1":  # as Horovod decides it
-            self._reducer = Reducer(self, model, compressor, distributed, self._start_bucket, self._share, _squares_at)
+            self._reducer = Reducer(
+                self, model, compressor, distributed, self._start_bucket, self._share, _squares_at
+            )
 
     def _start_bucket(self, tensor: Tensor, name: str) -> int:
-        """Begin to sum a bucket in place, as a group: Horovod fuses no group with other tensors. Raises RankLost."""
+        """Begin to sum a bucket in place, as a group: Horovod fuses no group with other tensors.
+
+        Raises RankLost.
+        """
         return self._begin(lambda: hvd.grouped_allreduce_async_([tensor], name=name, op=hvd.Sum))
 
     def _share(self, num_bytes: int) -> Tensor | None:
-        """Return memory of this rank, [num_bytes] uint8, in which Horovod's patch C8 sums tensors in place.
+        """Return memory of this rank, [num_bytes] uint8, in which Horovod's patch
+        C8 sums tensors in place.
 
-        Returns None if not all ranks are on one host. The memory before it is not used for sums any more.
+        Returns None if not all ranks are on one host. The memory before it is not used for sums any
+        more.
         """
         if not (_HAS_C8 and _CORE.horovod_place(None, ctypes.c_size_t(0))):
             self._placed = []  # of an earlier world
@@ -164,7 +183,9 @@ class HorovodWorld(World):
         if not of_ranks:
             return None
         addresses = [memory.data_ptr() for memory in of_ranks]
-        _CORE.horovod_place((ctypes.c_void_p * len(addresses))(*addresses), ctypes.c_size_t(num_bytes))
+        _CORE.horovod_place(
+            (ctypes.c_void_p * len(addresses))(*addresses), ctypes.c_size_t(num_bytes)
+        )
         self._placed = of_ranks  # Horovod reads it
         return of_ranks[self.place.rank]
 
@@ -220,14 +241,18 @@ def as_rank_lost() -> Iterator[None]:
     except HorovodInternalError as error:
         why = first_line(error)
         if "shut down" in why:  # two sentences that send the user to a log
-            why = "Horovod was shut down; if ranks waited for different operations, lines above name them"
+            why = (
+                "Horovod was shut down; if ranks waited for different operations, "
+                "lines above name them"
+            )
         raise RankLost(why) from error
 
 
 class _ElasticState(State):  # type: ignore[misc]  # Horovod has no types
     """The state of `hvd.elastic`. Survivors keep their live weights, so nothing is saved.
 
-    Every new world begins with `sync`; Horovod skips that if hosts were only removed (its issue #3399).
+    Every new world begins with `sync`; Horovod skips that if hosts were only removed (its issue
+    #3399).
     """
 
     def __init__(self, sync: Callable[[], None]) -> None:
@@ -238,7 +263,9 @@ class _ElasticState(State):  # type: ignore[misc]  # Horovod has no types
         """Do nothing: the live weights are the copy."""
 
     def restore(self) -> None:
-        """Do nothing: the broken step has undone its changes of the model, and the next begins with new gradients."""
+        """Do nothing: the broken step has undone its changes of the model, and the next
+        begins with new gradients.
+        """
 
     def sync(self) -> None:
         """Synchronize the state of all ranks."""
@@ -249,14 +276,17 @@ class _ElasticState(State):  # type: ignore[misc]  # Horovod has no types
 
 
 def meet(sync: Callable[[], None], rejoin: Callable[[], None]) -> None:
-    """Call `sync` in worlds of `hvd.elastic` until it succeeds; `rejoin` forms each after the first.
+    """Call `sync` in worlds of `hvd.elastic` until it succeeds; `rejoin`
+    forms each after the first.
 
-    The function that `hvd.elastic` runs in a world does nothing: the caller trains in it. Raises: RankLost: if
-    `rejoin` does.
+    The function that `hvd.elastic` runs in a world does nothing: the caller trains in it. Raises:
+    RankLost: if `rejoin` does.
     """
     # Horovod's notifications listen on a port for pickles; our driver answers heartbeats instead.
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731
-    elastic.notification_manager = SimpleNamespace(init=nothing, register_listener=nothing, remove_listener=nothing)
+    elastic.notification_manager = SimpleNamespace(
+        init=nothing, register_listener=nothing, remove_listener=nothing
+    )
     with as_rank_lost():
         run_fn(nothing, rejoin)(_ElasticState(sync))
 
@@ -276,7 +306,8 @@ def _wait(handle: int) -> Tensor:
 
 
 def _begin_rendezvous_of_srun() -> None:
-    """Give Horovod this rank's place from Slurm; on rank 0, serve the rendezvous until the process ends.
+    """Give Horovod this rank's place from Slurm; on rank 0, serve the
+    rendezvous until the process ends.
 
     Raises: UsageError: if the server's port is in use, or rank 0 cannot be found.
     """
@@ -291,7 +322,9 @@ def _begin_rendezvous_of_srun() -> None:
     port = int(variables["HOROVOD_GLOO_RENDEZVOUS_PORT"])
     try:
         # This node may resolve its own name to another address than the other nodes do.
-        server = RendezvousHTTPServer((address if client.is_loopback(address) else "", port), RendezvousHandler, 0)
+        server = RendezvousHTTPServer(
+            (address if client.is_loopback(address) else "", port), RendezvousHandler, 0
+        )
     except OSError as error:
         raise UsageError(
             f"port {port}, which follows from the job's number, cannot be had ({error.strerror}): "

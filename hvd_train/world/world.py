@@ -38,7 +38,8 @@ class Place:
 class Gradients:
     """The gradients of an update, summed over all ranks."""
 
-    tensors: list[Tensor]  # real; share the memory of the gradients, and hold nothing else but zeros
+    # real; share the memory of the gradients, and hold nothing else but zeros
+    tensors: list[Tensor]
     squares: float | None = None  # the sum of the squares of all numbers, if it is known
 
 
@@ -58,8 +59,9 @@ class Program:
 class World:
     """Processes that train one model. All ranks call the operations in the same order.
 
-    An operation in which ranks communicate raises RankLost if another rank has ended or cannot be reached. Here the
-    group has one rank, so each operation is an identity; `HorovodWorld` overrides most of them.
+    An operation in which ranks communicate raises RankLost if another rank has ended or cannot be
+    reached. Here the group has one rank, so each operation is an identity; `HorovodWorld` overrides
+    most of them.
     """
 
     place: Place = Place()
@@ -79,7 +81,8 @@ class World:
     def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
         """Begin to sum `tensor` over all ranks, which pass tensors of the same shape and type.
 
-        `name`, the same on all ranks, distinguishes concurrent sums. The result may share memory with `tensor`.
+        `name`, the same on all ranks, distinguishes concurrent sums. The result may share memory
+        with `tensor`.
         """
         return lambda: tensor
 
@@ -94,21 +97,29 @@ class World:
     def broadcast_tensors(self, tensors: Sequence[Tensor], root: int) -> None:
         """Fill the `tensors` of every rank from rank `root`.
 
-        All ranks pass the same number of tensors, of the same shapes, types and orders in memory, without gaps.
-        After a RankLost the tensors of other ranks may hold any mixture of their own values and the root's.
+        All ranks pass the same number of tensors, of the same shapes, types and orders in memory,
+        without gaps. After a RankLost the tensors of other ranks may hold any mixture of their own
+        values and the root's.
         """
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks in their order, pickled as in `broadcast`; one operation carries them."""
+        """Return the values of all ranks in their order, pickled as in `broadcast`;
+        one operation carries them.
+        """
         return [value]
 
     def wrap(self, model: nn.Module, compression: str = "none") -> None:
-        """Reduce the gradients of this model from now on. The `compression` is fp16, bf16 or none."""
+        """Reduce the gradients of this model from now on.
+
+        The `compression` is fp16, bf16 or none.
+        """
 
     def begin_update(self, parameters: Sequence[nn.Parameter], passes: int) -> None:
-        """Begin an update of `parameters`, all with a gradient to come, in `passes` backward passes of this rank.
+        """Begin an update of `parameters`, all with a gradient to come, in `passes`
+        backward passes of this rank.
 
-        All ranks give the same parameters. The last pass starts the reduction of each gradient as soon as it is ready.
+        All ranks give the same parameters. The last pass starts the reduction of each gradient as
+        soon as it is ready.
         """
         self._parameters = parameters
 
@@ -119,18 +130,21 @@ class World:
         """Undo `wrap`: backward passes reduce no gradients any more."""
 
     def reduce(self) -> Gradients:
-        """Wait for all ranks, and return the gradients of the update; each one is now the sum over all ranks.
+        """Wait for all ranks, and return the gradients of the update; each one is
+        now the sum over all ranks.
 
-        A parameter that has no gradient on any rank has none afterwards, so that optimizers leave it alone. A sparse
-        gradient stays sparse.
+        A parameter that has no gradient on any rank has none afterwards, so that optimizers leave
+        it alone. A sparse gradient stays sparse.
         """
         return own_gradients(self._parameters)
 
     def prepare(self, build: Callable[[], T]) -> T:
-        """Return the value of `build`, which each rank calls before the rendezvous of an elastic job.
+        """Return the value of `build`, which each rank calls before the
+        rendezvous of an elastic job.
 
-        In a fixed world all ranks raise the HvdTrainError that `build` raises on any of them. In an elastic one each
-        rank raises only its own, so that a newcomer's error does not end the others.
+        In a fixed world all ranks raise the HvdTrainError that `build` raises on any of them. In an
+        elastic one each rank raises only its own, so that a newcomer's error does not end the
+        others.
         """
         return together(self, build)
 
@@ -146,26 +160,31 @@ class World:
     def meet(self, sync: Callable[[], None] = lambda: None, after: RankLost | None = None) -> None:
         """Meet the other ranks, and call `sync`, which synchronizes them.
 
-        In an elastic job the ranks meet again, with another `place`, `after` each RankLost and whenever all ranks call
-        this again; `sync` is called until it raises no RankLost. Raises: RankLost: `after` in a fixed world, and if no
-        other world can form.
+        In an elastic job the ranks meet again, with another `place`, `after` each RankLost and
+        whenever all ranks call this again; `sync` is called until it raises no RankLost. Raises:
+        RankLost: `after` in a fixed world, and if no other world can form.
         """
         if after is not None:
             raise after
         sync()
 
     def join(self, sync: Callable[[], None] = lambda: None) -> None:
-        """Call `sync` with the ranks that have met already, or meet them first. Raises as `meet` does."""
+        """Call `sync` with the ranks that have met already, or meet them first.
+
+        Raises as `meet` does.
+        """
         self.meet(sync)
 
     def leave(self, *, failed: bool) -> None:
-        """Say that this rank trains no more, though it may still write files; if it `failed`, nobody waits for it."""
+        """Say that this rank trains no more, though it may still write files; if it
+        `failed`, nobody waits for it.
+        """
 
     def requested(self, *, got_signal: bool = False) -> Request:
         """Return what the job asks of this rank, without waiting: it is called before each step.
 
-        `got_signal` says that this rank got a signal. A fixed world stops then. An elastic job continues without this
-        rank, unless all ranks got one.
+        `got_signal` says that this rank got a signal. A fixed world stops then. An elastic job
+        continues without this rank, unless all ranks got one.
         """
         return "stop" if got_signal else "train"
 
@@ -183,12 +202,15 @@ class AloneWorld(LocalWorld):
     def __init__(self, job: World) -> None:
         self.place = Place(local_rank=job.place.local_rank, local_size=job.place.local_size)
         self.program = job.program
-        self.compare = job.compare  # type: ignore[method-assign]  # with the other ranks, when it joins them
+        # with the other ranks, when it joins them
+        self.compare = job.compare  # type: ignore[method-assign]
 
 
 def own_gradients(parameters: Sequence[nn.Parameter]) -> Gradients:
     """Return the gradients that these parameters have."""
-    return Gradients([numbers_in(parameter) for parameter in parameters if parameter.grad is not None])
+    return Gradients(
+        [numbers_in(parameter) for parameter in parameters if parameter.grad is not None]
+    )
 
 
 def numbers_in(parameter: nn.Parameter) -> Tensor:
@@ -206,12 +228,17 @@ def kinds_of(parameters: Sequence[nn.Parameter]) -> list[int]:
 
 
 def kinds_on_all_ranks(world: World, parameters: Sequence[nn.Parameter]) -> list[int]:
-    """Return the kind of each parameter's gradient over all ranks: sparse or dense if it is so on any. Communicates."""
+    """Return the kind of each parameter's gradient over all ranks: sparse or dense if it
+    is so on any. Communicates.
+    """
     return [max(of_ranks) for of_ranks in zip(*world.gather(kinds_of(parameters)), strict=True)]
 
 
 def sum_sparse(world: World, parameter: nn.Parameter) -> None:
-    """Replace a sparse gradient by its sum over all ranks, which add its entries in the same order. Communicates."""
+    """Replace a sparse gradient by its sum over all ranks, which add its entries in the same order.
+
+    Communicates.
+    """
     mine = parameter.grad
     if mine is not None and not mine.is_sparse:
         mine = mine.to_sparse(1)
@@ -246,7 +273,8 @@ def together(world: World, build: Callable[[], T]) -> T:
 def result_of_rank_0(world: World, work: Future[T]) -> T:
     """Return the result of rank 0's `work` on every rank; other ranks' work is ignored.
 
-    Ranks communicate every second meanwhile. Raises: RankLost: if a rank is lost, on rank 0 with the work under way.
+    Ranks communicate every second meanwhile. Raises: RankLost: if a rank is lost, on rank 0 with
+    the work under way.
     """
     while True:
         if world.place.rank == 0:

@@ -24,7 +24,8 @@ def say(line: str) -> None:
 def cache_folder() -> Path:
     """Return the folder of wheels, sources and logs, made with mode 0700 if it is missing.
 
-    Raises BuildError if another user could have put files there: a wheel runs as the user who installs it.
+    Raises BuildError if another user could have put files there: a wheel runs as the user who
+    installs it.
     """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     home.mkdir(parents=True, exist_ok=True)
@@ -33,28 +34,35 @@ def cache_folder() -> Path:
         folder.mkdir(mode=0o700)
     outer, status = home.stat().st_mode, os.lstat(folder)
     for is_unsafe, problem in (
-        (outer & stat.S_IWOTH and not outer & stat.S_ISVTX, f"any user can rename what is in {home}"),
+        (
+            outer & stat.S_IWOTH and not outer & stat.S_ISVTX,
+            f"any user can rename what is in {home}",
+        ),
         (stat.S_ISLNK(status.st_mode), f"{folder} is a symlink"),
         (status.st_uid != os.geteuid(), f"{folder} belongs to user {status.st_uid}"),
         (status.st_mode & (stat.S_IWGRP | stat.S_IWOTH), f"other users can write to {folder}"),
     ):
         if is_unsafe:
             raise BuildError(
-                f"{problem}, so another user's code could run here as yours: fix or delete it, or name another "
-                "folder for the cache: XDG_CACHE_HOME=$HOME/.cache"
+                f"{problem}, so another user's code could run here as yours: fix or delete it, or "
+                "name another folder for the cache: XDG_CACHE_HOME=$HOME/.cache"
             )
     folder.chmod(0o700)
     return folder
 
 
 def build_folder() -> Path:
-    """Return the folder for temporary files. Raises BuildError if it is small, or has a blank, where make splits."""
+    """Return the folder for temporary files.
+
+    Raises BuildError if it is small, or has a blank, where make splits.
+    """
     folder = Path(tempfile.gettempdir())
     free_mb = shutil.disk_usage(folder).free // 2**20
     if free_mb < NEEDED_DISK_MB or " " in str(folder):
         raise BuildError(
-            f"{folder} cannot hold temporary files: {NEEDED_DISK_MB} MB are needed and {free_mb} MB free, and its path "
-            "must have no blank; set TMPDIR to another folder, such as /var/tmp"
+            f"{folder} cannot hold temporary files: {NEEDED_DISK_MB} MB are needed and "
+            f"{free_mb} MB free, and its path must have no blank; set TMPDIR to another "
+            "folder, such as /var/tmp"
         )
     return folder
 
@@ -65,7 +73,10 @@ def file_digest(path: Path) -> str:
 
 
 def wheels_folder() -> Path:
-    """Return the folder of finished wheels, one folder for each key. Raises BuildError as `cache_folder` does."""
+    """Return the folder of finished wheels, one folder for each key.
+
+    Raises BuildError as `cache_folder` does.
+    """
     folder = cache_folder() / "wheels"
     folder.mkdir(exist_ok=True)
     return folder

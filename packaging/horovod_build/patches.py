@@ -13,7 +13,10 @@ SOURCE_DIR = Path(__file__).resolve().parents[1] / "horovod_sources"
 
 @dataclass(frozen=True)
 class Patch:
-    """A file of `patches/`: a line `Why: ...` and a unified diff. Names with B: needed to compile at all."""
+    """A file of `patches/`: a line `Why: ...` and a unified diff.
+
+    Names with B: needed to compile at all.
+    """
 
     name: str
     file: str
@@ -22,14 +25,19 @@ class Patch:
 
 
 def load_patches(folder: Path = PATCH_DIR) -> list[Patch]:
-    """Read all patches in the order of application: by name, B first. Raises BuildError if one does not say why."""
+    """Read all patches in the order of application: by name, B first.
+
+    Raises BuildError if one does not say why.
+    """
     patches = []
     for path in sorted(folder.glob("*.patch"), key=_sort_key):
         text = path.read_text(encoding="utf-8")
         first, _, diff = text.partition("\n")
         if not first.startswith("Why: "):
             raise BuildError(f"patch {path.name} does not open with a line 'Why: ...'")
-        patches.append(Patch(path.stem.split("-")[0], path.name, first.removeprefix("Why: ").strip(), diff))
+        patches.append(
+            Patch(path.stem.split("-")[0], path.name, first.removeprefix("Why: ").strip(), diff)
+        )
     return patches
 
 
@@ -69,7 +77,8 @@ def parse_diff(text: str) -> list[tuple[str, list[list[str]]]]:
 def apply_patch(patch: Patch, tree: Path) -> None:
     """Apply a patch to the unpacked release.
 
-    Raises BuildError if a hunk does not fit in exactly one place, or if the diff itself makes a file.
+    Raises BuildError if a hunk does not fit in exactly one place, or if the diff itself makes a
+    file.
     """
     files = parse_diff(patch.text)
     if not files:
@@ -79,11 +88,15 @@ def apply_patch(patch: Patch, tree: Path) -> None:
         content = path.read_text(encoding="utf-8") if path.exists() else ""
         for number, (old, new) in enumerate(hunks, 1):
             if not old:
-                raise BuildError(f"patch {patch.file} makes {name}: put new files into {SOURCE_DIR.name}/")
+                raise BuildError(
+                    f"patch {patch.file} makes {name}: put new files into {SOURCE_DIR.name}/"
+                )
             count = content.count(old)
             if count != 1:
                 where = "nowhere" if count == 0 else f"in {count} places"
-                raise BuildError(f"patch {patch.file} does not fit: change {number} of {name} belongs {where}")
+                raise BuildError(
+                    f"patch {patch.file} does not fit: change {number} of {name} belongs {where}"
+                )
             content = content.replace(old, new)
         path.write_text(content, encoding="utf-8")
 

@@ -1,4 +1,6 @@
-"""Find everything that a build depends on before anything is fetched, and name its wheel by a key."""
+"""Find everything that a build depends on before anything is fetched,
+and name its wheel by a key.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ from horovod_build.machine import (
 from horovod_build.patches import Patch, load_patches, load_sources
 
 RELEASE, SHA256 = "0.28.1", "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
-RECIPE = 1  # part of the cache key: raise it when this package builds differently from the same inputs
+# part of the cache key: raise it when this package builds differently from the same inputs
+RECIPE = 1
 FOLDER = Path(__file__).resolve().parents[1]
 CMAKE_FILES = (FOLDER / "horovod-toolchain.cmake", FOLDER / "horovod-project.cmake")
 
@@ -62,7 +65,9 @@ class Plan:
             "torch": self.torch.version,
             "torch_cuda": self.torch.cuda,
             "compiler": self.compiler.name,
-            "flags": {name: os.environ.get(name, "") for name in ("CPPFLAGS", "CXXFLAGS", "LDFLAGS")},
+            "flags": {
+                name: os.environ.get(name, "") for name in ("CPPFLAGS", "CXXFLAGS", "LDFLAGS")
+            },
             "mpi": str(self.mpi) if self.mpi else None,
             "nvcc": self.cuda.version if self.cuda else None,
             "nccl": self.cuda.nccl_version if self.cuda else None,
@@ -76,7 +81,9 @@ class Plan:
 
     @property
     def version(self) -> str:
-        """The version of the release with the key as its local label, by which pip tells builds apart."""
+        """The version of the release with the key as its local label, by
+        which pip tells builds apart.
+        """
         return f"{RELEASE}+hvdtrain.k{self.key[:12]}"
 
 
@@ -85,7 +92,9 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def make_plan(without_patches: bool = False, without_mpi: bool = False, without_cuda: bool = False) -> Plan:
+def make_plan(
+    without_patches: bool = False, without_mpi: bool = False, without_cuda: bool = False
+) -> Plan:
     """Look at the machine and return what to build.
 
     Raises BuildError with all problems that can be found without compiling, a line for each.

@@ -1,4 +1,6 @@
-"""Get the wheel of a plan: from the cache, or fetched, patched and compiled in a temporary folder."""
+"""Get the wheel of a plan: from the cache, or fetched, patched and
+compiled in a temporary folder.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ def step(what: str) -> Iterator[None]:
 
 
 def obtain_wheel(plan: Plan, force: bool, jobs: int | None) -> Path:
-    """Return the wheel of this plan, from the cache unless `force`, or built with `jobs` compilers at a time.
+    """Return the wheel of this plan, from the cache unless `force`, or built with
+    `jobs` compilers at a time.
 
     Raises BuildError if the build fails.
     """
@@ -55,7 +58,9 @@ def build(plan: Plan, jobs: int) -> Path:
         env = build_environment(plan, shop, jobs)
         with step(f"fetched horovod {RELEASE}"):
             archive = fetch_release(shop, env)
-        with step(f"unpacked, applied {len(plan.patches)} patches and added {len(plan.sources)} files"):
+        with step(
+            f"unpacked, applied {len(plan.patches)} patches and added {len(plan.sources)} files"
+        ):
             with tarfile.open(archive) as tar:
                 tar.extractall(shop.folder)  # noqa: S202 - pip has checked its digest
             tree = shop.folder / archive.name.removesuffix(".tar.gz")
@@ -76,7 +81,10 @@ def build(plan: Plan, jobs: int) -> Path:
 
 
 def fetch_release(shop: Workshop, env: dict[str, str]) -> Path:
-    """Return the source archive of the release, kept here or from pip, which checks it. Raises BuildError."""
+    """Return the source archive of the release, kept here or from pip, which checks it.
+
+    Raises BuildError.
+    """
     kept = cache_folder() / "sources" / f"horovod-{RELEASE}.tar.gz"
     if kept.exists() and file_digest(kept) == SHA256:
         return kept
@@ -86,7 +94,8 @@ def fetch_release(shop: Workshop, env: dict[str, str]) -> Path:
     shop.run(
         f"fetching horovod {RELEASE} (is the package index reachable?)",
         shop.pip("download", *source, "-r", requirement, "-d", folder),
-        {name: value for name, value in env.items() if name != "HOROVOD_LOCAL_VERSION"},  # pip compares it
+        # pip compares it
+        {name: value for name, value in env.items() if name != "HOROVOD_LOCAL_VERSION"},
     )
     kept.parent.mkdir(exist_ok=True)
     shutil.copyfile(folder / kept.name, kept)  # a torn copy has another digest
@@ -94,7 +103,9 @@ def fetch_release(shop: Workshop, env: dict[str, str]) -> Path:
 
 
 def show_progress() -> Callable[[str], None]:
-    """Return a function that reads make's output by lines, and prints how far the compilation is."""
+    """Return a function that reads make's output by lines, and prints
+    how far the compilation is.
+    """
     shown = 0
 
     def feed(line: str) -> None:
@@ -121,13 +132,17 @@ def build_record(plan: Plan) -> dict[str, Any]:
         "nvcc": plan.cuda.version if plan.cuda else None,
         "cuda_archs": list(plan.cuda.archs) if plan.cuda else None,
         "compiler": plan.compiler.name,
-        "patches": [{"name": patch.name, "file": patch.file, "why": patch.why} for patch in plan.patches],
+        "patches": [
+            {"name": patch.name, "file": patch.file, "why": patch.why} for patch in plan.patches
+        ],
         "built": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 
 
 def default_jobs() -> int:
-    """Return the number of compilers to run at a time: one per processor, with 2 GB of free memory for each."""
+    """Return the number of compilers to run at a time: one per processor, with 2
+    GB of free memory for each.
+    """
     try:
         info = Path("/proc/meminfo").read_text(encoding="utf-8")
         free_gb = int(re.findall(r"MemAvailable:\s+(\d+)", info)[0]) / 2**20
@@ -137,11 +152,15 @@ def default_jobs() -> int:
 
 
 def build_environment(plan: Plan, shop: Workshop, jobs: int) -> dict[str, str]:
-    """Return the environment variables of the build. Raises BuildError if the environment's MPI is damaged."""
+    """Return the environment variables of the build.
+
+    Raises BuildError if the environment's MPI is damaged.
+    """
     env = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
     for path in CMAKE_FILES:
         shop.copy_of(path)
-    rpath = ["$ORIGIN/../../torch/lib", "$ORIGIN/../../../.."]  # torch; the environment's lib folder (MPI wheels)
+    # torch; the environment's lib folder (MPI wheels)
+    rpath = ["$ORIGIN/../../torch/lib", "$ORIGIN/../../../.."]
     env |= {
         "CMAKE_TOOLCHAIN_FILE": str(shop.folder / CMAKE_FILES[0].name),
         "CXX": plan.compiler.command,
@@ -187,11 +206,14 @@ def mpi_environment(mpi: Mpi | None, shop: Workshop, rpath: list[str]) -> dict[s
 def machine_library_folders(mpicxx: Path) -> list[str]:
     """Return the folders of the machine's MPI that the loader does not search by itself."""
     folders = re.findall(r"-L(\S+)", output_of(mpicxx, "-show"))
-    return [folder for folder in dict.fromkeys(folders) if not folder.startswith(("/usr/lib", "/lib"))]
+    return [
+        folder for folder in dict.fromkeys(folders) if not folder.startswith(("/usr/lib", "/lib"))
+    ]
 
 
 def cuda_environment(plan: Plan, shop: Workshop, path: str, rpath: list[str]) -> dict[str, str]:
-    """Return the variables that name the CUDA compiler and NCCL for Horovod, torch and our CMake file.
+    """Return the variables that name the CUDA compiler and NCCL for Horovod,
+    torch and our CMake file.
 
     Folders for the loader are added to `rpath`.
     """
@@ -200,7 +222,8 @@ def cuda_environment(plan: Plan, shop: Workshop, path: str, rpath: list[str]) ->
         return {"HOROVOD_WITHOUT_NVTX": "1"}
     home = shop.path(cuda.home)
     rpath += [
-        f"$ORIGIN/../../nvidia/{part}/lib" for part in ("nccl", f"cu{cuda.version.split('.')[0]}", "cuda_runtime")
+        f"$ORIGIN/../../nvidia/{part}/lib"
+        for part in ("nccl", f"cu{cuda.version.split('.')[0]}", "cuda_runtime")
     ]
     env = {
         "HOROVOD_GPU_OPERATIONS": "NCCL",
@@ -215,7 +238,8 @@ def cuda_environment(plan: Plan, shop: Workshop, path: str, rpath: list[str]) ->
     # The two small kernels can also be compiled by a host compiler that is too new for nvcc.
     flags = [os.environ.get("NVCC_APPEND_FLAGS", ""), "-allow-unsupported-compiler"]
     if cuda.from_index:
-        flags.append(f"-L{home / 'lib'}")  # the nvcc 13.0 of the package index looks in lib64, which it does not have
+        # the nvcc 13.0 of the package index looks in lib64, which it does not have
+        flags.append(f"-L{home / 'lib'}")
         if cudart := sorted((home / "lib").glob("libcudart.so.*")):
             env["HVD_BUILD_CUDART"] = str(cudart[0])
     env["NVCC_APPEND_FLAGS"] = " ".join(flags).strip()
@@ -224,7 +248,9 @@ def cuda_environment(plan: Plan, shop: Workshop, path: str, rpath: list[str]) ->
 
 @dataclass(frozen=True)
 class Workshop:
-    """The temporary folder of one build; its paths have no blank, even if the environment's path does."""
+    """The temporary folder of one build; its paths have no blank, even if
+    the environment's path does.
+    """
 
     folder: Path
     prefix: Path  # the environment
@@ -244,8 +270,17 @@ class Workshop:
         """Return a command that runs pip in the environment."""
         return [str(self.path(Path(sys.executable))), "-m", "pip", *map(str, arguments)]
 
-    def run(self, what: str, command: list[str], env: dict[str, str], feed: Callable[[str], object] = len) -> None:
-        """Run a command with its output in the log. Raises BuildError with errors from the log if it fails."""
+    def run(
+        self,
+        what: str,
+        command: list[str],
+        env: dict[str, str],
+        feed: Callable[[str], object] = len,
+    ) -> None:
+        """Run a command with its output in the log.
+
+        Raises BuildError with errors from the log if it fails.
+        """
         with self.log.open("a", encoding="utf-8") as log:
             print("$", shlex.join(command), file=log, flush=True)
             process = subprocess.Popen(
@@ -274,7 +309,10 @@ class Workshop:
 
 @contextlib.contextmanager
 def workshop(log: Path) -> Iterator[Workshop]:
-    """Make the temporary folder of one build, and delete it afterwards; the log stays. Raises BuildError."""
+    """Make the temporary folder of one build, and delete it afterwards; the log stays.
+
+    Raises BuildError.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="hvd_train-build-", dir=build_folder()) as name:
         folder = Path(name)
@@ -286,9 +324,15 @@ def workshop(log: Path) -> Iterator[Workshop]:
 
 
 def first_errors(log: Path, limit: int = 4) -> list[str]:
-    """Return up to `limit` different lines of a log that report errors, without mere consequences."""
-    signs = re.compile(r"error:|CMake Error|undefined reference|No space left|Killed|ERROR:|cannot find -l")
-    noise = re.compile(r"Failed building wheel|subprocess-exited-with-error|returned non-zero|metadata-generation")
+    """Return up to `limit` different lines of a log that report errors,
+    without mere consequences.
+    """
+    signs = re.compile(
+        r"error:|CMake Error|undefined reference|No space left|Killed|ERROR:|cannot find -l"
+    )
+    noise = re.compile(
+        r"Failed building wheel|subprocess-exited-with-error|returned non-zero|metadata-generation"
+    )
     found = []
     with log.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:

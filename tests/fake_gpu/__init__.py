@@ -1,1 +1,4 @@
-"""A GPU for tests: CUDA and NCCL on the memory of the host. README.md says what it can show and what it cannot."""
+"""A GPU for tests: CUDA and NCCL on the memory of the host.
+
+README.md says what it can show and what it cannot.
+"""

@@ -1,4 +1,6 @@
-"""Builds the libraries of the stand-in with the headers that Horovod was built with, and keeps them by digest."""
+"""Builds the libraries of the stand-in with the headers that Horovod was built with,
+and keeps them by digest.
+"""
 
 import hashlib
 import re
@@ -10,7 +12,17 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "source"
 CACHE = Path(__file__).parents[2] / "build" / "fake_gpu"
-OPTIONS = ["-std=c++17", "-O1", "-g", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-pthread"]
+OPTIONS = [
+    "-std=c++17",
+    "-O1",
+    "-g",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-pthread",
+]
 LIBRARY = "libfake_gpu.so"
 # Horovod and torch open these by name for the calls of the driver.
 DRIVERS = ("libcuda.so", "libcuda.so.1")
@@ -19,7 +31,7 @@ ABSENT = """\
 namespace fake { void report(const char *, ...); }
 #define ABSENT(call) \\
     extern "C" __attribute__((visibility("default"))) int call() { fake::report("there is no " #call); return 801; }
-"""
+"""  # noqa: E501
 
 
 class NotHere(Exception):
@@ -35,7 +47,9 @@ def built() -> Path:
     if shutil.which("g++") is None:
         raise NotHere("the stand-in for a GPU is built with g++: apt install g++")
     sources = [path.read_text() for path in sorted(SOURCES.iterdir())]
-    names = ABSENT + "".join(f"ABSENT({call})\n" for call in sorted(_called(users) - _defined(sources)))
+    names = ABSENT + "".join(
+        f"ABSENT({call})\n" for call in sorted(_called(users) - _defined(sources))
+    )
     made_of = repr((sources, Path(__file__).read_text(), names, includes))
     folder = CACHE / hashlib.sha256(made_of.encode()).hexdigest()[:16]
     if not (folder / LIBRARY).exists():
@@ -49,7 +63,10 @@ def built() -> Path:
 
 
 def headers_and_users() -> tuple[list[Path], list[Path]]:
-    """Return the folders of headers of CUDA and NCCL, and the libraries that call these. Raises NotHere."""
+    """Return the folders of headers of CUDA and NCCL, and the libraries that call these.
+
+    Raises NotHere.
+    """
     import horovod.torch as hvd
     import torch
     from horovod_build.machine import BuildError, Torch, cuda_homes, find_nccl
@@ -59,14 +76,19 @@ def headers_and_users() -> tuple[list[Path], list[Path]]:
     if not hvd.nccl_built():
         raise NotHere("Horovod is built without NCCL")
     here = Torch(torch.__version__, torch.version.cuda, Path(torch.__file__).parents[1])
-    homes = [home for home, _ in cuda_homes(here) if (home / "include" / "cuda_runtime_api.h").exists()]
+    homes = [
+        home for home, _ in cuda_homes(here) if (home / "include" / "cuda_runtime_api.h").exists()
+    ]
     if not homes:
         raise NotHere("there are no headers of the CUDA runtime")
     try:
         _, _, nccl = find_nccl(here, homes[0])
     except BuildError as error:
         raise NotHere(str(error)) from None
-    users = [*(Path(torch.__file__).parent / "lib").glob("lib*.so"), *Path(hvd.__file__).parent.glob("mpi_lib*.so")]
+    users = [
+        *(Path(torch.__file__).parent / "lib").glob("lib*.so"),
+        *Path(hvd.__file__).parent.glob("mpi_lib*.so"),
+    ]
     return [homes[0] / "include", nccl], users
 
 

@@ -20,8 +20,8 @@ class OnGpu:
     def variables(self, **settings: object) -> dict[str, str]:
         """Return the variables under which torch, Horovod and hvd-train run on the stand-in.
 
-        `settings` are variables of README.md in small letters without their prefix (`seed=3`). Torch's own cache is
-        off, so that each tensor has memory of its own and its end is seen.
+        `settings` are variables of README.md in small letters without their prefix (`seed=3`).
+        Torch's own cache is off, so that each tensor has memory of its own and its end is seen.
         """
         return {
             "LD_PRELOAD": _before("LD_PRELOAD", self._libraries / LIBRARY),

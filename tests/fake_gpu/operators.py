@@ -1,8 +1,9 @@
 """Torch's operators for CUDA, on the stand-in: each runs the CPU's on the same bytes.
 
-An operator computes when it is called, on what all that was queued before it on its stream has left in memory. Its
-results come into the memory of the device later, when the stream gets there: who does not wait for the stream reads
-what was there before. Copies between host and device are torch's own.
+An operator computes when it is called, on what all that was queued before it on its stream has left
+in memory. Its results come into the memory of the device later, when the stream gets there: who
+does not wait for the stream reads what was there before. Copies between host and device are torch's
+own.
 """
 
 import ctypes
@@ -45,7 +46,10 @@ def _replace() -> None:
         if not any(has_kernel(full, key) for key in _CPU_KERNELS):
             continue
         operator = getattr(getattr(torch.ops.aten, name), overload or "default")
-        if any(result.alias_info and not result.alias_info.is_write for result in operator._schema.returns):
+        if any(
+            result.alias_info and not result.alias_info.is_write
+            for result in operator._schema.returns
+        ):
             continue  # a view
         library.impl(full[6:], _kernel(operator), "CUDA", allow_override=True)
     library.impl("copy_", _copy, "CUDA", allow_override=True)
@@ -56,7 +60,11 @@ def _kernel(operator: Any) -> Callable[..., Any]:
     name = str(operator).encode()
     _KEPT.append(name)
     arguments = operator._schema.arguments
-    written = {n for n, argument in enumerate(arguments) if argument.alias_info and argument.alias_info.is_write}
+    written = {
+        n
+        for n, argument in enumerate(arguments)
+        if argument.alias_info and argument.alias_info.is_write
+    }
     names = {argument.name for n, argument in enumerate(arguments) if n in written}
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -69,7 +77,9 @@ def _kernel(operator: Any) -> Callable[..., Any]:
 
 
 class _Call:
-    """One launch: it holds the operands in host memory and the places where the results are to come."""
+    """One launch: it holds the operands in host memory and the places
+    where the results are to come.
+    """
 
     def __init__(self, device: int, name: bytes) -> None:
         self._device = device
@@ -88,7 +98,9 @@ class _Call:
             self._reads.append(value)
             if is_written:
                 if _is_dense(value):
-                    operand = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype).copy_(operand)
+                    operand = torch.empty_strided(
+                        value.size(), value.stride(), dtype=value.dtype
+                    ).copy_(operand)
                 self._writes.append((value, operand))
             self._own[id(operand)] = (operand, value)
             return operand
@@ -101,17 +113,24 @@ class _Call:
         return value
 
     def given(self, result: Any) -> Any:
-        """Return the results of the CPU's operator as tensors of the device, whose content is on its way."""
+        """Return the results of the CPU's operator as tensors of the device,
+        whose content is on its way.
+        """
         for target, operand in self._writes:
             if target.size() != operand.size():  # an `out` that had another size
                 target.resize_(operand.size())
         returned = self._returned(result)
         inputs = [_span(tensor) for tensor in self._reads]
         targets = [_span(target) for target, _ in self._writes]
-        sources = [0 if target.data_ptr() == own.data_ptr() else own.data_ptr() for target, own in self._writes]
+        sources = [
+            0 if target.data_ptr() == own.data_ptr() else own.data_ptr()
+            for target, own in self._writes
+        ]
         begins, sizes = _columns(targets)
         written = len(targets), begins, _array(ctypes.c_void_p, sources), sizes
-        _LIBRARY.fake_gpu_effects(self._device, self._stream, self._name, len(inputs), *_columns(inputs), *written)
+        _LIBRARY.fake_gpu_effects(
+            self._device, self._stream, self._name, len(inputs), *_columns(inputs), *written
+        )
         return returned
 
     def _returned(self, result: Any) -> Any:
@@ -121,7 +140,9 @@ class _Call:
             device = torch.device("cuda", self._device)
             if not _is_dense(result):
                 result = result.contiguous()
-            target = torch.empty_strided(result.size(), result.stride(), dtype=result.dtype, device=device)
+            target = torch.empty_strided(
+                result.size(), result.stride(), dtype=result.dtype, device=device
+            )
             self._writes.append((target, result))
             return target
         if isinstance(result, (list, tuple)):
@@ -134,7 +155,9 @@ def _copy(self: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     if self.device == source.device:
         result: Tensor = _COPY_ON_DEVICE(self, source, non_blocking)
         return result
-    torch.ops.aten.copy_.default._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, self, source, non_blocking)
+    torch.ops.aten.copy_.default._op_dk(
+        torch._C.DispatchKey.CompositeExplicitAutograd, self, source, non_blocking
+    )
     return self
 
 
@@ -165,15 +188,21 @@ def _seen_from_host(tensor: Tensor) -> Tensor:
     storage = tensor.untyped_storage()
     if storage.nbytes() == 0:
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
-    host = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), torch.device("cpu"), storage.nbytes())
-    return torch.empty(0, dtype=tensor.dtype).set_(host, tensor.storage_offset(), tensor.size(), tensor.stride())
+    host = torch._C._construct_storage_from_data_pointer(
+        storage.data_ptr(), torch.device("cpu"), storage.nbytes()
+    )
+    return torch.empty(0, dtype=tensor.dtype).set_(
+        host, tensor.storage_offset(), tensor.size(), tensor.stride()
+    )
 
 
 def _extent(tensor: Tensor) -> int:
     """Return the number of elements between the first and the last of a tensor, both counted."""
     if tensor.numel() == 0:
         return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    return 1 + sum(
+        (size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True)
+    )
 
 
 def _is_dense(tensor: Tensor) -> bool:
@@ -181,7 +210,9 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """Return where the bytes of a tensor begin, and how many there are from the first to the last."""
+    """Return where the bytes of a tensor begin, and how many there are
+    from the first to the last.
+    """
     return tensor.data_ptr(), _extent(tensor) * tensor.element_size()
 
 
@@ -190,7 +221,9 @@ def _array(kind: Any, values: list[int]) -> Any:
 
 
 def _columns(spans: list[tuple[int, int]]) -> tuple[Any, Any]:
-    return _array(ctypes.c_void_p, [begin for begin, _ in spans]), _array(ctypes.c_size_t, [size for _, size in spans])
+    return _array(ctypes.c_void_p, [begin for begin, _ in spans]), _array(
+        ctypes.c_size_t, [size for _, size in spans]
+    )
 
 
 def _library() -> ctypes.CDLL:

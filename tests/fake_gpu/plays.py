@@ -1,4 +1,6 @@
-"""Sums on the stand-in: horovodrun ... python -m tests.fake_gpu.plays MILLISECONDS; each rank prints a JSON line."""
+"""Sums on the stand-in: horovodrun ... python -m tests.fake_gpu.plays MILLISECONDS;
+each rank prints a JSON line.
+"""
 
 import ctypes
 import json
@@ -12,18 +14,25 @@ from horovod.common.exceptions import HorovodInternalError
 
 
 def sums(*milliseconds: str) -> Any:
-    """A group of sums as the trainer has them, with the GPU busy before each for so many milliseconds."""
+    """A group of sums as the trainer has them, with the GPU busy before each
+    for so many milliseconds.
+    """
     stand_in = ctypes.CDLL(None)
     hvd.init()
     torch.cuda.set_device(hvd.local_rank())
     seen = []
     for number, busy in enumerate(milliseconds):
-        mean = number + (hvd.size() - 1) / 2  # another one in each sum, of other numbers on each rank
-        group = [torch.full((count,), float(number + hvd.rank()), device="cuda") for count in (5, 3)]
+        # another one in each sum, of other numbers on each rank
+        mean = number + (hvd.size() - 1) / 2
+        group = [
+            torch.full((count,), float(number + hvd.rank()), device="cuda") for count in (5, 3)
+        ]
         torch.cuda.synchronize()
         stand_in.fake_gpu_busy(None, int(busy))
         try:
-            outs = hvd.synchronize(hvd.grouped_allreduce_async_(group, name=f"sum {number}", op=hvd.Average))
+            outs = hvd.synchronize(
+                hvd.grouped_allreduce_async_(group, name=f"sum {number}", op=hvd.Average)
+            )
             seen.append([out.tolist() for out in outs] == [[mean] * 5, [mean] * 3])
         except HorovodInternalError as error:
             seen.append(str(error))

@@ -19,7 +19,17 @@ import pytest
 
 from hvd_train.run_files.run_folder import SUMMARY
 from tests.support import hosts as cluster
-from tests.support.hosts import ALL, NO_HOSTS, STEPS_PER_EPOCH, Hosts, Job, arguments, command, hosts_fixture, job
+from tests.support.hosts import (
+    ALL,
+    NO_HOSTS,
+    STEPS_PER_EPOCH,
+    Hosts,
+    Job,
+    arguments,
+    command,
+    hosts_fixture,
+    job,
+)
 from tests.support.launching import json_lines, started, wait_for
 from tests.support.on_demand import TO_TRAIN, end_slowly, hold_lock, tolerance
 
@@ -29,7 +39,8 @@ EPOCHS = 10
 STEPS = EPOCHS * STEPS_PER_EPOCH
 COMMIT_STEPS = 20
 LAUNCHER = "h4"
-# No --output-dir: the same command finds its run again. One evaluation, at the end: only faults cause a pause.
+# No --output-dir: the same command finds its run again. One evaluation, at the end: only faults
+# cause a pause.
 MORE = f"{TO_TRAIN} --commit-steps {COMMIT_STEPS} --keep-checkpoints 2 --eval-epochs {EPOCHS}"
 TRAINING = arguments(EPOCHS, "tests.support.on_demand:wide", MORE)
 
@@ -55,7 +66,11 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         while not self.over.wait(0.05):
-            lines = [line for path in self.folder.glob("runs/*/metrics.jsonl") for line in json_lines(path)]
+            lines = [
+                line
+                for path in self.folder.glob("runs/*/metrics.jsonl")
+                for line in json_lines(path)
+            ]
             steps = {(line["step"], line["time"]) for line in lines if line["kind"] == "step"}
             for step, written in sorted(steps - self.seen):
                 self.lost += any(step <= earlier for earlier, _ in self.seen)
@@ -120,7 +135,9 @@ class Campaign:
 
     def relist_left_out(self) -> None:
         """List hosts again that the job does not use since their newcomers could not connect."""
-        lines = re.findall(r"could not connect to the newcomers on (\S+(?:, \S+)*) \(", self.job.output)
+        lines = re.findall(
+            r"could not connect to the newcomers on (\S+(?:, \S+)*) \(", self.job.output
+        )
         for hosts in lines[self.left_out :]:
             self.job.list(*(host for host in ALL if host not in hosts.split(", ")))
             self.pause(2, 4)
@@ -137,7 +154,9 @@ class Campaign:
         def is_whole() -> bool:
             self.relist_left_out()
             last = self.job.worlds[-1]
-            return last["world_size"] == 3 and self.watch.last >= max(first, last.get("step", 0)) + 5
+            return (
+                last["world_size"] == 3 and self.watch.last >= max(first, last.get("step", 0)) + 5
+            )
 
         self.wait(is_whole)
         seconds = time.monotonic() - begun
@@ -152,7 +171,9 @@ class Campaign:
             self.kill(self.a_host())
 
     def kill_catching_up(self) -> None:
-        """Kill workers of two hosts in turns, also while the others or a new worker load the state."""
+        """Kill workers of two hosts in turns, also while the others or a
+        new worker load the state.
+        """
         one, two = self.chance.sample(ALL, 2)
         for host in (one, two, one):
             self.kill(host)
@@ -164,7 +185,9 @@ class Campaign:
         self.pause(13, 15)
 
     def end_slowly(self) -> None:
-        """Let processes of a host take long to end, when they are stopped or the training is done."""
+        """Let processes of a host take long to end, when they are
+        stopped or the training is done.
+        """
         end_slowly(self.job.folder, self.a_host(), 13)
 
     def stop(self) -> None:
@@ -218,7 +241,9 @@ FAULTS = [
 
 
 def test_campaign(hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No fault that leaves rank 0 or the driver costs a step; none repeats a sample or changes the weights."""
+    """No fault that leaves rank 0 or the driver costs a step; none repeats a
+    sample or changes the weights.
+    """
     chance = random.Random(SEED)
     (tmp_path / "undisturbed").mkdir()
     expected = cluster.undisturbed(tmp_path / "undisturbed", EPOCHS, TRAINING, limit_s=1500)
@@ -250,4 +275,7 @@ def test_campaign(hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[st
         trainings += 1
         shutil.rmtree(folder)
         with capsys.disabled():
-            print(f"training {trainings}: done; weights differ by {difference:.1e} of {allowed:.1e}", flush=True)
+            print(
+                f"training {trainings}: done; weights differ by {difference:.1e} of {allowed:.1e}",
+                flush=True,
+            )

@@ -22,10 +22,16 @@ def examined(hosts: Hosts, folder: Path, *options: str) -> tuple[int, dict[str, 
     assert done.stdout, done.stderr
 
     def strays() -> bool:
-        return any(words and "python" in words[0] for name in hosts.inits for _, words in hosts.processes(name))
+        return any(
+            words and "python" in words[0]
+            for name in hosts.inits
+            for _, words in hosts.processes(name)
+        )
 
     wait_for("the doctor's programs to be gone", lambda: not strays())
-    return done.returncode, {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+    return done.returncode, {
+        finding["name"]: finding for finding in json.loads(done.stdout)["findings"]
+    }
 
 
 def on(hosts: Hosts, name: str, *command: str) -> None:

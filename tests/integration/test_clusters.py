@@ -68,7 +68,11 @@ def test_a_documented_command(line: str, hosts: Hosts, tmp_path: Path) -> None:
         (tmp_path / "hostfiles" / name).write_text("h1 slots=1\nh2 slots=1\n")
     (tmp_path / "data").mkdir()
     # By default mpirun refuses root, and more ranks than cores.
-    mpirun = ["OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1"]
+    mpirun = [
+        "OMPI_ALLOW_RUN_AS_ROOT=1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+        "OMPI_MCA_rmaps_base_oversubscribe=1",
+    ]
     command = hosts.inside("h1", tmp_path, *OWN, *mpirun, "bash", "-c", line)
     output = output_of(command, tmp_path, limit_s=600)
     if "digits --epochs" in line or "--elastic" in line:

@@ -15,9 +15,13 @@ hosts = hosts_fixture(2, names=2, scope="module")
 # Other tests run the commands of these pages and programs, and the commands without hvd-train.
 ELSEWHERE = ("clusters.md", "measuring.md", "building.md")
 PROGRAMS = ("hvd-train ", "horovodrun ", "mpirun ")
-PAGES = ["../README.md", *sorted(path.name for path in DOCS.glob("*.md") if path.name not in ELSEWHERE)]
+PAGES = [
+    "../README.md",
+    *sorted(path.name for path in DOCS.glob("*.md") if path.name not in ELSEWHERE),
+]
 LINES = {
-    page: [line for lines in commands(page).values() for line in lines if line.startswith(PROGRAMS)] for page in PAGES
+    page: [line for lines in commands(page).values() for line in lines if line.startswith(PROGRAMS)]
+    for page in PAGES
 }
 
 
@@ -30,14 +34,33 @@ def test_each_command_runs_as_printed(page: str, hosts: Hosts, tmp_path: Path) -
     (tmp_path / "horovodrun_scripts").symlink_to(SCRIPTS)
     (tmp_path / "hostfiles").mkdir()
     (tmp_path / "hostfiles/two_hosts").write_text("h1 slots=1\nh2 slots=1\n")
-    for folder in ["DIR/train/a", "DIR/train/b", "DIR/val/a", "DIR/val/b", "DIR/test/a", "DIR/test/b", "photos"]:
+    for folder in [
+        "DIR/train/a",
+        "DIR/train/b",
+        "DIR/val/a",
+        "DIR/val/b",
+        "DIR/test/a",
+        "DIR/test/b",
+        "photos",
+    ]:
         (tmp_path / folder).mkdir(parents=True)
         Image.new("RGB", (40, 40), "red").save(tmp_path / folder / "1.png")
     # By default mpirun refuses root, and more ranks than cores.
-    mpirun = ["OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1"]
+    mpirun = [
+        "OMPI_ALLOW_RUN_AS_ROOT=1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+        "OMPI_MCA_rmaps_base_oversubscribe=1",
+    ]
     begin = hosts.inside("h1", tmp_path, *OWN, *mpirun, "bash", "-c")
-    folders = "--data folder --data-dir DIR --model resnet18 --image-size 32 --global-batch-size 2 --epochs 2"
+    folders = (
+        "--data folder --data-dir DIR --model resnet18 --image-size 32 "
+        "--global-batch-size 2 --epochs 2"
+    )
     output_of([*begin, f"hvd-train train {folders} --output-dir runs/a"], tmp_path)
     for line in LINES[page]:
         if "docker" not in line:
-            output_of([*begin, re.sub(r"runs/[\w-]+", "runs/a", line).replace(":4", ":1")], tmp_path, limit_s=600)
+            output_of(
+                [*begin, re.sub(r"runs/[\w-]+", "runs/a", line).replace(":4", ":1")],
+                tmp_path,
+                limit_s=600,
+            )

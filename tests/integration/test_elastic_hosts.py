@@ -1,4 +1,6 @@
-"""Elastic training on three hosts with ssh between them, through faults and changes of the cluster."""
+"""Elastic training on three hosts with ssh between them, through faults
+and changes of the cluster.
+"""
 
 import random
 import re
@@ -58,7 +60,9 @@ def take_and_add(job: Job) -> None:
 def kill_ssh(job: Job) -> None:
     """Kill the ssh of a worker, which ends as well."""
     left = job.worker("h2")
-    next(one for one, words in job.hosts.processes("h1") if words[:1] == ["ssh"] and "h2" in words).kill()
+    next(
+        one for one, words in job.hosts.processes("h1") if words[:1] == ["ssh"] and "h2" in words
+    ).kill()
     wait_for("its end", lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE)
 
 
@@ -71,23 +75,31 @@ FAULTS: dict[str, Callable[[Job], None]] = {
     "out and in": take_and_add,
     "rank 0's host is taken from the list": lambda job: job.list("h2", "h3"),
     "unreachable": lambda job: job.list("h1", "h2", "h3", "h4"),
-    "an error in the model": lambda job: on_demand.fail(job.folder, "h2", "an error in the user's model"),
+    "an error in the model": lambda job: on_demand.fail(
+        job.folder, "h2", "an error in the user's model"
+    ),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault(name: str, hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """No step is lost, each sample counts once per epoch, and the weights are the undisturbed ones."""
+    """No step is lost, each sample counts once per epoch, and the weights
+    are the undisturbed ones.
+    """
     with job(hosts, tmp_path) as running:
         running.after(random.Random(name).randint(15, 35))
         FAULTS[name](running)
         running.completes(expected)
     assert running.changes or name in ("out and in", "unreachable")
-    assert ("RuntimeError: an error in the user's model" in running.output) == (name == "an error in the model")
+    assert ("RuntimeError: an error in the user's model" in running.output) == (
+        name == "an error in the model"
+    )
 
 
 def test_a_script_with_its_own_loop(hosts: Hosts, tmp_path: Path) -> None:
-    """Two workers die, one of them rank 0; scheduler, counter and evaluations are as in an undisturbed script."""
+    """Two workers die, one of them rank 0; scheduler, counter and evaluations are as
+    in an undisturbed script.
+    """
     script = [OWN_LOOP, "--output-dir", "run", "--ledger", "--device", "cpu"]
     (tmp_path / "alone").mkdir()
     expected = undisturbed(tmp_path / "alone", training=script)
@@ -130,8 +142,12 @@ def test_the_same_command_resumes_on_other_hosts(
     assert resumed_at(running) == steps
 
 
-def test_a_job_that_begins_on_the_launchers_host_alone(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """Other hosts join it although its name resolves to 127.0.1.1, interfaces differ, and one network is dead."""
+def test_a_job_that_begins_on_the_launchers_host_alone(
+    hosts: Hosts, tmp_path: Path, expected: Weights
+) -> None:
+    """Other hosts join it although its name resolves to 127.0.1.1, interfaces
+    differ, and one network is dead.
+    """
     on_demand.pace(tmp_path, 0.3)
     hosts.resolve("h1", "h1", "127.0.1.1")  # as Debian's installer does
     for name in ALL:
@@ -146,10 +162,14 @@ def test_a_job_that_begins_on_the_launchers_host_alone(hosts: Hosts, tmp_path: P
         running.completes(expected)
     assert "could not connect" not in running.output, running.output
     assert "world 1 -> 2 at step" in running.output
-    assert re.search(r"h1 \(process \d+\)[^;]* came", running.output), "a host listed by its own name is another one"
+    assert re.search(r"h1 \(process \d+\)[^;]* came", running.output), (
+        "a host listed by its own name is another one"
+    )
 
 
-def test_a_newcomer_is_given_a_state_that_takes_long(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
+def test_a_newcomer_is_given_a_state_that_takes_long(
+    hosts: Hosts, tmp_path: Path, expected: Weights
+) -> None:
     """A transfer longer than the operation timeout is no fault; the receiver may die half-way."""
     on_demand.pace(tmp_path, 0.5)
     hosts.limit("h3", megabit=40)
@@ -158,7 +178,10 @@ def test_a_newcomer_is_given_a_state_that_takes_long(hosts: Hosts, tmp_path: Pat
     with job(hosts, tmp_path, listed=("h1", "h2"), training=training, environment=limit) as running:
         running.after(5)
         running.list(*ALL)
-        wait_for("the line", lambda: re.search(r"sending the state, \d+ MB, to 2 ranks", running.output) is not None)
+        wait_for(
+            "the line",
+            lambda: re.search(r"sending the state, \d+ MB, to 2 ranks", running.output) is not None,
+        )
         running.worker("h3").kill()
         running.reaches(3)
         running.completes(expected)
@@ -166,7 +189,9 @@ def test_a_newcomer_is_given_a_state_that_takes_long(hosts: Hosts, tmp_path: Pat
     assert joined["seconds"] > 5  # 26 MB at 40 Mbit/s
 
 
-def test_a_driver_that_is_out_of_reach_and_then_dies(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
+def test_a_driver_that_is_out_of_reach_and_then_dies(
+    hosts: Hosts, tmp_path: Path, expected: Weights
+) -> None:
     """A short network failure costs no worker and no step; a dead driver costs no step."""
     on_demand.pace(tmp_path, 0.1)
     with job(hosts, tmp_path, listed=("h2", "h3"), training=RARE) as running:
@@ -187,7 +212,9 @@ def test_a_driver_that_is_out_of_reach_and_then_dies(hosts: Hosts, tmp_path: Pat
 
 
 def test_the_first_host_powers_off(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """The driver and rank 0 are gone; the same command on another host resumes from the last commit."""
+    """The driver and rank 0 are gone; the same command on another host
+    resumes from the last commit.
+    """
     on_demand.pace(tmp_path, 0.1)
     with job(hosts, tmp_path, training=OFTEN) as running:
         running.after(30)
@@ -199,7 +226,9 @@ def test_the_first_host_powers_off(hosts: Hosts, tmp_path: Path, expected: Weigh
 
 
 def test_a_host_that_gets_sigterm(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """A host whose processes get SIGTERM leaves, rank 0's as well; if all hosts get it, the job ends."""
+    """A host whose processes get SIGTERM leaves, rank 0's as well; if all
+    hosts get it, the job ends.
+    """
     on_demand.pace(tmp_path, 0.1)
     with job(hosts, tmp_path, listed=("h3", "h2", "h1"), training=RARE) as running:
         running.after(10)
@@ -219,15 +248,21 @@ def test_a_host_that_gets_sigterm(hosts: Hosts, tmp_path: Path, expected: Weight
         running.completes(expected)
 
 
-def test_survivors_that_cannot_connect_commit_and_the_job_ends(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """One line reports it after three attempts; the same command resumes when the network is back."""
+def test_survivors_that_cannot_connect_commit_and_the_job_ends(
+    hosts: Hosts, tmp_path: Path, expected: Weights
+) -> None:
+    """One line reports it after three attempts; the same command resumes
+    when the network is back.
+    """
     with job(hosts, tmp_path, training=RARE, environment=LIMIT) as running:
         running.after(15)
         hosts.part("h2", "h3")
         assert running.launcher.wait(200) == 5, running.output
         steps = running.steps
         assert newest_commit(running.run) >= steps
-    assert running.output.count("`hvd-train doctor -H h1:1,h2:1,h3:1` examines them") == 1, running.output
+    assert running.output.count("`hvd-train doctor -H h1:1,h2:1,h3:1` examines them") == 1, (
+        running.output
+    )
     hosts.part("h2", "h3", undo=True)
     with job(hosts, tmp_path, training=RARE) as running:
         running.completes(expected)

@@ -13,26 +13,40 @@ from tests.support.launching import SCRIPTS, json_lines, ranks_of, started, wait
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.parametrize("workers", [2, *(pytest.param(many, marks=pytest.mark.slow) for many in (16, 32))])
+@pytest.mark.parametrize(
+    "workers", [2, *(pytest.param(many, marks=pytest.mark.slow) for many in (16, 32))]
+)
 def test_a_killed_worker_is_replaced_and_no_sample_is_lost(workers: int, tmp_path: Path) -> None:
     """After kill -9 the survivors continue and a newcomer joins; SIGTERM commits."""
     hosts = tmp_path / "hosts"
     hosts.write_text(f"localhost slots={workers}\n")
-    command = [str(SCRIPTS / "train_elastic.sh"), "--hosts", str(hosts), "--", "digits", "--epochs", "4000"]
+    command = [
+        str(SCRIPTS / "train_elastic.sh"),
+        "--hosts",
+        str(hosts),
+        "--",
+        "digits",
+        "--epochs",
+        "4000",
+    ]
     command += ["--batch-size", "2"] if workers > 2 else []
     folder = tmp_path / "run"
     log = tmp_path / "output.txt"
     with started([*command, "--ledger", "--output-dir", "run"], tmp_path, log) as script:
 
         def changes() -> list[dict[str, Any]]:
-            return [line for line in json_lines(folder / "metrics.jsonl") if line.get("name") == "world"]
+            return [
+                line for line in json_lines(folder / "metrics.jsonl") if line.get("name") == "world"
+            ]
 
         def wait(what: str, condition: Callable[[], object]) -> None:
             wait_for(what, lambda: condition() or script.poll() is not None)
             assert script.poll() is None, log.read_text()
 
         wait("ten steps", lambda: len(json_lines(folder / "ledger.jsonl")) > 10)
-        next(one for one in ranks_of(script, "train") if one.cmdline()[1].endswith("hvd-train")).kill()
+        next(
+            one for one in ranks_of(script, "train") if one.cmdline()[1].endswith("hvd-train")
+        ).kill()
         wait("the survivor to continue", changes)
         wait("a newcomer to join", lambda: any(change["came"] for change in changes()))
         script.send_signal(signal.SIGTERM)

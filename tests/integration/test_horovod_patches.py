@@ -1,6 +1,8 @@
-"""Horovod's patches to its core (but C6, which needs GPUs), L1 to L3, L5, L7, L8 and S3, shown by real processes.
+"""Horovod's patches to its core (but C6, which needs GPUs), L1 to L3, L5, L7, L8 and
+S3, shown by real processes.
 
-HVD_TRAIN_TEST_PYTHON may name the Python of another build; with `--without-patches` these tests fail.
+HVD_TRAIN_TEST_PYTHON may name the Python of another build; with `--without-patches` these tests
+fail.
 """
 
 import os
@@ -45,18 +47,28 @@ def controller(request: pytest.FixtureRequest) -> str:
 
 def environment(**changes: object) -> dict[str, str]:
     """Return the environment of a job, without variables of a launcher around this process."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", "OMPI_", "PMI"))}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HOROVOD_", "OMPI_", "PMI"))
+    }
     env["PATH"] = f"{Path(PYTHON).parent}{os.pathsep}{env['PATH']}"
     env["OMP_NUM_THREADS"] = "1"
     return {**env, **{name: str(value) for name, value in changes.items()}}
 
 
-def run(*command: str, before: Sequence[str] = (), **env: object) -> subprocess.CompletedProcess[str]:
+def run(
+    *command: str, before: Sequence[str] = (), **env: object
+) -> subprocess.CompletedProcess[str]:
     line = [*before, PYTHON, *command]
-    return subprocess.run(line, env=environment(**env), capture_output=True, text=True, check=False, timeout=240)
+    return subprocess.run(
+        line, env=environment(**env), capture_output=True, text=True, check=False, timeout=240
+    )
 
 
-def run_world(size: int, worker: str, before: Sequence[str] = (), **env: object) -> tuple[list[int], str]:
+def run_world(
+    size: int, worker: str, before: Sequence[str] = (), **env: object
+) -> tuple[list[int], str]:
     """Run ranks over Gloo without horovodrun; return their exit codes and output."""
     result = run(RANKS, "world", str(size), worker, before=before, **env)
     printed = result.stdout + result.stderr
@@ -68,7 +80,19 @@ def run_world(size: int, worker: str, before: Sequence[str] = (), **env: object)
 def horovodrun(controller: str, worker: str, ranks: int = 2) -> list[str]:
     """Return Python's arguments that run a function of ranks.py by horovodrun, or by our mpirun."""
     if controller == "mpirun":
-        return ["-m", "hvd_train", "launch", "--with", "mpirun", "--np", str(ranks), "--", PYTHON, RANKS, worker]
+        return [
+            "-m",
+            "hvd_train",
+            "launch",
+            "--with",
+            "mpirun",
+            "--np",
+            str(ranks),
+            "--",
+            PYTHON,
+            RANKS,
+            worker,
+        ]
     return ["-m", "horovod.runner.launch", controller, "-np", str(ranks), PYTHON, RANKS, worker]
 
 
@@ -90,7 +114,11 @@ HALFWAY = {"HOROVOD_GLOO_TIMEOUT_SECONDS": 240, "HVD_TRAIN_GLOO_OPERATION_TIMEOU
 LEFT = {"HOROVOD_ELASTIC": 1, "HOROVOD_FUSION_THRESHOLD": 0, "HOROVOD_GLOO_TIMEOUT_SECONDS": 60}
 WORLDS: dict[str, tuple[str, dict[str, object], list[int]]] = {
     "operations have a time limit of their own": ("c2_silent_peer", SILENT, [0, KILLED]),
-    "without shared memory, too": ("c2_silent_peer", {**SILENT, "HVD_TRAIN_SHARED_MEMORY": 0}, [0, KILLED]),
+    "without shared memory, too": (
+        "c2_silent_peer",
+        {**SILENT, "HVD_TRAIN_SHARED_MEMORY": 0},
+        [0, KILLED],
+    ),
     "nothing is sent after a broken operation": (
         "c5_left_halfway",
         {**LEFT, "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": 8},
@@ -98,8 +126,16 @@ WORLDS: dict[str, tuple[str, dict[str, object], list[int]]] = {
     ),
     "fp16 and bf16 sums are right for any bits": ("c7_c15_half_sums", {}, [0, 0]),
     "without shared memory as well": ("c7_c15_half_sums", {"HVD_TRAIN_SHARED_MEMORY": 0}, [0, 0]),
-    "a rank that dies is noticed": ("c8_lost_peer", {"HOROVOD_GLOO_TIMEOUT_SECONDS": 240}, [0, 0, KILLED]),
-    "the sender dies halfway through a message": ("c11_half_a_message", {**HALFWAY, "SENDER": 1}, [0, KILLED]),
+    "a rank that dies is noticed": (
+        "c8_lost_peer",
+        {"HOROVOD_GLOO_TIMEOUT_SECONDS": 240},
+        [0, 0, KILLED],
+    ),
+    "the sender dies halfway through a message": (
+        "c11_half_a_message",
+        {**HALFWAY, "SENDER": 1},
+        [0, KILLED],
+    ),
     "the receiver does": ("c11_half_a_message", {**HALFWAY, "SENDER": 0}, [0, KILLED]),
 }
 
@@ -134,7 +170,9 @@ def test_c4_stall_check_names_the_missing_rank(tmp_path: Path) -> None:
     reported = tmp_path / "reported"
     command = [PYTHON, RANKS, "world", "2", "c4_stall"]
     env = environment(REPORTED=reported, HOROVOD_STALL_CHECK_TIME_SECONDS=1)
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         assert process.stdout is not None
         printed = []
         for line in process.stdout:
@@ -163,11 +201,13 @@ def test_c8_sums_are_right(ranks: int, env: dict[str, object], controller: str) 
 def test_c9_a_sum_does_not_wait_for_the_clock(controller: str, tmp_path: Path) -> None:
     """A cycle begins as soon as a tensor waits; an idle rank wakes up rarely.
 
-    Cycles by the clock would take at least 80 s in the first case. An idle second has 50 cycles instead of 1,000.
+    Cycles by the clock would take at least 80 s in the first case. An idle second has 50 cycles
+    instead of 1,000.
     """
 
     def taken(what: str, **env: object) -> float:
-        took = tmp_path / "took"  # a file, because mpirun puts the rank into the middle of printed lines
+        # a file, because mpirun puts the rank into the middle of printed lines
+        took = tmp_path / "took"
         succeeds(*horovodrun(controller, "c9_cycles"), TOOK=took, WHAT=what, **env)
         return float(took.read_text())
 
@@ -191,8 +231,12 @@ def test_c14_each_rank_asks_the_store_once_for_the_addresses_of_all() -> None:
 
 @pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "-")
 @pytest.mark.parametrize("interface", ["lo", ""])
-@pytest.mark.parametrize("known", ["", "127.0.1.1 h.invalid", "0.0.0.0 h.invalid", "192.0.2.1 h.invalid"])
-def test_c12_the_name_of_the_host_need_not_lead_to_it(tmp_path: Path, known: str, interface: str) -> None:
+@pytest.mark.parametrize(
+    "known", ["", "127.0.1.1 h.invalid", "0.0.0.0 h.invalid", "192.0.2.1 h.invalid"]
+)
+def test_c12_the_name_of_the_host_need_not_lead_to_it(
+    tmp_path: Path, known: str, interface: str
+) -> None:
     """Ranks connect by the chosen interface; without one, a useless host name counts as none."""
     (tmp_path / "hosts").write_text(f"127.0.0.1 localhost\n{known}\n")
     script = 'mount --bind "$0" /etc/hosts; hostname h.invalid; exec "$@"'
@@ -203,9 +247,12 @@ def test_c12_the_name_of_the_host_need_not_lead_to_it(tmp_path: Path, known: str
 
 
 @pytest.mark.parametrize(
-    ("says", "limit_s", "error"), [("wrong", 60, "is not the rank it was"), ("right", 2, "Timed out waiting")]
+    ("says", "limit_s", "error"),
+    [("wrong", 60, "is not the rank it was"), ("right", 2, "Timed out waiting")],
 )
-def test_s3_a_process_at_the_port_of_a_rank_is_not_believed(says: str, limit_s: int, error: str) -> None:
+def test_s3_a_process_at_the_port_of_a_rank_is_not_believed(
+    says: str, limit_s: int, error: str
+) -> None:
     """A rank sends it nothing and ends with the reason, unless it gives the secret answer."""
     done = run(RANKS, "s3_impostor", SAYS=says, HOROVOD_GLOO_TIMEOUT_SECONDS=limit_s)
     printed = done.stdout + done.stderr
@@ -216,8 +263,12 @@ def test_s3_a_process_at_the_port_of_a_rank_is_not_believed(says: str, limit_s: 
     assert error in done.stderr, printed
 
 
-def job(folder: Path, controller: str, what: str, signum: int = 0, grace_s: int = 100) -> tuple[int, list[str]]:
-    """Run l1_job on two ranks, and signal horovodrun when both train; return its exit code and lines."""
+def job(
+    folder: Path, controller: str, what: str, signum: int = 0, grace_s: int = 100
+) -> tuple[int, list[str]]:
+    """Run l1_job on two ranks, and signal horovodrun when both train;
+    return its exit code and lines.
+    """
     variables = environment(FOLDER=folder, WHAT=what, HVD_TRAIN_GRACE_SECONDS=grace_s)
     output = folder / "output.txt"
 
@@ -247,7 +298,9 @@ def test_l1_horovodrun_ends_with_the_code_of_the_rank(
     """One line names the failed rank; the others are stopped, with --mpi at once."""
     status, lines = job(tmp_path, controller, what)
     assert status == code, lines
-    assert lines[-1] == f"horovodrun: rank 1 on host localhost {message}; the other ranks were stopped"
+    assert (
+        lines[-1] == f"horovodrun: rank 1 on host localhost {message}; the other ranks were stopped"
+    )
     if controller == "--gloo":
         assert (tmp_path / "term.0").read_text() == f"{signal.SIGTERM.value}\n"
 
@@ -261,13 +314,18 @@ def test_l1_horovodrun_ends_with_the_code_of_the_rank(
         ("finish", signal.SIGINT, 0),  # all ranks end with 0
     ],
 )
-def test_l1_a_signal_lets_the_ranks_finish(tmp_path: Path, controller: str, what: str, signum: int, code: int) -> None:
+def test_l1_a_signal_lets_the_ranks_finish(
+    tmp_path: Path, controller: str, what: str, signum: int, code: int
+) -> None:
     """Each rank gets one SIGTERM and time to commit, also if horovodrun is killed."""
     status, lines = job(tmp_path, controller, what, signum)
     assert status == code, lines
     if code in (130, 143):
         name = signal.Signals(signum).name
-        assert lines[0] == f"horovodrun: {name}: stopping; the ranks have 100 s to commit what they did"
+        assert (
+            lines[0]
+            == f"horovodrun: {name}: stopping; the ranks have 100 s to commit what they did"
+        )
         assert lines[-1] == f"horovodrun: stopped by {name}; all ranks were stopped"
     for rank in (0, 1):
         assert (tmp_path / f"term.{rank}").read_text() == f"{signal.SIGTERM.value}\n"
@@ -283,7 +341,9 @@ def test_hvd_train_launch_with_mpirun_lets_the_ranks_finish(tmp_path: Path) -> N
     assert (tmp_path / "committed.0").exists() and (tmp_path / "committed.1").exists()
 
 
-def test_l1_a_rank_that_does_not_end_is_killed_after_the_grace_time(tmp_path: Path, controller: str) -> None:
+def test_l1_a_rank_that_does_not_end_is_killed_after_the_grace_time(
+    tmp_path: Path, controller: str
+) -> None:
     start = time.monotonic()
     status, lines = job(tmp_path, controller, "ignore", signal.SIGINT, grace_s=1)
     assert status == 130, lines
@@ -296,12 +356,15 @@ def test_l3_output_of_rank_0_is_plain(controller: str) -> None:
     done = run(*horovodrun(controller, "l3_lines"))
     lines = done.stdout.splitlines()
     assert "out of 0" in lines
-    assert "out of 1" not in lines and any("]<stdout>:out of 1" in line for line in lines)  # mpirun may cut a line
+    # mpirun may cut a line
+    assert "out of 1" not in lines and any("]<stdout>:out of 1" in line for line in lines)
     assert "error of 0" in done.stderr and "error of 0" not in done.stderr.splitlines()
 
 
 def test_l8_horovodrun_by_its_path_finds_the_programs_of_its_environment(controller: str) -> None:
-    printed = succeeds(*horovodrun(controller, "program")[:-3], "hvd-train", "--version", PATH="/usr/bin:/bin")
+    printed = succeeds(
+        *horovodrun(controller, "program")[:-3], "hvd-train", "--version", PATH="/usr/bin:/bin"
+    )
     assert printed.count("hvd-train 0.1.0") == 2
 
 
@@ -319,7 +382,9 @@ def test_l7_ranks_whose_output_has_no_reader_continue(tmp_path: Path, controller
     env = environment(DONE=tmp_path / "done")
     with (
         (tmp_path / "errors").open("w+") as errors,
-        subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+        subprocess.Popen(
+            command, env=env, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as process,
     ):
         assert process.stdout is not None
         assert process.stdout.readline()

@@ -1,8 +1,9 @@
-"""The container image: built from the Dockerfile, it trains as an ordinary user and holds no compiler.
+"""The container image: built from the Dockerfile, it trains as an ordinary
+user and holds no compiler.
 
-`make test-image` takes 15 minutes and 20 GB of disk for the first build. If podman cannot pull the base image, root
-makes one with debootstrap. The build sees this machine's pip settings and certificates. IMAGE may name an existing
-image, and IMAGE_COMPOSE a program like `docker compose`.
+`make test-image` takes 15 minutes and 20 GB of disk for the first build. If podman cannot pull the
+base image, root makes one with debootstrap. The build sees this machine's pip settings and
+certificates. IMAGE may name an existing image, and IMAGE_COMPOSE a program like `docker compose`.
 """
 
 import json
@@ -25,14 +26,19 @@ from tests.support.launching import PROJECT, commands, started, wait_for, write_
 
 def answers(engine: str) -> bool:
     """Return whether an engine works: docker may be a client alone."""
-    return shutil.which(engine) is not None and not subprocess.run([engine, "info"], capture_output=True).returncode
+    return (
+        shutil.which(engine) is not None
+        and not subprocess.run([engine, "info"], capture_output=True).returncode
+    )
 
 
 ENGINE = next(filter(answers, ("docker", "podman")), "")
 IS_PODMAN = ENGINE == "podman"
 COMPOSE_PROGRAM = os.environ.get("IMAGE_COMPOSE", "" if IS_PODMAN else "docker compose").split()
-PODMAN_OPTIONS = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=4096:4096")  # some kernels let it raise no limit
-BUILD, ON_HOSTS, COMPOSE, KUBERNETES = commands("clusters.md")["Containers"]  # the last cannot run here
+# some kernels let it raise no limit
+PODMAN_OPTIONS = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=4096:4096")
+# the last cannot run here
+BUILD, ON_HOSTS, COMPOSE, KUBERNETES = commands("clusters.md")["Containers"]
 
 pytestmark = [
     pytest.mark.image,
@@ -48,52 +54,81 @@ def engine(*arguments: str | Path, timeout_s: float = 300) -> subprocess.Complet
 
 def obtain_base(folder: Path) -> None:
     """Pull the base image, or, with podman as root, make it from Debian's packages."""
-    (base,) = re.findall(r"^ARG BASE=(\S+)$", (PROJECT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    (base,) = re.findall(
+        r"^ARG BASE=(\S+)$", (PROJECT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE
+    )
     if engine("image", "inspect", base).returncode == 0 or engine("pull", base).returncode == 0:
         return
     if not IS_PODMAN or os.geteuid() != 0 or not shutil.which("debootstrap"):
-        pytest.skip(f"{base} cannot be pulled here, and only root with podman and debootstrap can make one")
+        pytest.skip(
+            f"{base} cannot be pulled here, and only root with podman and debootstrap can make one"
+        )
     root = folder / "base"
     tar = folder / "base.tar"
     suite = base.rpartition(":")[2].removesuffix("-slim")
     make = ["debootstrap", "--variant=minbase", "--include=ca-certificates", suite, root]
     subprocess.run(make, check=True, capture_output=True, timeout=900)
-    subprocess.run(["tar", "-C", root, "-cf", tar, "."], check=True, capture_output=True, timeout=300)
+    subprocess.run(
+        ["tar", "-C", root, "-cf", tar, "."], check=True, capture_output=True, timeout=300
+    )
     assert engine("import", tar, f"localhost/{base}").returncode == 0
     shutil.rmtree(root)
 
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the name of the image, which IMAGE gives or which is built now by the documented command."""
+    """Return the name of the image, which IMAGE gives or which is built now
+    by the documented command.
+    """
     if named := os.environ.get("IMAGE"):
         assert engine("tag", named, "hvd_train").returncode == 0
         return named
     folder = tmp_path_factory.mktemp("image")
     obtain_base(folder)
-    built = subprocess.run(typed(BUILD, docker(folder)), capture_output=True, text=True, check=False, timeout=3000)
+    built = subprocess.run(
+        typed(BUILD, docker(folder)), capture_output=True, text=True, check=False, timeout=3000
+    )
     assert built.returncode == 0, (built.stdout + built.stderr)[-6000:]
     return "hvd_train"
 
 
 def docker(folder: Path, *options: str) -> Path:
     """Write a program `docker` that calls the engine with these options."""
-    build = ["--pull=never", "--network=host", "--isolation=chroot", "--format=docker"] if IS_PODMAN else []
+    build = (
+        ["--pull=never", "--network=host", "--isolation=chroot", "--format=docker"]
+        if IS_PODMAN
+        else []
+    )
     for path in ("/etc/ssl/certs/ca-certificates.crt", "/etc/pip.conf") if IS_PODMAN else ():
         build += [f"--volume={path}:{path}:ro"] if Path(path).exists() else []
     compose = " ".join(COMPOSE_PROGRAM)
     building = " ".join(build)
     other = " ".join(options)
-    cases = f'compose) shift; exec {compose} "$@" ;; build) shift; exec {ENGINE} build {building} "$@" ;;'
-    return write_program(folder, "docker", f'case $1 in {cases} *) exec {ENGINE} {other} "$@" ;; esac')
+    cases = (
+        f'compose) shift; exec {compose} "$@" ;; build) shift; exec {ENGINE} '
+        f'build {building} "$@" ;;'
+    )
+    return write_program(
+        folder, "docker", f'case $1 in {cases} *) exec {ENGINE} {other} "$@" ;; esac'
+    )
 
 
 def typed(line: str, program: Path) -> list[str]:
     """Return the command that runs a documented line in a checkout."""
-    return ["env", "-C", str(PROJECT), f"PATH={program.parent}:{os.environ['PATH']}", "sh", "-c", f"exec {line}"]
+    return [
+        "env",
+        "-C",
+        str(PROJECT),
+        f"PATH={program.parent}:{os.environ['PATH']}",
+        "sh",
+        "-c",
+        f"exec {line}",
+    ]
 
 
-def run(image: str, *arguments: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+def run(
+    image: str, *arguments: str, options: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
     podman = (*PODMAN_OPTIONS, "--network=none") if IS_PODMAN else ()
     return engine("run", "--rm", *options, *podman, image, *arguments, timeout_s=900)
 
@@ -105,7 +140,9 @@ def finished(image: str, *arguments: str, options: Sequence[str] = ()) -> str:
 
 
 def test_trains_the_digits_as_an_ordinary_user(image: str, tmp_path: Path) -> None:
-    """With one rank per GPU, or two, a read-only root and no capability; the files on the host are not root's."""
+    """With one rank per GPU, or two, a read-only root and no capability; the files
+    on the host are not root's.
+    """
     runs = tmp_path / "runs"
     runs.mkdir()
     runs.chmod(0o777)
@@ -122,13 +159,19 @@ def test_trains_the_digits_as_an_ordinary_user(image: str, tmp_path: Path) -> No
 
 
 def test_holds_no_compiler_and_no_secret(image: str) -> None:
-    """It runs as a user by number, without settings of the build machine; a bill of materials names its packages."""
-    names = " -o ".join(f"-name '{name}'" for name in ("nvcc", "cicc", "cc1plus", "id_*", "ssh_host_*", "*.whl"))
+    """It runs as a user by number, without settings of the build machine; a bill of
+    materials names its packages.
+    """
+    names = " -o ".join(
+        f"-name '{name}'" for name in ("nvcc", "cicc", "cc1plus", "id_*", "ssh_host_*", "*.whl")
+    )
     programs = "for name in gcc g++ c++ cc make cmake nvcc; do type -P $name; done"
     files = rf"find / -xdev -type f \( {names} -o -path /etc/pip.conf -size +0 \) 2>/dev/null"
     assert finished(image, "bash", "-c", f"{programs}; {files}; true").split() == []
     bill = json.loads(finished(image, "cat", "/opt/hvd_train/sbom.cdx.json"))
-    assert {"torch", "horovod", "pillow", "hvd_train"} <= {component["name"] for component in bill["components"]}
+    assert {"torch", "horovod", "pillow", "hvd_train"} <= {
+        component["name"] for component in bill["components"]
+    }
     assert finished(image, "stat", "-c", "%a %U", "/var/lib/hvd_train") == "700 trainer\n"
     settings = json.loads(engine("image", "inspect", image).stdout)[0]["Config"]
     assert re.fullmatch(r"[1-9]\d*(:\d+)?", settings["User"])
@@ -188,7 +231,9 @@ def two(image: str, tmp_path: Path) -> Iterator[Cluster]:
 
 
 def test_two_containers_are_two_hosts(two: Cluster) -> None:
-    """If one is killed, the training continues without a lost step and takes in the new container."""
+    """If one is killed, the training continues without a lost step and
+    takes in the new container.
+    """
     listed = "/opt/hvd_train/hostfiles/two_hosts"
     for way in ("--gloo", "--mpi"):
         two.start("train", "train_hostfile.sh", listed, way, "--", "digits", "--epochs", "3")
@@ -207,7 +252,9 @@ def test_two_containers_are_two_hosts(two: Cluster) -> None:
 
 def test_no_user_gets_in_without_the_key(two: Cluster) -> None:
     """A host refuses passwords, other keys and other users; without a key it does not start."""
-    attacker = "ssh-keygen -q -t ed25519 -N '' -f /tmp/other; ssh -v -F /dev/null -i /tmp/other -p 2222"
+    attacker = (
+        "ssh-keygen -q -t ed25519 -N '' -f /tmp/other; ssh -v -F /dev/null -i /tmp/other -p 2222"
+    )
     attacker += " -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null h2 true"
     refused = two.inside("h1", "sh", "-c", attacker)
     assert refused.returncode == 255
@@ -218,7 +265,9 @@ def test_no_user_gets_in_without_the_key(two: Cluster) -> None:
     assert "there is no key in /etc/hvd_train/ssh; mount" in without.stderr
 
 
-@pytest.mark.skipif("IMAGE" in os.environ, reason="IMAGE names one that is there: nothing is to be built")
+@pytest.mark.skipif(
+    "IMAGE" in os.environ, reason="IMAGE names one that is there: nothing is to be built"
+)
 def test_the_documented_cluster_on_one_machine(image: str, tmp_path: Path) -> None:
     """`docker compose up --build` as printed trains on two hosts, and Ctrl-C ends it."""
     if not COMPOSE_PROGRAM or subprocess.run([*COMPOSE_PROGRAM, "version"], check=False).returncode:
@@ -231,7 +280,12 @@ def test_the_documented_cluster_on_one_machine(image: str, tmp_path: Path) -> No
             compose.send_signal(signal.SIGINT)
             compose.wait(200)
     finally:
-        subprocess.run(typed("docker compose down --volumes", program), check=False, capture_output=True, timeout=120)
+        subprocess.run(
+            typed("docker compose down --volumes", program),
+            check=False,
+            capture_output=True,
+            timeout=120,
+        )
 
 
 @pytest.mark.skipif(bool(cluster.NO_HOSTS), reason=cluster.NO_HOSTS or "-")
@@ -245,7 +299,11 @@ def test_the_documented_training_on_hosts(image: str, tmp_path: Path) -> None:
     program = docker(tmp_path, *own, "--storage-opt", f"additionalimagestore={storage}")
     for name in ("horovodrun_scripts", "hostfiles", "hvd_train"):
         (tmp_path / name).symlink_to(PROJECT / name)
-    environment = [f"PATH={cluster.PATH}", f"CONTAINER_ENGINE={program}", f"CONTAINER_FLAGS={' '.join(PODMAN_OPTIONS)}"]
+    environment = [
+        f"PATH={cluster.PATH}",
+        f"CONTAINER_ENGINE={program}",
+        f"CONTAINER_FLAGS={' '.join(PODMAN_OPTIONS)}",
+    ]
     with cluster.hosts(tmp_path / "cluster", 2, names=2) as hosts:
         command = hosts.inside("h1", tmp_path, "env", *environment, *shlex.split(ON_HOSTS))
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
@@ -254,4 +312,7 @@ def test_the_documented_training_on_hosts(image: str, tmp_path: Path) -> None:
         assert "on 2 ranks" in done.stdout
         for host in ("h1", "h2"):
             left = hosts.inside(host, tmp_path, str(program), "ps", "--all", "--quiet")
-            assert subprocess.run(left, capture_output=True, text=True, check=True, timeout=200).stdout == ""
+            assert (
+                subprocess.run(left, capture_output=True, text=True, check=True, timeout=200).stdout
+                == ""
+            )

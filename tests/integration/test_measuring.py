@@ -1,4 +1,6 @@
-"""Run `bench` and `--profile` with real launchers, and the commands of docs/measuring.md as printed."""
+"""Run `bench` and `--profile` with real launchers, and the commands of
+docs/measuring.md as printed.
+"""
 
 import gzip
 import json
@@ -12,7 +14,9 @@ from tests.support.launching import HVD_TRAIN, PROJECT, commands, launch_line, o
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("line", [line for lines in commands("measuring.md").values() for line in lines])
+@pytest.mark.parametrize(
+    "line", [line for lines in commands("measuring.md").values() for line in lines]
+)
 def test_a_documented_command(line: str, tmp_path: Path) -> None:
     """A command of docs/measuring.md runs as printed."""
     jpegs.digits(tmp_path / "data", classes=range(2), most=40)
@@ -22,11 +26,15 @@ def test_a_documented_command(line: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("launcher", ["gloo", "mpi"])
 def test_two_ranks_are_traced(launcher: str, tmp_path: Path) -> None:
-    command = launch_line(launcher, 2, HVD_TRAIN, "train", "digits", "--epochs", "1", "--profile", "4:6")
+    command = launch_line(
+        launcher, 2, HVD_TRAIN, "train", "digits", "--epochs", "1", "--profile", "4:6"
+    )
     output = output_of([*command, "--output-dir", "run"], tmp_path)
     assert "profile of steps 4 to 6: run/profile/steps-4-to-6-rank-0.json.gz" in output
     files = tmp_path / "run/profile"
     for rank in range(2):
-        trace = json.loads(gzip.decompress((files / f"steps-4-to-6-rank-{rank}.json.gz").read_bytes()))
+        trace = json.loads(
+            gzip.decompress((files / f"steps-4-to-6-rank-{rank}.json.gz").read_bytes())
+        )
         names = {event["name"] for event in trace["traceEvents"]}
         assert {"ProfilerStep#4", "ProfilerStep#5", "ProfilerStep#6"} <= names

@@ -22,7 +22,9 @@ MOST = 150.0  # bytes per step: rank 0 needs about 80; a kept tensor of 64 numbe
 
 
 def watched(num_classes: int) -> nn.Module:
-    """Return a small convnet that writes its process's memory in bytes to rss-PID every `EVERY` steps."""
+    """Return a small convnet that writes its process's memory in bytes to
+    rss-PID every `EVERY` steps.
+    """
     model = convnet(num_classes)
     file = (Path.cwd() / f"rss-{os.getpid()}").open("w", buffering=1)
     passes = 0
@@ -40,11 +42,19 @@ def watched(num_classes: int) -> nn.Module:
 
 
 def growth(folder: Path, ranks: int, command: list[str]) -> list[float]:
-    """Train with all features that may keep memory; return each rank's growth in bytes per step (Theil-Sen slope)."""
+    """Train with all features that may keep memory; return each rank's growth in bytes
+    per step (Theil-Sen slope).
+    """
     steps = WARM_UP + STEPS
-    line = "--data tests.support.runs:few_digits --model tests.integration.test_memory:watched --ledger "
+    line = (
+        "--data tests.support.runs:few_digits --model "
+        "tests.integration.test_memory:watched --ledger "
+    )
     line += f"--epochs {steps // STEPS_PER_EPOCH} "
-    line += f"--global-batch-size 10 --batch-size {10 // ranks} --eval-epochs 10 --log-steps 10 --commit-steps 100 "
+    line += (
+        f"--global-batch-size 10 --batch-size {10 // ranks} --eval-epochs 10 --log-steps "
+        "10 --commit-steps 100 "
+    )
     line += "--device cpu --output-dir run"
     environment = ["env", f"PYTHONPATH={ROOT}", "OMP_NUM_THREADS=1"]
     output_of([*environment, *command, *line.split()], folder, limit_s=850)
@@ -55,7 +65,9 @@ def growth(folder: Path, ranks: int, command: list[str]) -> list[float]:
 
 
 def slope(values: list[int]) -> float:
-    return median((other - one) / (j - i) for (i, one), (j, other) in combinations(enumerate(values), 2))
+    return median(
+        (other - one) / (j - i) for (i, one), (j, other) in combinations(enumerate(values), 2)
+    )
 
 
 @pytest.mark.parametrize("way", ["one rank", "two ranks", "elastic"])

@@ -15,7 +15,10 @@ from tests.support.launching import PROJECT, launch_line, output_of
     ("controller", "size", "everything"),
     [
         ("gloo", 2, False),  # without what is marked slow there
-        *(pytest.param(*room, True, marks=pytest.mark.slow) for room in (("gloo", 1), ("gloo", 2), ("gloo", 3))),
+        *(
+            pytest.param(*room, True, marks=pytest.mark.slow)
+            for room in (("gloo", 1), ("gloo", 2), ("gloo", 3))
+        ),
         pytest.param("mpi", 2, True, marks=pytest.mark.slow),
     ],
 )
@@ -24,8 +27,20 @@ def test_the_parallel_room_passes_on_every_rank(
 ) -> None:
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     options = ["-q", "-x", "--color=no", "-p", "no:cacheprovider", f"--rootdir={PROJECT}"]
-    options += ["-c", str(PROJECT / "pyproject.toml"), *(["-m", "parallel or not parallel"] if everything else [])]
-    line = launch_line(controller, size, sys.executable, "-m", "pytest", *options, str(PROJECT / "tests" / "parallel"))
+    options += [
+        "-c",
+        str(PROJECT / "pyproject.toml"),
+        *(["-m", "parallel or not parallel"] if everything else []),
+    ]
+    line = launch_line(
+        controller,
+        size,
+        sys.executable,
+        "-m",
+        "pytest",
+        *options,
+        str(PROJECT / "tests" / "parallel"),
+    )
     variables = {"PYTHONPATH": str(PROJECT), "PYTEST_DEBUG_TEMPROOT": str(tmp_path)}
     output = output_of(line, tmp_path, limit_s=1400, variables=variables)
     counts = [int(count) for count in re.findall(r"\b(\d+) passed", output)]

@@ -16,7 +16,9 @@ from hvd_train import cli
 from tests.support.launching import HVD_TRAIN, launch_line, output_of
 from tests.support.run_folders import elastic_run, section, start, step, whole_run, write
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 WRAPPER = """<!doctype html><meta charset="utf-8"><body style="margin: 0">
 <iframe src="{page}" style="border: 0; width: {width}px; height: 800px; color-scheme: {scheme}"></iframe><pre></pre>
 <script>onload = () => {{
@@ -39,7 +41,7 @@ WRAPPER = """<!doctype html><meta charset="utf-8"><body style="margin: 0">
   found.columns = [1, 2].map(() => (page.querySelectorAll("#s0 thead button")[0]?.click(), column(0)));
   page.querySelector("label[for=tab-1]").click();
   document.querySelector("pre").textContent = JSON.stringify({{...found, second: tabs()}});
-}}</script>"""
+}}</script>"""  # noqa: E501
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -48,7 +50,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the run folder of a short training on two ranks."""
     folder = tmp_path_factory.mktemp("trained")
-    output_of(launch_line("gloo", 2, HVD_TRAIN, "train", "--epochs", "1", "--output-dir", "run"), folder)
+    output_of(
+        launch_line("gloo", 2, HVD_TRAIN, "train", "--epochs", "1", "--output-dir", "run"), folder
+    )
     return folder / "run"
 
 
@@ -56,10 +60,20 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pages(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return a report of the real run and a report of twenty different runs."""
     folder = tmp_path_factory.mktemp("pages")
-    torn = write(folder / "runs" / "a-run-with-a-long-name-that-was-torn", [start(), step(1)], torn="{")
-    paths = [trained, torn, write(folder / "runs" / "elastic", elastic_run()), write(folder / "runs" / "none", [])]
+    torn = write(
+        folder / "runs" / "a-run-with-a-long-name-that-was-torn", [start(), step(1)], torn="{"
+    )
+    paths = [
+        trained,
+        torn,
+        write(folder / "runs" / "elastic", elastic_run()),
+        write(folder / "runs" / "none", []),
+    ]
     lines = whole_run(2)
-    paths += [write(folder / "runs" / f"seed-{n}", lines, seed=n, output_dir=Path("x" * 80)) for n in range(16)]
+    paths += [
+        write(folder / "runs" / f"seed-{n}", lines, seed=n, output_dir=Path("x" * 80))
+        for n in range(16)
+    ]
     made = {"one": folder / "one.html", "twenty": folder / "twenty.html"}
     assert cli.run(["report", str(trained), "--output", str(made["one"])]) == 0
     assert cli.run(["report", *map(str, paths), "--output", str(made["twenty"])]) == 0
@@ -67,13 +81,35 @@ def pages(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 def shown(page: Path, width: int, scheme: str) -> tuple[dict[str, Any], np.ndarray]:
-    """Show a page at a width in pixels; return what a script finds in it, and the grey values of its first chart."""
+    """Show a page at a width in pixels; return what a script finds in it, and the grey
+    values of its first chart.
+    """
     Path("wrapper.html").write_text(WRAPPER.format(page=page.as_uri(), width=width, scheme=scheme))
-    line = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
-    line += ["--disable-background-networking", "--allow-file-access-from-files", "--user-data-dir=profile"]
-    line += ["--enable-logging=stderr", "--window-size=1400,900", "--screenshot=shown.png", "--dump-dom"]
+    line = [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--no-first-run",
+    ]
+    line += [
+        "--disable-background-networking",
+        "--allow-file-access-from-files",
+        "--user-data-dir=profile",
+    ]
+    line += [
+        "--enable-logging=stderr",
+        "--window-size=1400,900",
+        "--screenshot=shown.png",
+        "--dump-dom",
+    ]
     done = subprocess.run(
-        [*line, Path("wrapper.html").resolve().as_uri()], capture_output=True, text=True, check=True, timeout=200
+        [*line, Path("wrapper.html").resolve().as_uri()],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=200,
     )
     assert "CONSOLE" not in done.stderr, done.stderr
     found = json.loads(html.unescape(re.findall("<pre>(.+)</pre>", done.stdout)[0]))
@@ -85,7 +121,8 @@ def shown(page: Path, width: int, scheme: str) -> tuple[dict[str, Any], np.ndarr
 @pytest.mark.parametrize("name", ["one", "twenty"])
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_in_a_browser(pages: dict[str, Path], name: str, width: int, scheme: str) -> None:
-    """A page has no errors, requests nothing, fits the width, and its charts have contrast; letters are not tiny.
+    """A page has no errors, requests nothing, fits the width, and its charts have
+    contrast; letters are not tiny.
 
     A chart shows its values at the pointer, and a click sorts the table.
     """
@@ -108,7 +145,9 @@ def test_in_a_browser(pages: dict[str, Path], name: str, width: int, scheme: str
     assert points * 4 / 3 * found["scale"] >= 7  # pixels
 
 
-def test_the_page_has_the_best_score_and_the_environment(trained: Path, pages: dict[str, Path]) -> None:
+def test_the_page_has_the_best_score_and_the_environment(
+    trained: Path, pages: dict[str, Path]
+) -> None:
     summary = json.loads((trained / "summary.json").read_text())
     page = pages["one"].read_text()
     assert f"{summary['best_top1']:.2%} (epoch 1)" in page

@@ -23,10 +23,22 @@ def slurm(tmp_path: Path) -> Iterator[Slurm]:
 
 
 def test_a_preempted_job_commits_and_finishes_later(slurm: Slurm) -> None:
-    """A job of another partition takes the nodes; the training commits in time and finishes later."""
+    """A job of another partition takes the nodes; the training commits
+    in time and finishes later.
+    """
     job = slurm.command(*SBATCH, str(SCRIPTS / "train_slurm.sbatch"), "digits", "--epochs", "12")
     wait_for("two epochs", lambda: "epoch  2/12" in slurm.output(job))
-    urgent = ["sbatch", "-p", "urgent", "--exclusive", "-N", "2", "--output=urgent.out", "--wrap", "echo it matters"]
+    urgent = [
+        "sbatch",
+        "-p",
+        "urgent",
+        "--exclusive",
+        "-N",
+        "2",
+        "--output=urgent.out",
+        "--wrap",
+        "echo it matters",
+    ]
     slurm.command(*urgent)
     wait_for("the other job", lambda: (slurm.folder / "urgent.out").exists())
     assert "committed; the same command resumes from there" in slurm.output(job)
@@ -37,8 +49,22 @@ def test_a_preempted_job_commits_and_finishes_later(slurm: Slurm) -> None:
 
 def test_elastic_in_an_allocation(slurm: Slurm) -> None:
     """A node that goes down leaves and comes back."""
-    command = ["salloc", "--no-kill", "-N", "2", str(SCRIPTS / "train_elastic.sh"), "--with", "slurm", "--", "digits"]
-    with started(slurm.words(*command, "--epochs", "400", "--output-dir", "run"), slurm.folder, slurm.folder / "out"):
+    command = [
+        "salloc",
+        "--no-kill",
+        "-N",
+        "2",
+        str(SCRIPTS / "train_elastic.sh"),
+        "--with",
+        "slurm",
+        "--",
+        "digits",
+    ]
+    with started(
+        slurm.words(*command, "--epochs", "400", "--output-dir", "run"),
+        slurm.folder,
+        slurm.folder / "out",
+    ):
         output = (slurm.folder / "out").read_text
         wait_for("two epochs", lambda: "epoch   2/400" in output() and "2 ranks" in output())
         slurm.command("scontrol", "update", "NodeName=h2", "State=DOWN", "Reason=test")

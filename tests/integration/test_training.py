@@ -15,7 +15,16 @@ import torch
 
 from tests.support import jpegs
 from tests.support.hosts import OWN_LOOP
-from tests.support.launching import HVD_TRAIN, PROJECT, json_lines, launch_line, output_of, ranks_of, started, wait_for
+from tests.support.launching import (
+    HVD_TRAIN,
+    PROJECT,
+    json_lines,
+    launch_line,
+    output_of,
+    ranks_of,
+    started,
+    wait_for,
+)
 from tests.support.on_demand import pace
 from tests.support.runs import Weights, equal
 
@@ -29,14 +38,25 @@ RANK = {"gloo": "HOROVOD_RANK", "mpi": "OMPI_COMM_WORLD_RANK", "mpirun": "OMPI_C
 
 @pytest.mark.parametrize("launcher", ["gloo", pytest.param("mpi", marks=slow), "mpirun"])
 def test_digits_reach_98_percent_on_two_ranks(launcher: str, tmp_path: Path) -> None:
-    """The default recipe trains to at least 98% top-1 through every launcher and leaves a whole run folder."""
-    output = output_of(launch_line(launcher, 2, HVD_TRAIN, "train", "--output-dir", "run"), tmp_path)
+    """The default recipe trains to at least 98% top-1 through every launcher and
+    leaves a whole run folder.
+    """
+    output = output_of(
+        launch_line(launcher, 2, HVD_TRAIN, "train", "--output-dir", "run"), tmp_path
+    )
     run = tmp_path / "run"
     summary = json.loads((run / "summary.json").read_text())
     assert summary["top1"] >= 0.98
     assert (summary["world_size"], summary["finished"]) == (2, True)
     assert "next:  hvd-train report run" in output
-    for name in ("config.yaml", "metrics.jsonl", "tensorboard", "checkpoints", "model-best.pt", "model-final.pt"):
+    for name in (
+        "config.yaml",
+        "metrics.jsonl",
+        "tensorboard",
+        "checkpoints",
+        "model-best.pt",
+        "model-final.pt",
+    ):
         assert (run / name).exists(), name
     if launcher == "gloo":
         printed = output_of([HVD_TRAIN, "evaluate", "run", "--json"], tmp_path)
@@ -44,7 +64,15 @@ def test_digits_reach_98_percent_on_two_ranks(launcher: str, tmp_path: Path) -> 
 
 
 # The test sets the model's pace, so that the training cannot end before it is disturbed.
-DISTURBED = ["digits", "--model", "tests.support.on_demand:obedient", "--epochs", "3", "--commit-steps", "5"]
+DISTURBED = [
+    "digits",
+    "--model",
+    "tests.support.on_demand:obedient",
+    "--epochs",
+    "3",
+    "--commit-steps",
+    "5",
+]
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +91,12 @@ def newest_commit(folder: Path) -> str:
     return max((path.name for path in folder.glob("runs/*/checkpoints/*.ckpt")), default="")
 
 
-def disturb(launcher: str, folder: Path, number: signal.Signals, victim: int | None) -> tuple[int, str]:
-    """Train until the next commit, then signal the launcher or one rank; return exit code and output."""
+def disturb(
+    launcher: str, folder: Path, number: signal.Signals, victim: int | None
+) -> tuple[int, str]:
+    """Train until the next commit, then signal the launcher or one rank;
+    return exit code and output.
+    """
     log = folder / "log.txt"
     before = newest_commit(folder)
     pace(folder, 0.2)
@@ -72,7 +104,9 @@ def disturb(launcher: str, folder: Path, number: signal.Signals, victim: int | N
     with started(command, folder, log, OF_TESTS) as process:
         wait_for("a commit", lambda: newest_commit(folder) > before or process.poll() is not None)
         assert process.poll() is None, log.read_text()
-        ranks = sorted(ranks_of(process, HVD_TRAIN), key=lambda one: int(one.environ()[RANK[launcher]]))
+        ranks = sorted(
+            ranks_of(process, HVD_TRAIN), key=lambda one: int(one.environ()[RANK[launcher]])
+        )
         assert len(ranks) == 2
         (process if victim is None else ranks[victim]).send_signal(number)
         code = process.wait(200)
@@ -84,11 +118,15 @@ def disturb(launcher: str, folder: Path, number: signal.Signals, victim: int | N
 
 
 def test_ctrl_c_commits_and_resume_is_bit_identical(tmp_path: Path, undisturbed: Weights) -> None:
-    """Ctrl-C ends all ranks after one commit and one line; the same command ends bit-identical to one never stopped."""
+    """Ctrl-C ends all ranks after one commit and one line; the same command ends
+    bit-identical to one never stopped.
+    """
     code, output = disturb("gloo", tmp_path, signal.SIGINT, None)
     assert code == 128 + signal.SIGINT, output
     (stopped_at,) = re.findall(r"stopped by SIG\w+ at step (\d+), committed", output)
-    output = output_of(launch_line("gloo", 2, HVD_TRAIN, "train", *DISTURBED), tmp_path, variables=OF_TESTS)
+    output = output_of(
+        launch_line("gloo", 2, HVD_TRAIN, "train", *DISTURBED), tmp_path, variables=OF_TESTS
+    )
     assert f"step {stopped_at}" in output.splitlines()[0]
     (run,) = (tmp_path / "runs").iterdir()
     logged = [line["step"] for line in json_lines(run / "metrics.jsonl") if line["kind"] == "step"]
@@ -116,15 +154,22 @@ def test_a_killed_rank_ends_the_job_and_loses_nothing(
         assert f"rank {victim}" in output, "the launcher says which rank was killed"
         if (launcher, victim) == ("gloo", 1):  # rank 0 lives and commits; MPI would kill it
             assert re.search(r"step \d+ is committed; the same command resumes", output), output
-    output = output_of(launch_line(launcher, 2, HVD_TRAIN, "train", *DISTURBED), tmp_path, variables=OF_TESTS)
+    output = output_of(
+        launch_line(launcher, 2, HVD_TRAIN, "train", *DISTURBED), tmp_path, variables=OF_TESTS
+    )
     assert "resuming at epoch" in output.splitlines()[0]
     assert equal(final_weights(tmp_path), undisturbed)
 
 
-@pytest.mark.parametrize("launcher", ["gloo", pytest.param("mpi", marks=slow), pytest.param("mpirun", marks=slow)])
+@pytest.mark.parametrize(
+    "launcher", ["gloo", pytest.param("mpi", marks=slow), pytest.param("mpirun", marks=slow)]
+)
 def test_ranks_with_different_settings_are_reported_once(launcher: str, tmp_path: Path) -> None:
     """The line comes before training, and no run folder is left."""
-    train = f"{shlex.quote(HVD_TRAIN)} train --device cpu --output-dir run --eval-epochs $(({RANK[launcher]} + 1))"
+    train = (
+        f"{shlex.quote(HVD_TRAIN)} train --device cpu --output-dir run --eval-epochs "
+        f"$(({RANK[launcher]} + 1))"
+    )
     output = output_of(launch_line(launcher, 2, "sh", "-c", train), tmp_path, code=2)
     assert output.count("the ranks differ in --eval-epochs: 1 on ") == 1, output
     assert "; 2 on " in output
@@ -133,14 +178,20 @@ def test_ranks_with_different_settings_are_reported_once(launcher: str, tmp_path
 
 
 def test_the_readme_example_trains_as_printed(tmp_path: Path) -> None:
-    """The README's own model on own data trains on two ranks exactly as printed, and is loaded as printed."""
-    code, *_, use = re.findall(r"```python\n(.*?)```", (PROJECT / "README.md").read_text(), re.DOTALL)
+    """The README's own model on own data trains on two ranks exactly as printed,
+    and is loaded as printed.
+    """
+    code, *_, use = re.findall(
+        r"```python\n(.*?)```", (PROJECT / "README.md").read_text(), re.DOTALL
+    )
     (tmp_path / "mine.py").write_text(code)
     output_of(launch_line("gloo", 2, sys.executable, "mine.py"), tmp_path)
     run = next((tmp_path / "runs").glob("mine-*"))
     assert json.loads((run / "summary.json").read_text())["top1"] > 0.9
     output_of([HVD_TRAIN, "evaluate", str(run), "--trust"], tmp_path)
-    assert "tensor([" in output_of([sys.executable, "-c", use.replace("runs/NAME", str(run))], tmp_path)
+    assert "tensor([" in output_of(
+        [sys.executable, "-c", use.replace("runs/NAME", str(run))], tmp_path
+    )
 
 
 def test_the_documented_task_trains_as_printed(tmp_path: Path) -> None:
@@ -154,7 +205,9 @@ def test_the_documented_task_trains_as_printed(tmp_path: Path) -> None:
     output = output_of([HVD_TRAIN, *command[1].split(), *more], tmp_path)
     assert "1,000 samples" in output
     assert json.loads((tmp_path / "run/summary.json").read_text())["best_error"] < 0.3
-    assert re.search(r"  error \d\.", output_of([HVD_TRAIN, "evaluate", "run", "--trust"], tmp_path))
+    assert re.search(
+        r"  error \d\.", output_of([HVD_TRAIN, "evaluate", "run", "--trust"], tmp_path)
+    )
 
 
 def test_the_readme_loop_trains_as_printed(tmp_path: Path) -> None:
@@ -163,9 +216,14 @@ def test_the_readme_loop_trains_as_printed(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(code)
     assert sum(bool(line) for line in code.splitlines()) <= 20
     scripts = str(PROJECT / "horovodrun_scripts/train_local.sh")
-    for number, line in enumerate([[sys.executable, "mine.py"], [scripts, "-n", "2", "--", "mine.py"]]):
+    for number, line in enumerate(
+        [[sys.executable, "mine.py"], [scripts, "-n", "2", "--", "mine.py"]]
+    ):
         output_of([*line, "--output-dir", f"run{number}"], tmp_path)
-    best = [json.loads((tmp_path / run / "summary.json").read_text())["best_loss"] for run in ("run0", "run1")]
+    best = [
+        json.loads((tmp_path / run / "summary.json").read_text())["best_loss"]
+        for run in ("run0", "run1")
+    ]
     assert best[0] == pytest.approx(best[1], abs=1e-5)
     assert best[0] < 10
 
@@ -194,23 +252,36 @@ EXAMPLES = {
     "own_data": "--global-batch-size 228 --batch-size 57",
     "own_model": "--global-batch-size 720 --batch-size 180",
 }
-SLOW_EXAMPLES = [pytest.param(name, marks=pytest.mark.slow) for name in ("pytorch_imagenet", "own_data", "own_model")]
+SLOW_EXAMPLES = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("pytorch_imagenet", "own_data", "own_model")
+]
 
 
 @pytest.mark.parametrize("name", ["imagenet", "dcgan", "gpt", *SLOW_EXAMPLES])
 def test_an_example_trains_alone_and_on_two_ranks(name: str, tmp_path: Path) -> None:
-    """On a few files, bytes or rows, which count once. Batch norm multiplies roundings after the first step."""
+    """On a few files, bytes or rows, which count once.
+
+    Batch norm multiplies roundings after the first step.
+    """
     jpegs.digits(tmp_path / "data", classes=range(2), most=6)
     (tmp_path / "text").write_bytes(bytes(range(110)))
     first, _, last = EXAMPLES[name].rpartition("|")
-    line = f"{first} --epochs 1 --global-batch-size 6 --batch-size 3 --log-steps 1 --workers 1 --ledger {last}"
+    line = (
+        f"{first} --epochs 1 --global-batch-size 6 --batch-size 3 --log-steps 1 "
+        f"--workers 1 --ledger {last}"
+    )
     script = [sys.executable, str(PROJECT / f"examples/{name}.py"), *line.split()]
     losses = []
     for name, command in (("alone", script), ("two", launch_line("gloo", 2, *script))):
         output_of([*command, "--output-dir", name], tmp_path)
         output_of([HVD_TRAIN, "audit", name], tmp_path)
         losses.append(
-            [line["loss"] for line in json_lines(tmp_path / name / "metrics.jsonl") if line["kind"] == "step"]
+            [
+                line["loss"]
+                for line in json_lines(tmp_path / name / "metrics.jsonl")
+                if line["kind"] == "step"
+            ]
         )
     assert [len(of_run) for of_run in losses] == [2, 2]
     assert losses[0][0] == pytest.approx(losses[1][0], rel=1e-5)
@@ -231,10 +302,16 @@ def test_a_sweep_on_two_ranks(tmp_path: Path) -> None:
 @slow
 def test_the_doctor_adds_over_two_ranks_by_every_launcher() -> None:
     """No environment is activated."""
-    path = [folder for folder in os.environ["PATH"].split(os.pathsep) if folder != str(Path(HVD_TRAIN).parent)]
+    path = [
+        folder
+        for folder in os.environ["PATH"].split(os.pathsep)
+        if folder != str(Path(HVD_TRAIN).parent)
+    ]
     environment = {**os.environ, "PATH": os.pathsep.join(path)}
     command = [HVD_TRAIN, "doctor", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=280, env=environment)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=280, env=environment
+    )
     findings = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
     for name in ("python", "torch", "horovod", "horovodrun --gloo"):
         assert findings[name]["verdict"] == "ok", findings[name]
@@ -245,9 +322,17 @@ def test_the_doctor_adds_over_two_ranks_by_every_launcher() -> None:
 @slow
 @pytest.mark.parametrize("registers", [True, False])
 def test_prove_finds_what_is_not_registered(registers: bool, tmp_path: Path) -> None:
-    """A scheduler that counts steps begins again in a run that resumes, and in a worker that joins."""
-    code = Path(OWN_LOOP).read_text().replace("ExponentialLR(optimizer, 0.995)", "StepLR(optimizer, 15, 0.3)")
-    (tmp_path / "mine.py").write_text(code if registers else code.replace("scheduler=scheduler, ", ""))
+    """A scheduler that counts steps begins again in a run that resumes,
+    and in a worker that joins.
+    """
+    code = (
+        Path(OWN_LOOP)
+        .read_text()
+        .replace("ExponentialLR(optimizer, 0.995)", "StepLR(optimizer, 15, 0.3)")
+    )
+    (tmp_path / "mine.py").write_text(
+        code if registers else code.replace("scheduler=scheduler, ", "")
+    )
     line = [HVD_TRAIN, "prove", "python", "mine.py", "--device", "cpu", "--epochs", "2"]
     found = output_of(line, tmp_path, code=0 if registers else 1, variables=OF_TESTS).splitlines()
     verdicts = [verdict[21:] for verdict in found[1:4]]

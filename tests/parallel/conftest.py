@@ -1,4 +1,6 @@
-"""`horovodrun -np 2 python -m pytest tests/parallel` runs these tests; without a launcher there are none."""
+"""`horovodrun -np 2 python -m pytest tests/parallel` runs these tests; without
+a launcher there are none.
+"""
 
 import os
 from collections.abc import Callable, Iterator

@@ -23,9 +23,17 @@ FROZEN = {"freeze": "backbone", "unfreeze": ("1:1.*", "3:*")}
 MIXES = {"mixup": 0.2, "cutmix": 1.0}
 CLIPPED = {"ema_decay": 0.9, "clip_norm": 0.5, "decay_of": "weights"}
 EVERYTHING: dict[str, Any] = {
-    **MIXES, **CLIPPED, "freeze": "backbone", "unfreeze": ("1:*",), "label_smoothing": 0.1, "precision": "bf16",
-    "compression": "fp16", "sync_batch_norm": True, "channels_last": "on", "epochs": 2,
-}  # fmt: skip
+    **MIXES,
+    **CLIPPED,
+    "freeze": "backbone",
+    "unfreeze": ("1:*",),
+    "label_smoothing": 0.1,
+    "precision": "bf16",
+    "compression": "fp16",
+    "sync_batch_norm": True,
+    "channels_last": "on",
+    "epochs": 2,
+}
 
 
 @pytest.mark.parallel
@@ -43,13 +51,17 @@ EVERYTHING: dict[str, Any] = {
     ],
 )
 def test_ranks_and_one(world: World, make: Any, settings: dict[str, Any]) -> None:
-    """N ranks take the same step as one rank with the same global batch: equal weights after 50 steps to 1e-5."""
+    """N ranks take the same step as one rank with the same global batch: equal
+    weights after 50 steps to 1e-5.
+    """
     config = small_config(**settings)
     alone, expected = trained(LocalWorld(), config.replace(output_dir=Path("alone")), make)
     result, weights = trained(world, config.replace(output_dir=Path("ranks")), make)
     assert (alone.steps, result.steps) == (50, 50)
     assert largest_difference(weights, expected) <= TOLERANCE
-    assert all(equal(weights, other) for other in world.gather(weights)), "ranks hold different bits"
+    assert all(equal(weights, other) for other in world.gather(weights)), (
+        "ranks hold different bits"
+    )
     assert (result.scores["top1"], result.best_epoch) == (alone.scores["top1"], alone.best_epoch)
     assert result.scores["loss"] == pytest.approx(alone.scores["loss"], abs=TOLERANCE)
 
@@ -66,7 +78,10 @@ def test_timing_changes_no_bit(world: World) -> None:
 
 @pytest.mark.parallel
 def test_an_overflow_on_the_wire_skips_the_step_on_every_rank(world: World) -> None:
-    """The fp16 wire and a large loss scale overflow: no rank steps, and all halve the scale. Later steps are taken."""
+    """The fp16 wire and a large loss scale overflow: no rank steps, and all halve the scale.
+
+    Later steps are taken.
+    """
     rank = world.place.rank
     size = world.place.size
     model = own_generator(runs.convnet(10))
@@ -79,7 +94,9 @@ def test_an_overflow_on_the_wire_skips_the_step_on_every_rank(world: World) -> N
     # Only the last rank has a micro-batch: no other rank's own gradient could overflow.
     micro = MicroBatch(0, np.arange(4), (torch.ones(4, 1, 8, 8), torch.arange(4)))
     batch = Batch(4, 1, (micro,) if rank == size - 1 else ())
-    step = Updater(small_config(clip_norm=0.1), world, model, torch.device("cpu"), {"": runs.TRAINING})
+    step = Updater(
+        small_config(clip_norm=0.1), world, model, torch.device("cpu"), {"": runs.TRAINING}
+    )
     step.take(state, batch)
     if size > 1:  # one rank sends nothing
         assert equal(before, dict(model.state_dict()))

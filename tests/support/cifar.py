@@ -1,4 +1,6 @@
-"""Archives of a small CIFAR of noise, in the published format (https://www.cs.toronto.edu/~kriz/cifar.html)."""
+"""Archives of a small CIFAR of noise, in the published format
+(https://www.cs.toronto.edu/~kriz/cifar.html).
+"""
 
 import hashlib
 import pickle
@@ -16,13 +18,18 @@ NUM_TEST = 20
 
 
 def publish(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write a small CIFAR, which torchvision takes for the published one; return the archive's path."""
+    """Write a small CIFAR, which torchvision takes for the published one;
+    return the archive's path.
+    """
     cls = {"cifar10": CIFAR10, "cifar100": CIFAR100}[name]
     tree = folder / cls.base_folder
     tree.mkdir(parents=True)
     draw = np.random.default_rng(0)
     lists = []
-    for listed, count in ((cls.train_list, NUM_TRAIN // len(cls.train_list)), (cls.test_list, NUM_TEST)):
+    for listed, count in (
+        (cls.train_list, NUM_TRAIN // len(cls.train_list)),
+        (cls.test_list, NUM_TEST),
+    ):
         lists.append([[file, _write(tree / file, _batch(name, count, draw))] for file, _ in listed])
     names = [f"class {number}" for number in range(CLASSES[name])]
     meta = {**cls.meta, "md5": _write(tree / cls.meta["filename"], {cls.meta["key"]: names})}

@@ -1,4 +1,6 @@
-"""The promises of every World: tests on the world of one, on threads and on Horovod (fixture `on_ranks`)."""
+"""The promises of every World: tests on the world of one, on threads and on
+Horovod (fixture `on_ranks`).
+"""
 
 import copy
 from collections.abc import Callable
@@ -29,8 +31,9 @@ def on_every_rank(body: Callable[[World], None]) -> Callable[[OnRanks], None]:
     return test
 
 
-# Compared gradients are float64 of up to 100, each a sum of fewer than 100 numbers. Another order of additions changes
-# them by less than 100 * 100 * 2**-53; a missing or repeated pass changes them by far more.
+# Compared gradients are float64 of up to 100, each a sum of fewer than 100 numbers. Another order
+# of additions changes them by less than 100 * 100 * 2**-53; a missing or repeated pass changes them
+# by far more.
 _FEW_ROUNDINGS = 1.1e-12
 
 
@@ -52,7 +55,11 @@ def test_a_sum_adds_what_each_rank_gives(world: World) -> None:
 @on_every_rank
 def test_facts_in_which_ranks_differ_are_refused_on_all(world: World) -> None:
     world.compare({"the data set": "12 images"})
-    with pytest.raises(UsageError, match="differ in the data set") if world.place.size > 1 else nullcontext():
+    with (
+        pytest.raises(UsageError, match="differ in the data set")
+        if world.place.size > 1
+        else nullcontext()
+    ):
         world.compare({"the data set": f"{world.place.rank} images"})
 
 
@@ -97,7 +104,8 @@ def test_gather_gives_all_values_in_the_order_of_ranks(world: World) -> None:
 def test_values_larger_than_one_operation_carries_arrive_whole(world: World) -> None:
     rank = world.place.rank
     size = world.place.size
-    texts = [chr(97 + n % 26) * 500_000 + str(n) for n in range(20)]  # 10 MB; an operation carries 4 MB
+    # 10 MB; an operation carries 4 MB
+    texts = [chr(97 + n % 26) * 500_000 + str(n) for n in range(20)]
     assert world.broadcast(texts if rank == size - 1 else None, size - 1) == texts
 
 
@@ -109,7 +117,9 @@ def test_gradients_become_the_sum_over_all_ranks_and_passes(world: World) -> Non
         passes = of_ranks[: world.place.size]
         _backward(world, model, optimizer, range(passes[world.place.rank]))
         world.reduce()
-        _assert_gradients(model, [(rank, n) for rank, count in enumerate(passes) for n in range(count)])
+        _assert_gradients(
+            model, [(rank, n) for rank, count in enumerate(passes) for n in range(count)]
+        )
         optimizer.step()
 
 
@@ -141,7 +151,10 @@ def test_numbers_that_travel_with_gradients_are_summed_as_they_are(world: World)
 
 @on_every_rank
 def test_a_parameter_has_a_gradient_if_it_has_one_on_any_rank(world: World) -> None:
-    """Without one it has none on all ranks, so no weight decay acts on it. Each update may train other parameters."""
+    """Without one it has none on all ranks, so no weight decay acts on it.
+
+    Each update may train other parameters.
+    """
     model = _weights()
     is_last = world.place.rank == world.place.size - 1
     everywhere = [float(world.place.size)] * 3
@@ -151,7 +164,9 @@ def test_a_parameter_has_a_gradient_if_it_has_one_on_any_rank(world: World) -> N
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in trained)
             parameter.grad = None
-        world.begin_update([parameter for parameter in model.parameters() if parameter.requires_grad], 1)
+        world.begin_update(
+            [parameter for parameter in model.parameters() if parameter.requires_grad], 1
+        )
         hidden = model[0](torch.ones(1, 4, dtype=torch.float64)).sum()
         (hidden + model[2].bias.sum() if uses_last else hidden).backward()
         world.reduce()
@@ -165,7 +180,10 @@ def test_a_parameter_has_a_gradient_if_it_has_one_on_any_rank(world: World) -> N
     for trained in (("0.weight", "0.bias"), ("0.bias",), ("0.bias", "0.weight", "2.bias")):
         first, last = biases(*trained, uses_last="2.bias" in trained)
         assert first.tolist() == everywhere
-        assert (last is not None, model[0].weight.grad is not None) == ("2.bias" in trained, "0.weight" in trained)
+        assert (last is not None, model[0].weight.grad is not None) == (
+            "2.bias" in trained,
+            "0.weight" in trained,
+        )
 
 
 @on_every_rank
@@ -174,7 +192,9 @@ def test_sparse_and_complex_gradients_are_summed_as_on_one_rank(world: World) ->
     rank = world.place.rank
     size = world.place.size
     table = nn.Embedding(6, 2, sparse=True, dtype=torch.float64)
-    model = _determined(nn.ModuleDict({"table": table, "line": nn.Linear(2, 1, dtype=torch.complex128)}))
+    model = _determined(
+        nn.ModuleDict({"table": table, "line": nn.Linear(2, 1, dtype=torch.complex128)})
+    )
     world.wrap(model)
     for passes in ([1, 2, 0], [2, 1, 1], [2, 1, 1], [2, 0, 1]):
         model.zero_grad(set_to_none=True)
@@ -193,7 +213,9 @@ def test_sparse_and_complex_gradients_are_summed_as_on_one_rank(world: World) ->
                 rows = alone["table"](torch.tensor([other, other, number + 3]))
                 alone["line"](rows.to(torch.complex128) * (1 + 2j)).abs().sum().backward()
         for summed, parameter in zip(mine, alone.parameters(), strict=True):
-            torch.testing.assert_close(summed, parameter.grad.to_dense(), rtol=0, atol=_FEW_ROUNDINGS)
+            torch.testing.assert_close(
+                summed, parameter.grad.to_dense(), rtol=0, atol=_FEW_ROUNDINGS
+            )
 
 
 @on_every_rank
@@ -206,7 +228,8 @@ def test_a_wire_of_half_precision_keeps_its_digits(world: World) -> None:
         expected = _gradients([(rank, 0) for rank in range(world.place.size)], torch.float32)
         for parameter, want in zip(model.parameters(), expected, strict=True):
             assert parameter.grad.dtype == torch.float32
-            # half a unit in the last place of each addend and of each addition, at the largest magnitude
+            # half a unit in the last place of each addend and of each addition, at the largest
+            # magnitude
             bound = unit * world.place.size * float(want.abs().max().clamp(min=1.0))
             assert float((parameter.grad - want).abs().max()) <= bound
 
@@ -219,7 +242,9 @@ def test_weights_stay_bit_identical_on_all_ranks(world: World) -> None:
         _backward(world, model, optimizer, range(step, step + (world.place.rank + step) % 3))
         world.reduce()
         optimizer.step()
-    states = world.gather(to_host([model.state_dict(), list(optimizer.state_dict()["state"].values())]))
+    states = world.gather(
+        to_host([model.state_dict(), list(optimizer.state_dict()["state"].values())])
+    )
     first = states[0]
     for other in states[1:]:
         assert all(torch.equal(first[0][name], other[0][name]) for name in first[0])
@@ -239,7 +264,9 @@ def test_ranks_of_a_fixed_world_meet_once(world: World) -> None:
 
 
 def _of_many_kinds(seed: int) -> list[Tensor]:
-    """Return small tensors and one that is split; each element differs from the elements of other seeds."""
+    """Return small tensors and one that is split; each element differs from
+    the elements of other seeds.
+    """
     numbers = torch.arange(2 * 3 * 4 * 5).view(2, 3, 4, 5) * 5 + seed
     return [
         numbers.float().to(memory_format=torch.channels_last),
@@ -266,9 +293,12 @@ def _determined(model: Model) -> Model:
     return model
 
 
-def _model(world: World, compression: str = "none", **settings: float) -> tuple[nn.Sequential, Optimizer]:
+def _model(
+    world: World, compression: str = "none", **settings: float
+) -> tuple[nn.Sequential, Optimizer]:
     model = _weights(torch.float64 if compression == "none" else torch.float32)
-    # Without settings the learning rate is zero, so that expected gradients are of the initial weights.
+    # Without settings the learning rate is zero, so that expected gradients are of the initial
+    # weights.
     rate = 0.1 if settings else 0.0
     world.wrap(model, compression)
     return model, torch.optim.SGD(model.parameters(), lr=rate, **settings)
@@ -281,7 +311,9 @@ def _loss(model: nn.Module, rank: int, number: int) -> Tensor:
     return loss
 
 
-def _backward(world: World, model: nn.Module, optimizer: Optimizer, passes: range = range(1)) -> None:
+def _backward(
+    world: World, model: nn.Module, optimizer: Optimizer, passes: range = range(1)
+) -> None:
     model.zero_grad(set_to_none=True)
     world.begin_update(optimizer.param_groups[0]["params"], len(passes))
     for number in passes:

@@ -1,7 +1,10 @@
-"""Elastic jobs of threads: faults are data, and the real roster forms the worlds. Trainings of 20 steps through faults.
+"""Elastic jobs of threads: faults are data, and the real roster forms the worlds.
 
-The roster's time runs faster than the wall clock, so that its back-off costs a test little. It stands still until the
-survivors of a broken world have asked for a rank, so that no new worker joins earlier, even on a slow machine.
+Trainings of 20 steps through faults.
+
+The roster's time runs faster than the wall clock, so that its back-off costs a test little. It
+stands still until the survivors of a broken world have asked for a rank, so that no new worker
+joins earlier, even on a slow machine.
 """
 
 from __future__ import annotations
@@ -52,7 +55,9 @@ class Tell(_AtStep):
 
 
 class Unheard(_AtStep):
-    """The reductions of this step are done on all ranks but this one, which gets a fault instead."""
+    """The reductions of this step are done on all ranks but this one,
+    which gets a fault instead.
+    """
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,9 @@ class Hosts:
 
 @dataclass(frozen=True)
 class UnheardSum:
-    """The `turn`-th sum of this name (from 1) that this rank is part of is done on all ranks but this one."""
+    """The `turn`-th sum of this name (from 1) that this rank is part of is done
+    on all ranks but this one.
+    """
 
     name: str
     rank: int
@@ -74,7 +81,9 @@ class UnheardSum:
 
 @dataclass(frozen=True)
 class KillMeeting:
-    """When the ranks of this world (from 1) exchange something for the `exchange`-th time (from 1), this rank dies."""
+    """When the ranks of this world (from 1) exchange something for the `exchange`-th time
+    (from 1), this rank dies.
+    """
 
     world: int
     rank: int
@@ -83,7 +92,9 @@ class KillMeeting:
 
 @dataclass(frozen=True)
 class KillGather:
-    """When the ranks of this world (from 1) gather something for the `turn`-th time (from 1), this rank dies."""
+    """When the ranks of this world (from 1) gather something for the `turn`-th time
+    (from 1), this rank dies.
+    """
 
     world: int
     rank: int
@@ -92,7 +103,9 @@ class KillGather:
 
 @dataclass(frozen=True)
 class UnheardGather:
-    """What the ranks of this world gather for the `turn`-th time is there on all but this rank: it gets a fault."""
+    """What the ranks of this world gather for the `turn`-th time is there on all but
+    this rank: it gets a fault.
+    """
 
     world: int
     rank: int
@@ -133,7 +146,11 @@ class Job:
                 wall = time.monotonic()
                 assert wall < deadline, f"the job hangs: {self.roster}"
                 # A worker with a seat in a broken world is about to ask for another.
-                still = still + wall - before if any(meeting.lost for _, meeting in self.seats.values()) else 0.0
+                still = (
+                    still + wall - before
+                    if any(meeting.lost for _, meeting in self.seats.values())
+                    else 0.0
+                )
                 if not 0 < still < STANDS_STILL_S:
                     # It never jumps, so a slow machine makes no worker late.
                     self._seconds += min((wall - before) * SPEED, 0.5)
@@ -150,12 +167,16 @@ class Job:
 
     def _carry_out(self, command: Any) -> None:
         if isinstance(command, Start):
-            self.threads.append(threading.Thread(target=self._live, args=(command.worker,), daemon=True))
+            self.threads.append(
+                threading.Thread(target=self._live, args=(command.worker,), daemon=True)
+            )
             self.threads[-1].start()
             self.started.append(command.worker.number)
         elif isinstance(command, FormWorld):
             meeting = Meeting(len(command.workers))
-            self.seats = {worker.number: (rank, meeting) for rank, worker in enumerate(command.workers)}
+            self.seats = {
+                worker.number: (rank, meeting) for rank, worker in enumerate(command.workers)
+            }
             self.sizes.append(len(command.workers))
         elif isinstance(command, End):
             self.seats.pop(command.worker.number, None)
@@ -182,7 +203,10 @@ class Job:
             self.changed.notify_all()
 
     def begun(self, rank: int, step: int) -> None:
-        """Note that a worker has begun the reductions of this step. Raises: Killed: if it must die."""
+        """Note that a worker has begun the reductions of this step.
+
+        Raises: Killed: if it must die.
+        """
         with self.changed:
             due = [e for e in self.events if isinstance(e, (Kill, Hosts)) and e.step <= step]
             for event in due:
@@ -327,20 +351,33 @@ def run_elastic(
     kind: type[ElasticThreadWorld] | None = None,
 ) -> Job:
     """Run a job to its end; its results come from the workers of the last world."""
-    roster = Roster(first, fewest, most, patience_s=DEADLINE_S * SPEED, start_patience_s=DEADLINE_S * SPEED)
+    roster = Roster(
+        first, fewest, most, patience_s=DEADLINE_S * SPEED, start_patience_s=DEADLINE_S * SPEED
+    )
     roster.hosts_found(hosts)
     return Job(roster, list(events), body, kind or ElasticThreadWorld).run()
 
 
 def play(
-    events: list[Event], *hosts: tuple[str, int], make: Any = runs.convnet, data: Any = runs.few_digits, **settings: Any
+    events: list[Event],
+    *hosts: tuple[str, int],
+    make: Any = runs.convnet,
+    data: Any = runs.few_digits,
+    **settings: Any,
 ) -> tuple[Job, Path]:
-    """Train 20 steps through these events; return the job and its run folder. The first world has all hosts."""
+    """Train 20 steps through these events; return the job and its run folder.
+
+    The first world has all hosts.
+    """
     folder = Path(f"run-{next(NUMBERS)}")
     limits = {name: settings.pop(name) for name in ("fewest", "most", "kind") if name in settings}
     config = small_config(epochs=2, ledger=True, output_dir=folder, **settings)
     job = run_elastic(
-        lambda world: trained(world, config, make, data), dict(hosts), events, first=sum(n for _, n in hosts), **limits
+        lambda world: trained(world, config, make, data),
+        dict(hosts),
+        events,
+        first=sum(n for _, n in hosts),
+        **limits,
     )
     assert job.finish is not None
     assert job.finish.exit_code == 0, job.finish
@@ -354,7 +391,9 @@ def undisturbed(make: Any = runs.convnet, data: Any = runs.few_digits, **setting
 
 
 def check(job: Job, folder: Path, expected: Weights) -> None:
-    """Assert that no step is lost, each sample counts once, ranks are equal, and weights are the undisturbed ones."""
+    """Assert that no step is lost, each sample counts once, ranks are equal, and weights
+    are the undisturbed ones.
+    """
     report = audit(folder)
     assert (report.faults, report.epochs, report.steps) == ((), 2, STEPS), report
     assert all(event["steps_lost"] == 0 for event in events_of(folder))

@@ -1,4 +1,6 @@
-"""Faults for tests: malicious pickles, a full disk, a wrong program at the port of a store, refused settings."""
+"""Faults for tests: malicious pickles, a full disk, a wrong program at the port of
+a store, refused settings.
+"""
 
 import errno
 import os
@@ -27,7 +29,8 @@ def no_room() -> Iterator[None]:
     fits = os.write
 
     def write(file: int, data: bytes) -> int:
-        return fits(file, data) if os.fstat(file).st_nlink == 0 else full_disk()  # pipes of Python's own
+        # pipes of Python's own
+        return fits(file, data) if os.fstat(file).st_nlink == 0 else full_disk()
 
     with patch("os.write", write), patch("os.fsync", full_disk):
         yield

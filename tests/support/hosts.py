@@ -1,7 +1,9 @@
-"""Hosts on one machine, each with its own network, host name, processes and sshd; elastic jobs and Slurm on them.
+"""Hosts on one machine, each with its own network, host name, processes and sshd;
+elastic jobs and Slurm on them.
 
-A host is a process tree in its own namespaces; all share the file system, as over NFS. The machine's own network and
-/etc stay unchanged. This needs root, iproute2, util-linux and openssh-server.
+A host is a process tree in its own namespaces; all share the file system, as over NFS. The
+machine's own network and /etc stay unchanged. This needs root, iproute2, util-linux and
+openssh-server.
 """
 
 import os
@@ -20,7 +22,16 @@ import pytest
 import torch
 
 from hvd_train.run_files.ledger import audit
-from tests.support.launching import HVD_TRAIN, PROGRAMS, PROJECT, SCRIPTS, json_lines, output_of, started, wait_for
+from tests.support.launching import (
+    HVD_TRAIN,
+    PROGRAMS,
+    PROJECT,
+    SCRIPTS,
+    json_lines,
+    output_of,
+    started,
+    wait_for,
+)
 from tests.support.on_demand import pace
 from tests.support.runs import Weights, largest_difference
 
@@ -87,9 +98,15 @@ def missing() -> str:
         return "namespaces with networks of their own take root"
     needed = ("ip", "unshare", "nsenter", "setpriv", "sshd", "ssh", "ssh-keygen")
     if absent := [name for name in needed if _program(name) is None]:
-        return f"no {', '.join(absent)}: apt install iproute2 util-linux openssh-server openssh-client"
+        return (
+            f"no {', '.join(absent)}: apt install iproute2 util-linux openssh-server openssh-client"
+        )
     probe = ["unshare", *_NAMESPACES, "true"]
-    return "" if subprocess.run(probe, capture_output=True, check=False).returncode == 0 else "no namespaces here"
+    return (
+        ""
+        if subprocess.run(probe, capture_output=True, check=False).returncode == 0
+        else "no namespaces here"
+    )
 
 
 @dataclass
@@ -107,10 +124,13 @@ class Hosts:
         namespaces = ["unshare", *_NAMESPACES, "--propagation=private", "--kill-child"]
         with (self.folder / f"{name}.log").open("ab") as log:
             line = [*_WITH_US, *namespaces, "sh", "-ec", boot, "boot", name]
-            host = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            host = subprocess.Popen(
+                line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
         self.inits[name] = host
         wait_for(f"{name} to start", lambda: bool(psutil.Process(host.pid).children()))
-        own = f"02:00:00:00:00:{number:02x}"  # other hosts remember the address when a host restarts
+        # other hosts remember the address when a host restarts
+        own = f"02:00:00:00:00:{number:02x}"
         peer = ("peer", "name", "eth0", "address", own, "netns", str(self.init(name)))
         self._on_switch("link", "add", f"p{number}", "type", "veth", *peer)
         self._on_switch("link", "set", f"p{number}", "master", "bridge", "up")
@@ -127,7 +147,18 @@ class Hosts:
         return f"{SUBNET}.{name[1:]}"
 
     def inside(self, name: str, folder: Path, *command: str) -> list[str]:
-        return ["nsenter", "-t", str(self.init(name)), "-n", "-u", "-m", "-i", "-p", f"--wd={folder}", *command]
+        return [
+            "nsenter",
+            "-t",
+            str(self.init(name)),
+            "-n",
+            "-u",
+            "-m",
+            "-i",
+            "-p",
+            f"--wd={folder}",
+            *command,
+        ]
 
     def processes(self, name: str) -> Iterator[tuple[psutil.Process, list[str]]]:
         here = os.readlink(f"/proc/{self.init(name)}/ns/pid")
@@ -140,7 +171,10 @@ class Hosts:
         return [
             process
             for process, words in self.processes(name)
-            if len(words) > 2 and ((Path(words[1]).name == "hvd-train" and words[2] == "train") or words[1] == OWN_LOOP)
+            if len(words) > 2
+            and (
+                (Path(words[1]).name == "hvd-train" and words[2] == "train") or words[1] == OWN_LOOP
+            )
         ]
 
     def signal_all(self, name: str, number: int) -> None:
@@ -170,19 +204,51 @@ class Hosts:
     def limit(self, name: str, megabit: float) -> None:
         """Limit what a host sends and receives to this many Mbit/s."""
         rate = f"root tbf rate {megabit}mbit burst 128kb latency 200ms".split()
-        _run("nsenter", "-t", str(self.init(name)), "-n", "tc", "qdisc", "replace", "dev", "eth0", *rate)
-        _run("nsenter", "-t", str(self.switch), "-n", "tc", "qdisc", "replace", "dev", f"p{name[1:]}", *rate)
+        _run(
+            "nsenter",
+            "-t",
+            str(self.init(name)),
+            "-n",
+            "tc",
+            "qdisc",
+            "replace",
+            "dev",
+            "eth0",
+            *rate,
+        )
+        _run(
+            "nsenter",
+            "-t",
+            str(self.switch),
+            "-n",
+            "tc",
+            "qdisc",
+            "replace",
+            "dev",
+            f"p{name[1:]}",
+            *rate,
+        )
 
     def part(self, one: str, other: str, *, undo: bool = False) -> None:
         """Keep two hosts from reaching each other, as a firewall does; others reach both."""
         for host, unreachable in ((one, other), (other, one)):
-            self._ip(host, "route", "del" if undo else "add", "blackhole", f"{self.address(unreachable)}/32")
+            self._ip(
+                host,
+                "route",
+                "del" if undo else "add",
+                "blackhole",
+                f"{self.address(unreachable)}/32",
+            )
 
     def resolve(self, name: str, known: str, address: str) -> None:
         """Let the name `known` resolve to this address on one host only."""
         own = self.folder / f"hosts-{name}"
         lines = (self.folder / "hosts").read_text().splitlines()
-        own.write_text("\n".join([*(line for line in lines if line.split()[1] != known), f"{address} {known}\n"]))
+        own.write_text(
+            "\n".join(
+                [*(line for line in lines if line.split()[1] != known), f"{address} {known}\n"]
+            )
+        )
         _run("nsenter", "-t", str(self.init(name)), "-m", "mount", "--bind", str(own), "/etc/hosts")
 
     def add_network(self, name: str, interface: str, address: str) -> None:
@@ -205,17 +271,23 @@ class Hosts:
 def hosts(folder: Path, count: int, names: int) -> Iterator[Hosts]:
     """Run `count` hosts; `names` host names are known in all."""
     folder.mkdir()
-    lines = ["127.0.0.1 localhost", *(f"{SUBNET}.{number} h{number}" for number in range(1, names + 1))]
+    lines = [
+        "127.0.0.1 localhost",
+        *(f"{SUBNET}.{number} h{number}" for number in range(1, names + 1)),
+    ]
     (folder / "hosts").write_text("\n".join(lines) + "\n")
     for key in ("host_key", "user_key"):
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key))
     (folder / "sshd_config").write_text(
-        f"HostKey {folder}/host_key\nAuthorizedKeysFile {folder}/user_key.pub\nStrictModes no\nPidFile none\n"
-        "UsePAM no\nPasswordAuthentication no\nPermitRootLogin prohibit-password\nUseDNS no\nMaxStartups 100\n"
+        f"HostKey {folder}/host_key\nAuthorizedKeysFile {folder}/user_key.pub\nStrictModes "
+        "no\nPidFile none\n"
+        "UsePAM no\nPasswordAuthentication no\nPermitRootLogin prohibit-password\nUseDNS "
+        "no\nMaxStartups 100\n"
         "ListenAddress 0.0.0.0\n"
     )
     (folder / "ssh_config").write_text(
-        f"Host *\n  IdentityFile {folder}/user_key\n  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n"
+        f"Host *\n  IdentityFile {folder}/user_key\n  StrictHostKeyChecking no\n  "
+        "UserKnownHostsFile /dev/null\n"
         "  LogLevel ERROR\n"
     )
     switch = subprocess.Popen([*_WITH_US, "unshare", "--net", "sleep", "infinity"])
@@ -223,7 +295,9 @@ def hosts(folder: Path, count: int, names: int) -> Iterator[Hosts]:
     try:
         own = os.readlink("/proc/self/ns/net")
         wait_for("the switch", lambda: os.readlink(f"/proc/{switch.pid}/ns/net") != own)
-        cluster._on_switch("link", "add", "bridge", "type", "bridge", "stp_state", "0", "forward_delay", "0")
+        cluster._on_switch(
+            "link", "add", "bridge", "type", "bridge", "stp_state", "0", "forward_delay", "0"
+        )
         cluster._on_switch("link", "set", "bridge", "up")
         for number in range(1, count + 1):
             cluster.boot(f"h{number}")
@@ -235,7 +309,9 @@ def hosts(folder: Path, count: int, names: int) -> Iterator[Hosts]:
         switch.wait()
 
 
-def hosts_fixture(count: int, names: int | None = None, scope: Literal["function", "module"] = "function") -> Any:
+def hosts_fixture(
+    count: int, names: int | None = None, scope: Literal["function", "module"] = "function"
+) -> Any:
     """Return a fixture that runs `count` hosts; `names` host names are known."""
 
     @pytest.fixture(scope=scope)
@@ -264,17 +340,29 @@ ON_HOSTS = [
     pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "-"),
 ]
 HAS_SLURM = all(map(_program, ("slurmctld", "slurmd", "munged")))
-ON_SLURM = [*ON_HOSTS, pytest.mark.skipif(not HAS_SLURM, reason="no Slurm: apt install slurmctld slurmd munge")]
+ON_SLURM = [
+    *ON_HOSTS,
+    pytest.mark.skipif(not HAS_SLURM, reason="no Slurm: apt install slurmctld slurmd munge"),
+]
 
 
 def arguments(epochs: int = 8, model: str = OBEDIENT, more: str = "--output-dir run") -> list[str]:
-    """Return arguments of a training of `STEPS_PER_EPOCH * epochs` steps in 3 slots, with a ledger."""
-    line = f"--data digits --model {model} --epochs {epochs} --global-batch-size 60 --batch-size 20 --ledger "
-    line += f"--learning-rate 0.02 --augment none --log-steps 1 --device cpu --commit-steps 10 {more}"
+    """Return arguments of a training of `STEPS_PER_EPOCH * epochs` steps
+    in 3 slots, with a ledger.
+    """
+    line = (
+        f"--data digits --model {model} --epochs {epochs} --global-batch-size 60 "
+        "--batch-size 20 --ledger "
+    )
+    line += (
+        f"--learning-rate 0.02 --augment none --log-steps 1 --device cpu --commit-steps 10 {more}"
+    )
     return line.split()
 
 
-def undisturbed(folder: Path, epochs: int = 8, training: Sequence[str] | None = None, limit_s: float = 280) -> Weights:
+def undisturbed(
+    folder: Path, epochs: int = 8, training: Sequence[str] | None = None, limit_s: float = 280
+) -> Weights:
     """Return the weights of the same training in one undisturbed process."""
     variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     training = training or arguments(epochs)
@@ -316,7 +404,11 @@ class Job:
     @property
     def worlds(self) -> list[dict[str, Any]]:
         """The changes of world and the starts of the training in the journal."""
-        return [line for line in json_lines(self.run / "metrics.jsonl") if line.get("name") in ("start", "world")]
+        return [
+            line
+            for line in json_lines(self.run / "metrics.jsonl")
+            if line.get("name") in ("start", "world")
+        ]
 
     @property
     def changes(self) -> list[dict[str, Any]]:
@@ -327,7 +419,9 @@ class Job:
         self._wait_for(f"step {steps}", lambda: self.steps >= steps)
 
     def reaches(self, size: int) -> None:
-        self._wait_for(f"{size} ranks", lambda: [event["world_size"] for event in self.changes][-1:] == [size])
+        self._wait_for(
+            f"{size} ranks", lambda: [event["world_size"] for event in self.changes][-1:] == [size]
+        )
 
     def _wait_for(self, what: str, condition: Callable[[], bool]) -> None:
         wait_for(what, lambda: condition() or self.launcher.poll() is not None, limit_s=200)
@@ -386,9 +480,13 @@ def command(
 
 
 def check(running: Job, expected: Weights, epochs: int = 8, tolerance: float = TOLERANCE) -> float:
-    """Assert that no sample or step is lost and the weights are the undisturbed ones; return their distance."""
+    """Assert that no sample or step is lost and the weights are the undisturbed
+    ones; return their distance.
+    """
     report = audit(running.run)
-    assert (report.faults, report.epochs, report.steps) == ((), epochs, epochs * STEPS_PER_EPOCH), report
+    assert (report.faults, report.epochs, report.steps) == ((), epochs, epochs * STEPS_PER_EPOCH), (
+        report
+    )
     assert all(change["steps_lost"] == 0 for change in running.changes)
     weights = torch.load(running.run / "model-final.pt", weights_only=True)
     weights.pop("ballast", None)
@@ -406,12 +504,20 @@ class Slurm:
 
     def words(self, *words: str) -> list[str]:
         """Return the command that runs another one on h1 as a user would."""
-        own = [f"PATH={PATH}", f"SLURM_CONF={self.folder}/slurm.conf", f"PYTHONPATH={ROOT}", "OMP_NUM_THREADS=1"]
-        home = f"HOME={self.folder}"  # nodes share it: ranks of a plain srun have their secret there
+        own = [
+            f"PATH={PATH}",
+            f"SLURM_CONF={self.folder}/slurm.conf",
+            f"PYTHONPATH={ROOT}",
+            "OMP_NUM_THREADS=1",
+        ]
+        # nodes share it: ranks of a plain srun have their secret there
+        home = f"HOME={self.folder}"
         return self.hosts.inside("h1", self.folder, "env", *own, home, *words)
 
     def command(self, *words: str) -> str:
-        done = subprocess.run(self.words(*words), capture_output=True, text=True, check=False, timeout=600)
+        done = subprocess.run(
+            self.words(*words), capture_output=True, text=True, check=False, timeout=600
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout.strip()
 
@@ -428,19 +534,29 @@ def slurm_on_hosts(tmp: Path) -> Iterator[Slurm]:
         for name in ("state", "spool-h1", "spool-h2"):
             (folder / name).mkdir(parents=True)
         (folder / "slurm.conf").write_text(CONF.format(folder=folder))
-        stand_ins = ("null", "zero", "full", "random")  # Slurm counts the devices, and looks no further
-        (folder / "gres.conf").write_text("".join(f"Name=gpu File=/dev/{name}\n" for name in stand_ins))
+        # Slurm counts the devices, and looks no further
+        stand_ins = ("null", "zero", "full", "random")
+        (folder / "gres.conf").write_text(
+            "".join(f"Name=gpu File=/dev/{name}\n" for name in stand_ins)
+        )
         key = folder / "munge.key"
         key.write_bytes(os.urandom(128))
         for name in nodes.inits:
             setup = (
-                f"install -d -m 711 -o munge /run/munge && install -m 600 -o munge {key} /run/munge/key && "
-                "setpriv --reuid=munge --regid=munge --clear-groups munged --key-file /run/munge/key --force && "
+                f"install -d -m 711 -o munge /run/munge && install -m 600 -o munge {key} "
+                "/run/munge/key && setpriv --reuid=munge --regid=munge --clear-groups munged "
+                "--key-file /run/munge/key --force && "
                 f"{'slurmctld -i && ' if name == 'h1' else ''} slurmd -N {name}"
             )
             start = ["env", f"PATH={PATH}", f"SLURM_CONF={folder}/slurm.conf", "sh", "-ec", setup]
             with (folder / f"{name}.out").open("wb") as log:
-                subprocess.run(nodes.inside(name, folder, *start), check=True, stdout=log, stderr=log, timeout=200)
+                subprocess.run(
+                    nodes.inside(name, folder, *start),
+                    check=True,
+                    stdout=log,
+                    stderr=log,
+                    timeout=200,
+                )
         found = Slurm(nodes, folder)
         wait_for("two idle nodes", lambda: "2 idle" in found.command("sinfo", "-h", "-o", "%D %t"))
         yield found

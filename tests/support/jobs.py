@@ -1,4 +1,6 @@
-"""Elastic jobs without processes: a history for the roster, a dispatcher whose workers are threads."""
+"""Elastic jobs without processes: a history for the roster, a dispatcher
+whose workers are threads.
+"""
 
 import threading
 from collections.abc import Mapping
@@ -15,11 +17,18 @@ from tests.support.launching import wait_for
 class Play:
     """A job of which a test gives events and time; commands are carried out at once.
 
-    It asserts what holds in every job: a slot has one worker, and a world consists of live workers that wait for it.
+    It asserts what holds in every job: a slot has one worker, and a world consists of live workers
+    that wait for it.
     """
 
     def __init__(
-        self, hosts: dict[str, int], *, first: int, fewest: int = 1, most: int = 8, begins_at: float = 0.0
+        self,
+        hosts: dict[str, int],
+        *,
+        first: int,
+        fewest: int = 1,
+        most: int = 8,
+        begins_at: float = 0.0,
     ) -> None:
         self.roster = Roster(first, fewest, most, patience_s=600)
         self.limits = range(fewest, most + 1)
@@ -68,15 +77,21 @@ class Play:
 
     def say(self, number: int, during: During, step: int = 0, code: int = 1) -> None:
         """Let a worker report its error; its process has not ended yet."""
-        self.roster.exit_report_received(number, ExitReport(code, "Traceback", during, step), self.now)
+        self.roster.exit_report_received(
+            number, ExitReport(code, "Traceback", during, step), self.now
+        )
         self.leaving.add(number)
         self.waiting.discard(number)
         self.obey()
 
     def say_ended(self, *numbers: int) -> None:
-        """Let these workers report that their training has ended, after 20 steps; their processes run on."""
+        """Let these workers report that their training has ended, after 20
+        steps; their processes run on.
+        """
         for number in numbers:
-            self.roster.exit_report_received(number, ExitReport(0, during="ended", step=20), self.now)
+            self.roster.exit_report_received(
+                number, ExitReport(0, during="ended", step=20), self.now
+            )
         self.ended |= {*numbers}
         self.obey()
 
@@ -100,7 +115,9 @@ class Play:
 
     def obey(self) -> None:
         self.survivors = {
-            number for number in self.waiting.intersection(self.world) if not self.alive[number].got_signal
+            number
+            for number in self.waiting.intersection(self.world)
+            if not self.alive[number].got_signal
         }
         for command in self.roster.commands(self.now):
             assert self.finish is None or isinstance(command, Finish)
@@ -147,7 +164,9 @@ class Play:
     def close(self, finish: Finish) -> None:
         assert self.alive.keys() <= self.leaving, "a worker is left"
         if finish.exit_code == 0:
-            assert any(number in self.ended or self.exit_codes.get(number) == 0 for number in self.world)
+            assert any(
+                number in self.ended or self.exit_codes.get(number) == 0 for number in self.world
+            )
         self.finish = finish
 
 
@@ -160,7 +179,9 @@ def training(hosts: dict[str, int], **limits: int) -> Play:
 
 
 class Job:
-    """A job with a real dispatcher; its workers run until the test ends them with an exit code, or the job does."""
+    """A job with a real dispatcher; its workers run until the test ends them with an
+    exit code, or the job does.
+    """
 
     def __init__(self, hosts: dict[str, int]) -> None:
         self.hosts: dict[str, int] | Exception = hosts
@@ -169,7 +190,8 @@ class Job:
         self.variables: dict[int, Mapping[str, str]] = {}  # of each worker
         self.exit_codes: dict[int, int] = {}
         self.deaf: set[int] = set()  # workers that ignore the request to end
-        self.over = False  # whether each worker ends by itself, also one that is only about to start
+        # whether each worker ends by itself, also one that is only about to start
+        self.over = False
         self.interrupted = threading.Event()
         self._finish: Future[Finish] = Future()
         self.roster = Roster(sum(hosts.values()), 1, 8, patience_s=60)
@@ -178,7 +200,9 @@ class Job:
         )
 
     def start(self) -> None:
-        threading.Thread(target=lambda: self._finish.set_result(self.dispatcher.run()), daemon=True).start()
+        threading.Thread(
+            target=lambda: self._finish.set_result(self.dispatcher.run()), daemon=True
+        ).start()
         wait_for("all workers", lambda: len(self.started) == self.roster.start_workers)
 
     def _find_hosts(self) -> dict[str, int]:
@@ -187,7 +211,9 @@ class Job:
             raise self.hosts
         return self.hosts
 
-    def _run_worker(self, worker: Worker, variables: Mapping[str, str], end: threading.Event) -> int:
+    def _run_worker(
+        self, worker: Worker, variables: Mapping[str, str], end: threading.Event
+    ) -> int:
         self.variables[worker.number] = variables
         self.started.append(worker)
         while worker.number in self.deaf or not end.is_set():

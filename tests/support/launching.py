@@ -1,4 +1,6 @@
-"""Start programs, launchers and the scripts of horovodrun_scripts/ as a user does, and leave no process running."""
+"""Start programs, launchers and the scripts of horovodrun_scripts/ as a user does, and
+leave no process running.
+"""
 
 import json
 import os
@@ -26,12 +28,29 @@ LAUNCHERS = {
     "gloo": ["horovodrun", "--gloo", "-np"],
     "mpi": ["horovodrun", "--mpi", "-np"],
     # By default Open MPI refuses root, and more ranks than cores.
-    "mpirun": ["mpirun", "--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else []), "-np"],
+    "mpirun": [
+        "mpirun",
+        "--oversubscribe",
+        *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
+        "-np",
+    ],
 }
-AWKWARD = ["two words", "", "it's", 'a "b"', "; touch pwned", "$(touch pwned)", "`touch pwned`", "$HOME", "*"]
+AWKWARD = [
+    "two words",
+    "",
+    "it's",
+    'a "b"',
+    "; touch pwned",
+    "$(touch pwned)",
+    "`touch pwned`",
+    "$HOME",
+    "*",
+]
 AWKWARD += [r"a\b", "line\nbreak", "--", "-np", "--a", "é"]
-PYTHON = shlex.quote(sys.executable)  # a clone may lie in a path with a blank, which no #! line can name
-Program = Callable[[str, str], Path]  # what the fixture `program` gives: writes a script of that name and body
+# a clone may lie in a path with a blank, which no #! line can name
+PYTHON = shlex.quote(sys.executable)
+# what the fixture `program` gives: writes a script of that name and body
+Program = Callable[[str, str], Path]
 
 
 def launch_line(launcher: str, ranks: int, *command: str) -> list[str]:
@@ -51,11 +70,17 @@ def _environment(variables: Mapping[str, str] | None) -> dict[str, str]:
 def started(
     command: list[str], folder: Path, output: Path, variables: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a program in its own session, with its output in a file, and kill what remains of it at the end.
+    """Start a program in its own session, with its output in a file, and kill what
+    remains of it at the end.
 
     It sees no GPU, unless `variables` say so.
     """
-    options = {"cwd": folder, "env": _environment(variables), "stdin": DEVNULL, "start_new_session": True}
+    options = {
+        "cwd": folder,
+        "env": _environment(variables),
+        "stdin": DEVNULL,
+        "start_new_session": True,
+    }
     with output.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=STDOUT, **options)
         try:
@@ -70,18 +95,33 @@ def started(
 
 
 def finished(
-    command: list[str], folder: Path, limit_s: float = 280, variables: Mapping[str, str] | None = None
+    command: list[str],
+    folder: Path,
+    limit_s: float = 280,
+    variables: Mapping[str, str] | None = None,
 ) -> tuple[int, str]:
-    """Run a program to its end; return its exit code and output. Raises: AssertionError: after `limit_s` seconds."""
+    """Run a program to its end; return its exit code and output.
+
+    Raises: AssertionError: after `limit_s` seconds.
+    """
     output = folder / "output.txt"
-    with started(command, folder, output, variables) as process, suppress(subprocess.TimeoutExpired):
+    with (
+        started(command, folder, output, variables) as process,
+        suppress(subprocess.TimeoutExpired),
+    ):
         return process.wait(limit_s), output.read_text()
     printed = output.read_text()
-    raise AssertionError(f"{shlex.join(command)} has not ended within {limit_s:.0f} s; it printed:\n{printed}")
+    raise AssertionError(
+        f"{shlex.join(command)} has not ended within {limit_s:.0f} s; it printed:\n{printed}"
+    )
 
 
 def output_of(
-    command: list[str], folder: Path, limit_s: float = 280, variables: Mapping[str, str] | None = None, code: int = 0
+    command: list[str],
+    folder: Path,
+    limit_s: float = 280,
+    variables: Mapping[str, str] | None = None,
+    code: int = 0,
 ) -> str:
     """Run a program to its end, as `finished` does; assert its exit code and return its output."""
     found, output = finished(command, folder, limit_s, variables)
@@ -124,11 +164,21 @@ def ranks_of(launcher: subprocess.Popen[bytes], word: str) -> list[psutil.Proces
 
 
 def run(
-    script: str | Path, *arguments: str | Path, cwd: Path, timeout_s: float = 200, **environment: str
+    script: str | Path,
+    *arguments: str | Path,
+    cwd: Path,
+    timeout_s: float = 200,
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run a script of horovodrun_scripts/ in a folder, and leave no process."""
     command = [str(SCRIPTS / script), *map(str, arguments)]
-    options = {"stdin": DEVNULL, "stdout": PIPE, "stderr": PIPE, "text": True, "start_new_session": True}
+    options = {
+        "stdin": DEVNULL,
+        "stdout": PIPE,
+        "stderr": PIPE,
+        "text": True,
+        "start_new_session": True,
+    }
     with subprocess.Popen(command, cwd=cwd, env=_environment(environment), **options) as process:
         try:
             out, err = process.communicate(timeout=timeout_s)
@@ -152,11 +202,15 @@ def program(path: Path, text: str) -> Path:
 
 
 def commands(page: str) -> dict[str, list[str]]:
-    """Return for each heading of a page of docs/ (or ../README.md) the lines of its code blocks, without comments."""
+    """Return for each heading of a page of docs/ (or ../README.md) the lines of its code
+    blocks, without comments.
+    """
     found = {}
     for section in (DOCS / page).read_text(encoding="utf-8").split("\n## ")[1:]:
         blocks = re.findall(r"^```\w*\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
-        lines = [line.partition(" # ")[0].strip() for block in blocks for line in block.splitlines()]
+        lines = [
+            line.partition(" # ")[0].strip() for block in blocks for line in block.splitlines()
+        ]
         if lines := [line for line in lines if line]:
             found[section.partition("\n")[0]] = lines
     return found

@@ -19,7 +19,9 @@ UNITS = 640_000  # of the first layer: 65 numbers each, of 4 bytes, three times,
 
 
 def obedient(num_classes: int) -> nn.Module:
-    """Return `smooth`, whose slots last as long as `pace` says and which raises the errors of `fail`."""
+    """Return `smooth`, whose slots last as long as `pace` says and which
+    raises the errors of `fail`.
+    """
     model = smooth(num_classes)
     model.register_forward_pre_hook(_raise_error)
     model.register_forward_hook(_take_time)
@@ -32,12 +34,16 @@ def fail(folder: Path, host: str, what: str) -> None:
 
 
 def hold_lock(folder: Path, host: str, seconds: int) -> None:
-    """Let C code hold Python's lock for this long in the next forward pass of a worker of `host`."""
+    """Let C code hold Python's lock for this long in the next forward
+    pass of a worker of `host`.
+    """
     _put(folder / f"lock-{host}", str(seconds))
 
 
 def end_slowly(folder: Path, host: str, seconds: int) -> None:
-    """Let the process of each worker of `host` take this long to end, in C code that holds Python's lock."""
+    """Let the process of each worker of `host` take this long to end, in C code
+    that holds Python's lock.
+    """
     _put(folder / f"end-{host}", str(seconds))
 
 
@@ -100,13 +106,21 @@ class Pooled(nn.Module):
 
 
 def wide(num_classes: int) -> nn.Module:
-    """Return a network with 500 MB of trained state, smooth as `runs.smooth`; a step takes half a second.
+    """Return a network with 500 MB of trained state, smooth as `runs.smooth`; a
+    step takes half a second.
 
     `hold_lock` and `end_slowly` act on its workers.
     """
     atexit.register(_end_slowly, Path(f"end-{socket.gethostname()}").absolute())
     hidden = nn.utils.parametrizations.spectral_norm(nn.Linear(64, 64))
-    layers = nn.Linear(64, UNITS), nn.Tanh(), Pooled(), hidden, nn.Tanh(), nn.Linear(64, num_classes)
+    layers = (
+        nn.Linear(64, UNITS),
+        nn.Tanh(),
+        Pooled(),
+        hidden,
+        nn.Tanh(),
+        nn.Linear(64, num_classes),
+    )
     model = own_generator(nn.Sequential(nn.Flatten(), *layers))
     model.register_forward_pre_hook(_hold_lock)
     return model
@@ -115,8 +129,11 @@ def wide(num_classes: int) -> nn.Module:
 def tolerance(weights: dict[str, Tensor], steps: int) -> float:
     """Return how far two trainings may differ if only the order of additions differs.
 
-    Each step rounds each weight and its average once, by at most half a unit in the last place of the largest. Other
-    errors are multiplied by the learning rate, and none grows, since the network has no kinks.
+    Each step rounds each weight and its average once, by at most half a unit in the last place of
+    the largest. Other errors are multiplied by the learning rate, and none grows, since the network
+    has no kinks.
     """
-    largest = max(float(tensor.abs().max()) for tensor in weights.values() if tensor.is_floating_point())
+    largest = max(
+        float(tensor.abs().max()) for tensor in weights.values() if tensor.is_floating_point()
+    )
     return 2 * steps * largest * torch.finfo(torch.float32).eps / 2

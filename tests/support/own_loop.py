@@ -1,4 +1,6 @@
-"""A script with a loop of its own, for jobs on hosts: a scheduler, a counter, evaluations in the middle of epochs."""
+"""A script with a loop of its own, for jobs on hosts: a scheduler, a counter,
+evaluations in the middle of epochs.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -14,13 +16,20 @@ from tests.support.on_demand import obedient
 def measure(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
     images, labels = batch
     logits = model(images)
-    return {"loss": F.cross_entropy(logits, labels, reduction="none"), "right": logits.argmax(1) == labels}
+    return {
+        "loss": F.cross_entropy(logits, labels, reduction="none"),
+        "right": logits.argmax(1) == labels,
+    }
 
 
 def main() -> None:
-    _, config = hvd_train.parse_args(epochs=8, batch_size=20, global_batch_size=60, log_steps=1, commit_steps=10)
+    _, config = hvd_train.parse_args(
+        epochs=8, batch_size=20, global_batch_size=60, log_steps=1, commit_steps=10
+    )
     digits = sources.open_data(DataConfig(), 0)
-    train, val = (TensorDataset(part.images.float() / 255, part.labels) for part in (digits.train, digits.val))
+    train, val = (
+        TensorDataset(part.images.float() / 255, part.labels) for part in (digits.train, digits.val)
+    )
     model = obedient(10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.995)

@@ -1,4 +1,6 @@
-"""Programs with a loop of their own, which must give the same on any number of ranks and after any fault."""
+"""Programs with a loop of their own, which must give the same on any number of
+ranks and after any fault.
+"""
 
 import itertools
 from collections.abc import Callable
@@ -47,7 +49,9 @@ def momentum(model: nn.Module) -> torch.optim.Optimizer:
 
 def network() -> nn.Module:
     """Return a network for `digits`."""
-    return own_generator(nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 10)))
+    return own_generator(
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 10))
+    )
 
 
 def digits(count: int, part: str, dtype: torch.dtype = torch.float32) -> TensorDataset:
@@ -65,7 +69,9 @@ def played(
     name: str = "",
     **changes: Any,
 ) -> Outcome:
-    """Return weights, registered values and settings after a program of 10 steps; interrupt it after one of them."""
+    """Return weights, registered values and settings after a program of 10 steps;
+    interrupt it after one of them.
+    """
 
     def stop(step: int) -> None:
         if step == stop_at:
@@ -73,7 +79,13 @@ def played(
 
     model = make()
     optimizer = optimizer_of(model)
-    settings = {"epochs": 2, "global_batch_size": 8, "batch_size": 4, "warmup_epochs": 0.0, "learning_rate": 0.1}
+    settings = {
+        "epochs": 2,
+        "global_batch_size": 8,
+        "batch_size": 4,
+        "warmup_epochs": 0.0,
+        "learning_rate": 0.1,
+    }
     config = small_config(output_dir=folder, **{**settings, **changes})
     with Session(model, optimizer, DATA, config=config, name=name, world=world) as session:
         program(session, model, optimizer, stop)
@@ -99,28 +111,42 @@ def check_alike(found: Any, expected: Any, allowed: float) -> None:
     elif isinstance(found, Tensor):
         torch.testing.assert_close(found, expected, rtol=0, atol=allowed)
     else:
-        assert found == (pytest.approx(expected, rel=0, abs=allowed) if isinstance(found, float) else expected)
+        assert found == (
+            pytest.approx(expected, rel=0, abs=allowed) if isinstance(found, float) else expected
+        )
 
 
 def with_a_newcomer(body: Callable[[World], Outcome]) -> list[Outcome]:
-    """Return what a job gives on two ranks, one of which came after step 4, since another was lost."""
+    """Return what a job gives on two ranks, one of which came after step
+    4, since another was lost.
+    """
     job = run_elastic(body, dict([ONE, TWO]), [Kill(4, rank=1)], first=2, fewest=2)
     assert len(job.results) == 2
     return job.results
 
 
 def check_survives(program: Program, **given: Any) -> Outcome:
-    """Assert that a program gives the same on one, two and three ranks, and if a newcomer continues it; return that.
+    """Assert that a program gives the same on one, two and three ranks, and if a newcomer
+    continues it; return that.
 
     A resumed run equals the whole one to the bit.
     """
     outcomes = []
     for size, stop_at in zip((1, 2), STOP_AT, strict=True):
         folder = Path(f"size-{size}-{next(NUMBERS)}")
-        expected = run_ranks(size, lambda world, into=folder: played(world, program, Path(f"{into}-whole"), **given))
+        expected = run_ranks(
+            size, lambda world, into=folder: played(world, program, Path(f"{into}-whole"), **given)
+        )
         with pytest.raises(Interrupted):
-            run_ranks(size, lambda world, into=folder, at=stop_at: played(world, program, into, **given, stop_at=at))
-        for found in run_ranks(size, lambda world, into=folder: played(world, program, into, **given)):
+            run_ranks(
+                size,
+                lambda world, into=folder, at=stop_at: played(
+                    world, program, into, **given, stop_at=at
+                ),
+            )
+        for found in run_ranks(
+            size, lambda world, into=folder: played(world, program, into, **given)
+        ):
             check_same(found, expected[0])
         outcomes.append(expected[0])
     folder = Path(f"size-3-{next(NUMBERS)}")
@@ -142,4 +168,7 @@ def take(step: Step, model: nn.Module) -> None:
 def measure(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Measure]:
     inputs, targets = batch
     logits = model(inputs)
-    return {"loss": F.cross_entropy(logits, targets, reduction="none"), "right": logits.argmax(1) == targets}
+    return {
+        "loss": F.cross_entropy(logits, targets, reduction="none"),
+        "right": logits.argmax(1) == targets,
+    }

@@ -1,4 +1,7 @@
-"""The rooms of the package in order. `python -m tests.support.rooms --write` renews docs/architecture.md."""
+"""The rooms of the package in order.
+
+`python -m tests.support.rooms --write` renews docs/architecture.md.
+"""
 
 import ast
 from graphlib import CycleError, TopologicalSorter
@@ -11,24 +14,55 @@ PAGE = PACKAGE.parent / "docs" / "architecture.md"
 BEGIN = "<!-- rooms: begin -->"
 END = "<!-- rooms: end -->"
 
-# From the bottom up. A room without modules here is a folder; other rooms consist of top-level modules.
+# From the bottom up. A room without modules here is a folder; other rooms consist of top-level
+# modules.
 ROOMS: dict[str, tuple[str, ...]] = {
     "vocabulary": (
         *("_version", "errors", "console", "plain_file"),
         *("config", "config_file", "recipes", "flags", "plugin"),
     ),
-    **dict.fromkeys(("progress", "launch", "elastic", "world", "doctor", "data", "network", "tasks", "run_files"), ()),
+    **dict.fromkeys(
+        (
+            "progress",
+            "launch",
+            "elastic",
+            "world",
+            "doctor",
+            "data",
+            "network",
+            "tasks",
+            "run_files",
+        ),
+        (),
+    ),
     "the story": (
-        *("history", "state", "checkpoint", "updater", "validate", "profiling", "parts", "output", "result"),
+        *(
+            "history",
+            "state",
+            "checkpoint",
+            "updater",
+            "validate",
+            "profiling",
+            "parts",
+            "output",
+            "result",
+        ),
         *("batches", "membership", "end", "loops", "loop", "run", "session", "export", "proof"),
     ),
     **dict.fromkeys(("report", "bench", "commands"), ()),
     "the front door": ("cli", "__main__"),
 }
 AT_THE_TOP = {
-    "vocabulary": "What a run can be, and what can go wrong: the config, its recipes and flags, the errors. No torch.",
-    "the story": "What training is. Read `loop`, `session`, `loops`, `history`, `updater` and `membership`.",
-    "the front door": "`hvd-train COMMAND`: finds the command, turns errors into lines and exit codes.",
+    "vocabulary": (
+        "What a run can be, and what can go wrong: the config, its recipes and flags, "
+        "the errors. No torch."
+    ),
+    "the story": (
+        "What training is. Read `loop`, `session`, `loops`, `history`, `updater` and `membership`."
+    ),
+    "the front door": (
+        "`hvd-train COMMAND`: finds the command, turns errors into lines and exit codes."
+    ),
 }
 
 
@@ -46,7 +80,9 @@ def room_of(module: str) -> str | None:
 
 
 def imported_by(module: str) -> set[str]:
-    """Return the imports of a module: ours without the package's name, others by their first name."""
+    """Return the imports of a module: ours without the package's name,
+    others by their first name.
+    """
     targets = set()
     for node in ast.walk(ast.parse((PACKAGE / f"{module.replace('.', '/')}.py").read_text())):
         if isinstance(node, ast.Import):
@@ -69,7 +105,9 @@ def imported_by(module: str) -> set[str]:
 
 def upward() -> list[str]:
     """Return the imports from a lower room of a higher room or the package itself."""
-    order = {module: list(ROOMS).index(room_of(module)) for module in modules()} | {"hvd_train": len(ROOMS)}
+    order = {module: list(ROOMS).index(room_of(module)) for module in modules()} | {
+        "hvd_train": len(ROOMS)
+    }
     return [
         f"{module} imports {target}"
         for module in modules()
@@ -81,7 +119,9 @@ def upward() -> list[str]:
 def circle() -> list[str]:
     """Return the modules of an import cycle, or none."""
     try:
-        TopologicalSorter({module: imported_by(module) & {*modules()} for module in modules()}).prepare()
+        TopologicalSorter(
+            {module: imported_by(module) & {*modules()} for module in modules()}
+        ).prepare()
     except CycleError as error:
         return error.args[1]
     return []

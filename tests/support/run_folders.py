@@ -27,16 +27,42 @@ def event(name: str, time: float, message: str = "something", **facts: Any) -> d
 
 def step(number: int, time: float | None = None, **changes: Any) -> dict[str, Any]:
     """Return a step of 100 samples; steps are one second apart."""
-    place = {"epoch": (number - 1) * BATCH // SAMPLES + 1, "step": number, "samples": number * BATCH}
-    scores = {"loss": 2.0 / number, "top1": 1 - 1 / number, "top5": 1.0, "samples_per_second": 100.0}
+    place = {
+        "epoch": (number - 1) * BATCH // SAMPLES + 1,
+        "step": number,
+        "samples": number * BATCH,
+    }
+    scores = {
+        "loss": 2.0 / number,
+        "top1": 1 - 1 / number,
+        "top5": 1.0,
+        "samples_per_second": 100.0,
+    }
     others = {"learning_rate": 0.1, "gradient_norm": 1.0, "loss_scale": None, "skipped_steps": 0}
-    return {"kind": "step", "time": START + (number if time is None else time), **place, **scores, **others, **changes}
+    return {
+        "kind": "step",
+        "time": START + (number if time is None else time),
+        **place,
+        **scores,
+        **others,
+        **changes,
+    }
 
 
 def epoch(number: int, time: float | None = None, **changes: Any) -> dict[str, Any]:
     """Return the end of an epoch of ten steps with an evaluation."""
-    place = {"time": START + (number * 10 + 0.5 if time is None else time), "epoch": number, "step": number * 10}
-    scores = {"loss": 1.0 / number, "top1": 0.5, "top5": 1.0, "samples_per_second": 100.0, "seconds": 10.5}
+    place = {
+        "time": START + (number * 10 + 0.5 if time is None else time),
+        "epoch": number,
+        "step": number * 10,
+    }
+    scores = {
+        "loss": 1.0 / number,
+        "top1": 0.5,
+        "top5": 1.0,
+        "samples_per_second": 100.0,
+        "seconds": 10.5,
+    }
     val = {"val_loss": 0.9 / number, "val_top1": 0.6, "val_top5": 1.0}
     return {"kind": "epoch", **place, **scores, **val, **changes}
 
@@ -44,7 +70,9 @@ def epoch(number: int, time: float | None = None, **changes: Any) -> dict[str, A
 def whole_run(epochs: int = 3) -> list[dict[str, Any]]:
     lines = [start()]
     for number in range(1, epochs + 1):
-        lines += [step(place) for place in range(number * 10 - 9, number * 10 + 1)] + [epoch(number)]
+        lines += [step(place) for place in range(number * 10 - 9, number * 10 + 1)] + [
+            epoch(number)
+        ]
     return [*lines, event("end", epochs * 10 + 1, "done: top-1 60.00%")]
 
 
@@ -62,10 +90,19 @@ def elastic_run() -> list[dict[str, Any]]:
     ]
 
 
-def write(path: Path, lines: list[dict[str, Any]], *, torn: str = "", summary: bool = False, **settings: Any) -> Path:
+def write(
+    path: Path,
+    lines: list[dict[str, Any]],
+    *,
+    torn: str = "",
+    summary: bool = False,
+    **settings: Any,
+) -> Path:
     """Write a run folder with these metrics and the torn line `torn`; return its path."""
     path.mkdir(parents=True)
-    (path / "config.yaml").write_text(config_file.dump(recipes.digits().replace(**{"epochs": 3, **settings})))
+    (path / "config.yaml").write_text(
+        config_file.dump(recipes.digits().replace(**{"epochs": 3, **settings}))
+    )
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + torn)
     if summary:
         facts = {"finished": True, "why": "done", "test_top1": 0.55, "samples_per_second": 101.0}
@@ -81,4 +118,8 @@ def section(text: str, heading: str) -> str:
     """Return the markup of a section, with the SVG of its charts as text."""
     found = re.search(rf"<section[^>]*>\s*<h2>{heading}</h2>(.*?)</section>", text, re.DOTALL)
     assert found is not None, heading
-    return re.sub(r"data:image/svg\+xml;base64,([^\"]*)", lambda image: base64.b64decode(image[1]).decode(), found[1])
+    return re.sub(
+        r"data:image/svg\+xml;base64,([^\"]*)",
+        lambda image: base64.b64decode(image[1]).decode(),
+        found[1],
+    )

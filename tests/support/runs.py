@@ -42,19 +42,35 @@ PLAIN = Prepare(PLAIN_DATA, CPU, image_size=None, augment=None, colour=False)
 
 
 DONE = Result(
-    run_dir=Path("runs/my run"), finished=True, saved=True, stopped_by=None, epochs=20, steps=460,
-    scores={"loss": 0.03, "top1": 0.991}, best={"loss": math.nan, "top1": 0.997}, best_epoch=11, test={},
-    why="done", samples_per_second=2306.4, world_size=2, seconds=18.2,
-)  # fmt: skip
+    run_dir=Path("runs/my run"),
+    finished=True,
+    saved=True,
+    stopped_by=None,
+    epochs=20,
+    steps=460,
+    scores={"loss": 0.03, "top1": 0.991},
+    best={"loss": math.nan, "top1": 0.997},
+    best_epoch=11,
+    test={},
+    why="done",
+    samples_per_second=2306.4,
+    world_size=2,
+    seconds=18.2,
+)
 
 
 def totals(loss: float = 1.0, top1: float = 2.0, count: int = 20) -> Totals:
     """Return the sums of a step."""
-    return Totals(count, {"loss": loss, "top1": top1}, dict.fromkeys(("loss", "top1"), float(count)))
+    return Totals(
+        count, {"loss": loss, "top1": top1}, dict.fromkeys(("loss", "top1"), float(count))
+    )
 
 
 def odd_digits() -> Task:
-    """Return a task whose loss is the mean over odd digits, as over tokens without padding. Some batches have none."""
+    """Return a task whose loss is the mean over odd digits, as over tokens without padding.
+
+    Some batches have none.
+    """
 
     def measure(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Measure]:
         images, labels = batch
@@ -63,7 +79,11 @@ def odd_digits() -> Task:
         losses = nn.functional.cross_entropy(logits, labels, reduction="none")
         pairs = torch.bincount(10 * labels + logits.argmax(1), minlength=100)
         loss = Mean(losses[odd].sum(), odd.sum())
-        return {"loss": loss, "right": logits.argmax(1) == labels, "pairs": Total(pairs.view(10, 10))}
+        return {
+            "loss": loss,
+            "right": logits.argmax(1) == labels,
+            "pairs": Total(pairs.view(10, 10)),
+        }
 
     def summary(scores: Scores) -> dict[str, float]:
         table = scores.total("pairs")
@@ -90,7 +110,9 @@ def _few() -> DataSet:
 
 
 class Jittered:
-    """A map-style data set whose items draw from torch's generator, as torchvision's transforms do."""
+    """A map-style data set whose items draw from torch's generator, as
+    torchvision's transforms do.
+    """
 
     classes = tuple("0123456789")
 
@@ -131,7 +153,9 @@ def killed_digits(config: DataConfig) -> tuple[Killed, None]:
 
 
 class RandomItems:
-    """A map-style data set of 30 items, which draw from all three generators that transforms use."""
+    """A map-style data set of 30 items, which draw from all three
+    generators that transforms use.
+    """
 
     def __len__(self) -> int:
         return 30
@@ -142,7 +166,9 @@ class RandomItems:
 
 
 def flat(batches: list[Batch]) -> Tensor:
-    return torch.cat([micro.batch[0].flatten(1) for batch in batches for micro in batch.micro_batches])
+    return torch.cat(
+        [micro.batch[0].flatten(1) for batch in batches for micro in batch.micro_batches]
+    )
 
 
 def convnet(num_classes: int) -> nn.Module:
@@ -152,12 +178,18 @@ def convnet(num_classes: int) -> nn.Module:
 
 def batch_norm(num_classes: int) -> nn.Module:
     features = nn.Conv2d(1, 8, kernel_size=3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()
-    return nn.Sequential(*features, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, num_classes))
+    return nn.Sequential(
+        *features, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, num_classes)
+    )
 
 
 def dropout(num_classes: int) -> nn.Module:
-    """Return a network with dropout, not for thread ranks, which share torch's default generator."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, num_classes))
+    """Return a network with dropout, not for thread ranks, which share
+    torch's default generator.
+    """
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, num_classes)
+    )
 
 
 class Remembers(nn.Module):
@@ -175,7 +207,9 @@ class Remembers(nn.Module):
         self.register_buffer("table", torch.arange(8.0))  # stays as it is
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return images of the same shape; in training each buffer but one changes, each in another way."""
+        """Return images of the same shape; in training each buffer but one
+        changes, each in another way.
+        """
         if self.training:
             generator = torch.Generator()
             generator.set_state(self.numbers)
@@ -188,26 +222,33 @@ class Remembers(nn.Module):
             self.passes += 1
             self.begun.fill_(True)
             images = images + 0.01 * noise
-        scale = 1 + self.spread.float() + 0.001 * (self.passes + self.begun) + 0.0001 * self.behind[0]
+        scale = (
+            1 + self.spread.float() + 0.001 * (self.passes + self.begun) + 0.0001 * self.behind[0]
+        )
         return (images - self.mean + 0.1 * self.unsaved + 0.01 * self.table) / scale
 
 
 def remembers(num_classes: int) -> nn.Module:
     """Return a smooth network with spectral norm whose output depends on many buffers."""
     linear = nn.utils.parametrizations.spectral_norm(nn.Linear(64, 32))
-    for vector in linear.buffers():  # drawn from torch's default generator, which ranks that are threads share
+    # drawn from torch's default generator, which ranks that are threads share
+    for vector in linear.buffers():
         vector.copy_(torch.cos(torch.arange(float(len(vector)))))
     return nn.Sequential(Remembers(), nn.Flatten(), linear, nn.Tanh(), nn.Linear(32, num_classes))
 
 
 def deep(num_classes: int) -> nn.Module:
     """Return a network of many small parameters, which three ranks cannot divide evenly."""
-    hidden = [layer for width in (65, 66, 67, 68) for layer in (nn.Linear(width, width + 1), nn.Tanh())]
+    hidden = [
+        layer for width in (65, 66, 67, 68) for layer in (nn.Linear(width, width + 1), nn.Tanh())
+    ]
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 65), *hidden, nn.Linear(69, num_classes))
 
 
 def smooth(num_classes: int) -> nn.Module:
-    """Return a network without kinks, so that runs agree to 1e-5; spectral norm changes buffers in each pass."""
+    """Return a network without kinks, so that runs agree to 1e-5; spectral norm
+    changes buffers in each pass.
+    """
     hidden = nn.utils.parametrizations.spectral_norm(nn.Linear(64, 64))
     layers = nn.Linear(64, 64), nn.Tanh(), hidden, nn.Tanh(), nn.Linear(64, num_classes)
     return own_generator(nn.Sequential(nn.Flatten(), *layers))
@@ -223,8 +264,16 @@ def late(make: Callable[[int], nn.Module], num_classes: int, *, seed: int) -> nn
 
 
 def small_config(**changes: object) -> Config:
-    """Return a config of five epochs of ten steps; the last batch is smaller, and slots do not divide evenly."""
-    training = {"epochs": 5, "global_batch_size": 20, "batch_size": 4, "learning_rate": 0.05, "warmup_epochs": 1.0}
+    """Return a config of five epochs of ten steps; the last batch is smaller, and
+    slots do not divide evenly.
+    """
+    training = {
+        "epochs": 5,
+        "global_batch_size": 20,
+        "batch_size": 4,
+        "learning_rate": 0.05,
+        "warmup_epochs": 1.0,
+    }
     files = {"data": "digits", "output_dir": RUN, "commit_seconds": None, "log_steps": 1}
     return Config().replace(**{**training, **files, "device": "cpu", "workers": 0, **changes})
 
@@ -258,4 +307,6 @@ def largest_difference(first: Weights, second: Weights) -> float:
 
 
 def equal(first: Weights, second: Weights) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )

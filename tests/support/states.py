@@ -10,7 +10,9 @@ from tests.support.worlds import own_generator
 
 def state_after(steps: int, *, seed: int = 0) -> TrainState:
     model = own_generator(runs.batch_norm(10), seed)
-    state = TrainState(model, {"": torch.optim.AdamW(model.parameters(), lr=0.01)}, scaler(), BatchLayout(20, 4))
+    state = TrainState(
+        model, {"": torch.optim.AdamW(model.parameters(), lr=0.01)}, scaler(), BatchLayout(20, 4)
+    )
     for number in range(steps):
         step(state, number)
     return state

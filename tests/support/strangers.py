@@ -1,8 +1,12 @@
-"""Another account, on this machine or another: it attacks the ports of a job, and reads /proc for its secrets."""
+"""Another account, on this machine or another: it attacks the ports of a job, and
+reads /proc for its secrets.
+"""
 
 import base64
 import ctypes
-import encodings.idna  # noqa: F401  # connections import it; another account may not be able to read it
+
+# connections import it; another account may not be able to read it
+import encodings.idna  # noqa: F401
 import json
 import os
 import re
@@ -47,12 +51,14 @@ while not select.select([sys.stdin], [], [], 0.003)[0]:
             if word in text:
                 seen.setdefault(name, {})[path] = text.replace(b"\\0", b" ").decode("utf-8", "replace")[:300]
 print(json.dumps(seen))
-"""
+"""  # noqa: E501
 _ENTER = ctypes.CDLL(None, use_errno=True).setns
 
 
 def as_other_account(work: Callable[[], None], network: int | None = None) -> int:
-    """Run `work` as another account in a fork, in the network of process `network` if given; return its number."""
+    """Run `work` as another account in a fork, in the network of process `network` if
+    given; return its number.
+    """
     if (child := os.fork()) > 0:
         return child
     code = 1
@@ -75,17 +81,28 @@ def _requests(owned: Path) -> list[bytes]:
     """Return an attacker's requests; their pickle would make the folder `owned`."""
     code = f"cos\nmkdir\n(V{owned}\ntR.".encode()
     coded = base64.b64encode(code)
-    puts = {"worker_addresses/localhost:0": coded, "runfunc/func": coded, "hvd_train/verdict.0": b"stop"}
+    puts = {
+        "worker_addresses/localhost:0": coded,
+        "runfunc/func": coded,
+        "hvd_train/verdict.0": b"stop",
+    }
     puts |= {"global/0": code, "exit_report/0": b'{"exit_code": 2, "error": "a lie"}'}
     puts |= {"facts/0": b"{}", "connect_error/0": b"a lie", "run_dir/0": b"/"}
     gets = ("heartbeat/0", "leaving/0", "leaving/1", "rank_and_size/localhost:0", "global/0")
-    signed = f"Horovod-Nonce: {'a' * 32}-1\r\nHorovod-Digest: {'0' * 64}\r\nHorovod-Signature: {'0' * 64}\r\n"
+    signed = (
+        f"Horovod-Nonce: {'a' * 32}-1\r\nHorovod-Digest: "
+        f"{'0' * 64}\r\nHorovod-Signature: {'0' * 64}\r\n"
+    )
     return [
         os.urandom(500),
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + os.urandom(40),
         b"\0" * 16,
-        os.urandom(32) + len(code).to_bytes(4, "little") + code,  # as Horovod's services send pickles
-        *(f"PUT /{name} HTTP/1.0\r\nContent-Length: {len(put)}\r\n\r\n".encode() + put for name, put in puts.items()),
+        # as Horovod's services send pickles
+        os.urandom(32) + len(code).to_bytes(4, "little") + code,
+        *(
+            f"PUT /{name} HTTP/1.0\r\nContent-Length: {len(put)}\r\n\r\n".encode() + put
+            for name, put in puts.items()
+        ),
         *(f"GET /{name} HTTP/1.0\r\n\r\n".encode() for name in gets),
         f"DELETE /global/0 HTTP/1.0\r\n{signed}\r\n".encode(),
         b"HEAD /etc/passwd HTTP/1.0\r\n\r\n",
@@ -127,7 +144,8 @@ def listening(process: int) -> dict[str, tuple[str, int]]:
             fields = line.split()
             if fields[3] == _LISTENS:
                 address, _, port = fields[1].partition(":")
-                words = struct.iter_unpack("<I", bytes.fromhex(address))  # the kernel writes each as a number
+                # the kernel writes each as a number
+                words = struct.iter_unpack("<I", bytes.fromhex(address))
                 packed = b"".join(struct.pack(">I", word) for (word,) in words)
                 found[f"socket:[{fields[9]}]"] = socket.inet_ntop(family, packed), int(port, 16)
     return found
@@ -141,7 +159,10 @@ def link(path: str) -> str:
 
 
 def kind_of(process: psutil.Process) -> str:
-    """Return a process's name in SECURITY.md. Raises: psutil.NoSuchProcess: if it is changing its program."""
+    """Return a process's name in SECURITY.md.
+
+    Raises: psutil.NoSuchProcess: if it is changing its program.
+    """
     line = process.cmdline()
     if not line:
         raise psutil.NoSuchProcess(process.pid)
@@ -175,7 +196,8 @@ def on(hosts: Hosts) -> Callable[[], Sequence[int]]:
 def opened(processes: Sequence[int], known: set[str]) -> Iterator[tuple[Port, str]]:
     """Yield the port and network of each new listening socket, and add it to `known`.
 
-    Of several processes with the socket, parents come first: a child holds inherited sockets for a moment.
+    Of several processes with the socket, parents come first: a child holds inherited sockets for a
+    moment.
     """
     networks: dict[str, dict[str, tuple[str, int]]] = {}
     for pid in processes:
@@ -192,13 +214,17 @@ def opened(processes: Sequence[int], known: set[str]) -> Iterator[tuple[Port, st
 
 
 def ways(port: Port, network: str, hosts: Hosts | None) -> Iterator[tuple[int | None, str]]:
-    """Yield for each network that reaches a port one of its processes (None: this one) and the address."""
+    """Yield for each network that reaches a port one of its processes (None:
+    this one) and the address.
+    """
     anywhere = port.address in ("0.0.0.0", "::")
     here = "127.0.0.1" if anywhere else port.address
     if hosts is None:
         yield None, here
         return
-    owner = next(name for name in hosts.inits if link(f"/proc/{hosts.init(name)}/ns/net") == network)
+    owner = next(
+        name for name in hosts.inits if link(f"/proc/{hosts.init(name)}/ns/net") == network
+    )
     yield hosts.init(owner), here
     if anywhere or not ip_address(port.address).is_loopback:
         for name in hosts.inits.keys() - {owner}:
@@ -206,8 +232,11 @@ def ways(port: Port, network: str, hosts: Hosts | None) -> Iterator[tuple[int | 
 
 
 @contextmanager
-def besieged(processes: Callable[[], Sequence[int]], owned: Path, hosts: Hosts | None = None) -> Iterator[set[Port]]:
-    """Attack every port that these processes open, as another account, during this block; yield the ports found.
+def besieged(
+    processes: Callable[[], Sequence[int]], owned: Path, hosts: Hosts | None = None
+) -> Iterator[set[Port]]:
+    """Attack every port that these processes open, as another account, during this
+    block; yield the ports found.
 
     With `hosts`, all hosts attack the ports that were not open before the block.
     """
@@ -224,7 +253,9 @@ def besieged(processes: Callable[[], Sequence[int]], owned: Path, hosts: Hosts |
                 ports.add(port)
                 for place, address in ways(port, network, hosts):
                     target = address, port.number
-                    attackers.append(as_other_account(lambda target=target: attack(target, owned), place))
+                    attackers.append(
+                        as_other_account(lambda target=target: attack(target, owned), place)
+                    )
             time.sleep(0.002)
 
     thread = threading.Thread(target=watch)
@@ -251,7 +282,10 @@ def unharmed(job: str, ports: set[Port], run: Path, code: int, printed: str) -> 
         for process, addresses in re.findall(r"(\w+) ((?:`[\w.:]+` ?)+)", cell)
         for address in re.findall(r"`([^`]+)`", addresses)
     }
-    found = {(one.process, "interface" if one.address.startswith(f"{SUBNET}.") else one.address) for one in ports}
+    found = {
+        (one.process, "interface" if one.address.startswith(f"{SUBNET}.") else one.address)
+        for one in ports
+    }
     assert found <= named
 
 
@@ -265,7 +299,9 @@ def spying(words: dict[str, bytes]) -> Iterator[dict[str, dict[str, str]]]:
     line += [str(Path(sys.executable).resolve()), "-I", "-S", "-c", _PROGRAM]
     environment = {"PATH": os.environ["PATH"]}  # not what it is to look for
     seen: dict[str, dict[str, str]] = {}
-    with subprocess.Popen(line, stdin=PIPE, stdout=PIPE, text=True, cwd="/", env=environment) as process:
+    with subprocess.Popen(
+        line, stdin=PIPE, stdout=PIPE, text=True, cwd="/", env=environment
+    ) as process:
         process.stdin.write(json.dumps({name: word.hex() for name, word in words.items()}) + "\n")
         process.stdin.flush()
         assert process.stdout.readline() == f"{OTHER_ACCOUNT}\n"
@@ -277,10 +313,14 @@ def spying(words: dict[str, bytes]) -> Iterator[dict[str, dict[str, str]]]:
 
 
 def spellings(name: str, secret: bytes) -> dict[str, bytes]:
-    """Return these bytes plain, in hexadecimal and within base64, as a command line may have them."""
+    """Return these bytes plain, in hexadecimal and within base64, as a
+    command line may have them.
+    """
     words = {name: secret, f"{name} in hexadecimal": secret.hex().encode()}
     for shift in range(3):
-        words[f"{name} in base64, {shift}"] = base64.b64encode(bytes(shift) + secret)[(8 if shift else 0) : -4]
+        words[f"{name} in base64, {shift}"] = base64.b64encode(bytes(shift) + secret)[
+            (8 if shift else 0) : -4
+        ]
     return words
 
 
@@ -289,6 +329,7 @@ def plant_key(folder: Path, key: bytes) -> Path:
     assert len(key) == 32
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(
-        f"import os\nos.urandom = lambda size, real=os.urandom: {key!r} if size == 32 else real(size)\n"
+        f"import os\nos.urandom = lambda size, real=os.urandom: {key!r} if size == "
+        "32 else real(size)\n"
     )
     return folder

@@ -42,12 +42,19 @@ def main(paths: list[str]) -> None:
     """Print a line for each path."""
     print(f"{'':32} {'nodes':>8} {'lines of code':>15} {'nodes a line':>14} tuples per 1,000 lines")
     for path in paths:
-        listed = subprocess.run(["git", "ls-files", path], capture_output=True, text=True, check=True)
+        listed = subprocess.run(
+            ["git", "ls-files", path], capture_output=True, text=True, check=True
+        )
         files = [Path(name) for name in listed.stdout.splitlines() if name.endswith(".py")]
         found = [weigh(file.read_text(encoding="utf-8")) for file in files]
-        nodes, lines, tuples = (sum(column) for column in zip(*found, strict=True)) if found else (0, 0, 0)
+        nodes, lines, tuples = (
+            (sum(column) for column in zip(*found, strict=True)) if found else (0, 0, 0)
+        )
         if lines:
-            print(f"{path:32} {nodes:8,} {lines:15,} {nodes / lines:14.2f} {1000 * tuples / lines:22.1f}")
+            print(
+                f"{path:32} {nodes:8,} {lines:15,} {nodes / lines:14.2f} "
+                f"{1000 * tuples / lines:22.1f}"
+            )
 
 
 if __name__ == "__main__":

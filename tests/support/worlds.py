@@ -1,7 +1,7 @@
 """Worlds for tests: ranks as threads of one process, and faults and stops as data.
 
-All threads share torch's default generator, so numbers from it (dropout, initial weights) differ from run to run.
-Models for `ThreadWorld` use their own generator.
+All threads share torch's default generator, so numbers from it (dropout, initial weights) differ
+from run to run. Models for `ThreadWorld` use their own generator.
 """
 
 import threading
@@ -80,7 +80,10 @@ class Meeting:
                 if self.lost:
                     raise RankLost(self.lost)
                 if not self.changed.wait(end - time.monotonic()):
-                    self.lost = f"ranks {sorted(set(range(self.size)) - set(self.given[key]))} did not come to {key}"
+                    self.lost = (
+                        f"ranks {sorted(set(range(self.size)) - set(self.given[key]))} "
+                        f"did not come to {key}"
+                    )
             values = [self.given[key][rank] for rank in range(self.size)]
             self.taken[key] += 1
             if self.taken[key] == self.size:
@@ -89,7 +92,10 @@ class Meeting:
 
 
 class ThreadWorld(World):
-    """One rank of a group of threads. Sums are added in the order of ranks, so they are equal to the last bit."""
+    """One rank of a group of threads.
+
+    Sums are added in the order of ranks, so they are equal to the last bit.
+    """
 
     most_bytes = MOST_BYTES
 
@@ -139,12 +145,17 @@ class ThreadWorld(World):
         self._steps += 1
         parameters = self._parameters
         kinds = kinds_on_all_ranks(self, parameters)
-        dense = [parameter for parameter, kind in zip(parameters, kinds, strict=True) if kind == DENSE]
+        dense = [
+            parameter for parameter, kind in zip(parameters, kinds, strict=True) if kind == DENSE
+        ]
         for parameter in dense:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         tensors = [numbers_in(parameter) for parameter in dense]
-        pending = [self.start_sum(self._to_wire(gradient), f"gradient {n}") for n, gradient in enumerate(tensors)]
+        pending = [
+            self.start_sum(self._to_wire(gradient), f"gradient {n}")
+            for n, gradient in enumerate(tensors)
+        ]
         if Fault(self.place.rank, self._steps) in self._meeting.faults:
             raise Killed(f"rank {self.place.rank} in step {self._steps}")
         for gradient, wait in zip(tensors, pending, strict=True):
@@ -169,9 +180,14 @@ class ThreadWorld(World):
 
 
 def run_ranks(
-    size: int, body: Callable[[ThreadWorld], T], faults: Sequence[Fault] = (), kind: type[ThreadWorld] | None = None
+    size: int,
+    body: Callable[[ThreadWorld], T],
+    faults: Sequence[Fault] = (),
+    kind: type[ThreadWorld] | None = None,
 ) -> list[T | Killed]:
-    """Return the result of `body` on each of `size` ranks (Killed: a fault ended it), or raise the first error."""
+    """Return the result of `body` on each of `size` ranks (Killed: a fault ended it),
+    or raise the first error.
+    """
     meeting = Meeting(size, faults)
     results: list[Any] = [None] * size
     errors: list[BaseException] = []
@@ -186,7 +202,10 @@ def run_ranks(
             errors.append(error)
             meeting.break_up(f"lost rank {rank}: {error!r}")
 
-    threads = [threading.Thread(target=live, args=(rank,), name=f"rank-{rank}", daemon=True) for rank in range(size)]
+    threads = [
+        threading.Thread(target=live, args=(rank,), name=f"rank-{rank}", daemon=True)
+        for rank in range(size)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

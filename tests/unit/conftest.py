@@ -10,7 +10,12 @@ from hypothesis import HealthCheck, settings
 
 QUIET = [HealthCheck.too_slow]
 settings.register_profile(
-    "unit", deadline=None, derandomize=True, database=None, max_examples=60, suppress_health_check=QUIET
+    "unit",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    max_examples=60,
+    suppress_health_check=QUIET,
 )
 settings.load_profile("unit")
 

@@ -14,7 +14,9 @@ FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 def anchors(page: Path) -> set[str]:
     """Return GitHub's anchors of the headings: lower case, no punctuation, dashes for blanks."""
-    headings = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    headings = re.findall(
+        r"^#+ (.+)$", FENCED.sub("", page.read_text(encoding="utf-8")), re.MULTILINE
+    )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -28,7 +30,11 @@ def test_links_and_files_of_a_page_exist(page: Path) -> None:
             assert target.exists(), link
             assert not anchor or anchor in anchors(target), link
     tops = ("hvd_train", "tests", "benchmarks", "packaging", "examples")
-    files = [f"/{path.relative_to(ROOT).as_posix()}" for top in tops for path in (ROOT / top).rglob("*.py")]
+    files = [
+        f"/{path.relative_to(ROOT).as_posix()}"
+        for top in tops
+        for path in (ROOT / top).rglob("*.py")
+    ]
     for name in re.findall(r"`([\w/]+\.py)`", whole):
         assert any(file.endswith(f"/{name}") for file in files), name
 
@@ -40,7 +46,9 @@ def test_the_index_links_to_each_page() -> None:
 
 
 def test_each_flag_in_the_tables_exists() -> None:
-    """The flags of docs/settings.md, and those that docs/coming_from.md names, are flags of train or launch."""
+    """The flags of docs/settings.md, and those that docs/coming_from.md names, are
+    flags of train or launch.
+    """
     page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     settings = page[page.index("| flag | meaning |") :].partition("\n\n")[0]
     moved = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")
@@ -49,7 +57,12 @@ def test_each_flag_in_the_tables_exists() -> None:
         name: {flag for action in parser.actions for flag in action.option_strings}
         for name, parser in tree.tree().commands.items()
     }
-    for table, allowed, fewest in ((settings, known["train"], 30), (here, known["train"] | known["launch"], 20)):
-        flags = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", " ".join(re.findall(r"`([^`]*)`", table))))
+    for table, allowed, fewest in (
+        (settings, known["train"], 30),
+        (here, known["train"] | known["launch"], 20),
+    ):
+        flags = set(
+            re.findall(r"(?<![\w-])--?[a-z][a-z-]*", " ".join(re.findall(r"`([^`]*)`", table)))
+        )
         assert len(flags) > fewest
         assert sorted(flags - allowed) == []

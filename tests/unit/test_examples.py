@@ -1,4 +1,6 @@
-"""The scripts and the notebook in examples/; tests/integration/test_training.py runs the programs there."""
+"""The scripts and the notebook in examples/;
+tests/integration/test_training.py runs the programs there.
+"""
 
 import json
 import os
@@ -25,8 +27,13 @@ TYPES = {  # the commands that a script types, as far as they begin with this
 
 
 @pytest.mark.parametrize("line", TYPES)
-def test_a_script_types_commands_that_are_understood(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a stand-in for hvd-train and sbatch, which notes its arguments. One writes 1,797 pictures first."""
+def test_a_script_types_commands_that_are_understood(
+    line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a stand-in for hvd-train and sbatch, which notes its arguments.
+
+    One writes 1,797 pictures first.
+    """
     for name in ("hvd-train", "sbatch"):
         Path(name).write_text('#!/bin/sh\necho "${0##*/} $*" >> typed\n')
         Path(name).chmod(0o755)
@@ -39,9 +46,14 @@ def test_a_script_types_commands_that_are_understood(line: str, monkeypatch: pyt
         assert command.startswith(begins)
         words = shlex.split(command)
         if "sbatch" in words[0]:
-            at = next(number for number, word in enumerate(words) if word.endswith("train_slurm.sbatch"))
+            at = next(
+                number for number, word in enumerate(words) if word.endswith("train_slurm.sbatch")
+            )
             assert Path(words[at]).exists()
-            assert str(settings_of(tree.read(["train", *words[at + 1 :]])).data.data_dir) == "/data/imagenet"
+            assert (
+                str(settings_of(tree.read(["train", *words[at + 1 :]])).data.data_dir)
+                == "/data/imagenet"
+            )
         elif words[1] == "train":
             assert settings_of(tree.read(words[1:])).data.data == "folder"
         elif words[1] == "sweep":

@@ -1,4 +1,6 @@
-"""Python imports this when it starts: as soon as torch is there, its operators run on the stand-in."""
+"""Python imports this when it starts: as soon as torch is there, its
+operators run on the stand-in.
+"""
 
 import importlib.abc
 import importlib.util
@@ -6,7 +8,9 @@ import sys
 
 
 class _AfterTorch(importlib.abc.MetaPathFinder):
-    """Finds torch as all others would, and puts the stand-in's operators into it when it has been loaded."""
+    """Finds torch as all others would, and puts the stand-in's operators into
+    it when it has been loaded.
+    """
 
     def find_spec(self, name, path, target=None):
         if name != "torch":

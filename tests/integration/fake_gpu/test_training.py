@@ -18,14 +18,34 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 FP32 = ("--compression", "none")
 FP16_WIRE = ("--compression", "fp16")
 FOLDER = (
-    *("--data", "folder", "--data-dir", "data", "--model", "tests.support.on_demand:flat", "--image-size", "32"),
+    *(
+        "--data",
+        "folder",
+        "--data-dir",
+        "data",
+        "--model",
+        "tests.support.on_demand:flat",
+        "--image-size",
+        "32",
+    ),
     *("--global-batch-size", "12", "--batch-size", "3", "--workers", "2"),
 )
 
 
 def command(device: str, ranks: int, folder: str, *flags: str) -> list[str]:
     """Return a training of the digits recipe on a device, which writes to `folder`."""
-    line = [HVD_TRAIN, "train", "digits", "--device", device, "--epochs", "1", "--output-dir", folder, *flags]
+    line = [
+        HVD_TRAIN,
+        "train",
+        "digits",
+        "--device",
+        device,
+        "--epochs",
+        "1",
+        "--output-dir",
+        folder,
+        *flags,
+    ]
     line = launch_line("gloo" if ranks > 1 else "none", ranks, *line)
     # The number of threads changes the order of sums inside an operator; the stand-in takes one.
     return line if device == "cuda" else ["taskset", "-c", str(min(os.sched_getaffinity(0))), *line]
@@ -43,7 +63,9 @@ def on_cpu(folder: Path, ranks: int, *flags: str) -> Weights:
 
 
 def on_gpu(gpu: OnGpu, ranks: int, *flags: str, **settings: object) -> Weights:
-    output = output_of(command("cuda", ranks, "gpu", *flags), gpu.folder, variables=gpu.variables(**settings))
+    output = output_of(
+        command("cuda", ranks, "gpu", *flags), gpu.folder, variables=gpu.variables(**settings)
+    )
     assert f"{ranks} rank{'s' if ranks > 1 else ''} on cuda" in output
     return weights(gpu.folder / "gpu")
 
@@ -56,14 +78,21 @@ def on_gpu(gpu: OnGpu, ranks: int, *flags: str, **settings: object) -> Weights:
         pytest.param(2, FP16_WIRE, {"seed": 0, "delay_us": 3000}, id="late streams"),
     ],
 )
-def test_weights_are_those_of_cpus(gpu: OnGpu, ranks: int, flags: tuple[str, ...], settings: dict[str, int]) -> None:
-    """With NCCL as with Gloo; late work shows no race. `make gpu-check` compares other settings on a real GPU."""
+def test_weights_are_those_of_cpus(
+    gpu: OnGpu, ranks: int, flags: tuple[str, ...], settings: dict[str, int]
+) -> None:
+    """With NCCL as with Gloo; late work shows no race.
+
+    `make gpu-check` compares other settings on a real GPU.
+    """
     assert equal(on_gpu(gpu, ranks, *flags, **settings), on_cpu(gpu.folder, ranks, *flags))
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_half_precision_is_the_same_however_late_streams_are(gpu: OnGpu, precision: str) -> None:
-    """Mixed precision is bit-identical, skipped steps included; CPUs have other operators for it."""
+    """Mixed precision is bit-identical, skipped steps included; CPUs
+    have other operators for it.
+    """
     flags = ("--precision", precision)
     prompt = on_gpu(gpu, 2, *flags, delay_us=0)
     (gpu.folder / "gpu").rename(gpu.folder / "prompt")
@@ -73,7 +102,9 @@ def test_half_precision_is_the_same_however_late_streams_are(gpu: OnGpu, precisi
 def test_pictures_come_through_pinned_memory(gpu: OnGpu) -> None:
     """Late copies to the device do not see the next batch."""
     jpegs.digits(gpu.folder / "data", range(3), most=16)
-    assert equal(on_gpu(gpu, 2, *FP32, *FOLDER, delay_us=3000), on_cpu(gpu.folder, 2, *FP32, *FOLDER))
+    assert equal(
+        on_gpu(gpu, 2, *FP32, *FOLDER, delay_us=3000), on_cpu(gpu.folder, 2, *FP32, *FOLDER)
+    )
 
 
 OFFLOADED = """
@@ -110,12 +141,14 @@ with hvd_train.Session(model, optimizer, data, config=config) as session:
             own.queue = [*own.queue, own.centre][-2:]
             if step.number == 2:
                 os.kill(os.getpid(), signal.SIGTERM)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_what_is_registered_returns_to_its_device(gpu: OnGpu, ranks: int) -> None:
-    """Each rank has a GPU of its own, which is no difference between them; a CPU tensor stays one."""
+    """Each rank has a GPU of its own, which is no difference between
+    them; a CPU tensor stays one.
+    """
     (gpu.folder / "offloaded.py").write_text(OFFLOADED)
     line = [sys.executable, "offloaded.py", "--device", "cuda", "--output-dir", "run"]
     line = launch_line("gloo" if ranks > 1 else "none", ranks, *line)
@@ -126,11 +159,14 @@ def test_what_is_registered_returns_to_its_device(gpu: OnGpu, ranks: int) -> Non
 def test_a_step_waits_once(libraries: Path, tmp_path: Path) -> None:
     """The host waits for the GPU once a step of ResNet-50."""
     counts = counted(tmp_path)
-    assert {phase: of_phase["waits"] for phase, of_phase in counts.items() if of_phase["waits"]} == {"optimizer": 1}
+    assert {
+        phase: of_phase["waits"] for phase, of_phase in counts.items() if of_phase["waits"]
+    } == {"optimizer": 1}
 
 
 def test_the_checks_for_real_gpus_run(gpu: OnGpu) -> None:
     """The sums of `make gpu-check` are exact; its other stages take minutes."""
     line = [sys.executable, "-m", "tests.gpu_check", "--quick", "--stages", "sums"]
     output = output_of(line, gpu.folder, variables=gpu.variables())
-    assert output.count("exact on every rank") == 2 * 8  # once when it is seen, and once in the table
+    # once when it is seen, and once in the table
+    assert output.count("exact on every rank") == 2 * 8

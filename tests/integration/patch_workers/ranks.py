@@ -1,4 +1,6 @@
-"""Ranks for tests of Horovod's patches: `ranks.py NAME` runs a function, `ranks.py world SIZE NAME` on Gloo ranks."""
+"""Ranks for tests of Horovod's patches: `ranks.py NAME` runs a function, `ranks.py world
+SIZE NAME` on Gloo ranks.
+"""
 
 import os
 import resource
@@ -27,7 +29,8 @@ from hvd_train.world.horovod_world import HorovodWorld, _squares_at
 
 
 def world() -> None:
-    """Run local ranks over Gloo, and print `EXIT [codes by rank]` and the number of different requests to the store.
+    """Run local ranks over Gloo, and print `EXIT [codes by rank]` and the number of
+    different requests to the store.
 
     Unlike horovodrun, let ranks outlive a failed one.
     """
@@ -49,7 +52,9 @@ def world() -> None:
     for slot in slots:
         own = {name: str(value) for name, value in (common | create_slot_env_vars(slot)).items()}
         command = [sys.executable, __file__, worker]
-        processes.append(subprocess.Popen(command, env={**os.environ, **own}, stderr=subprocess.STDOUT))
+        processes.append(
+            subprocess.Popen(command, env={**os.environ, **own}, stderr=subprocess.STDOUT)
+        )
     deadline = time.monotonic() + 180
     try:
         codes = [process.wait(max(0.0, deadline - time.monotonic())) for process in processes]
@@ -68,13 +73,19 @@ def c1_connections() -> None:
     hvd.shutdown()
     deadline = time.monotonic() + 60
     while True:
-        connections = [c for c in psutil.Process().net_connections("tcp") if c.raddr and c.status == "ESTABLISHED"]
+        connections = [
+            c
+            for c in psutil.Process().net_connections("tcp")
+            if c.raddr and c.status == "ESTABLISHED"
+        ]
         if not connections or time.monotonic() > deadline:
             break
         time.sleep(0.05)
-    os.write(1, f"OPEN {len(connections)}\n".encode())  # in one piece, as both ranks write into one pipe
+    # in one piece, as both ranks write into one pipe
+    os.write(1, f"OPEN {len(connections)}\n".encode())
     (folder / str(rank)).touch()
-    while len(list(folder.iterdir())) < 2 and time.monotonic() < deadline + 5:  # the peer's end must not close ours
+    # the peer's end must not close ours
+    while len(list(folder.iterdir())) < 2 and time.monotonic() < deadline + 5:
         time.sleep(0.05)
     os._exit(0)
 
@@ -146,7 +157,11 @@ def c4_stall() -> None:
     """Rank 1 submits a tensor only after Horovod has reported that it is missing."""
     hvd.init()
     deadline = time.monotonic() + 60
-    while hvd.rank() == 1 and not Path(os.environ["REPORTED"]).exists() and time.monotonic() < deadline:
+    while (
+        hvd.rank() == 1
+        and not Path(os.environ["REPORTED"]).exists()
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.05)
     hvd.allreduce(torch.ones(1), name="late tensor")
 
@@ -154,12 +169,14 @@ def c4_stall() -> None:
 def c5_left_halfway() -> None:
     """An operation fails on rank 0 alone, for lack of memory, and a longer one follows.
 
-    The other ranks receive data of the second operation in the first, and it does not fit. All ranks must raise.
+    The other ranks receive data of the second operation in the first, and it does not fit. All
+    ranks must raise.
     """
     hvd.init()
     others = 20_000_000
     mine = 10
-    first = torch.ones(mine if hvd.rank() == 0 else others)  # rank 0 needs room for the others' parts: 160 MB
+    # rank 0 needs room for the others' parts: 160 MB
+    first = torch.ones(mine if hvd.rank() == 0 else others)
     second = torch.ones(500_000 if hvd.rank() == 0 else mine)
     hvd.allgather(torch.ones(1), name="warm-up")
     hvd.barrier()
@@ -177,9 +194,13 @@ def c5_left_halfway() -> None:
 
 
 def c7_c15_half_sums() -> None:
-    """Add a million pairs of fp16 and bf16 numbers over two ranks, and compare with rounded sums of fp32."""
+    """Add a million pairs of fp16 and bf16 numbers over two ranks, and compare
+    with rounded sums of fp32.
+    """
     hvd.init()
-    bits = torch.randint(-(2**15), 2**15, (2, 2**20 + 5), generator=torch.Generator().manual_seed(0)).to(torch.int16)
+    bits = torch.randint(
+        -(2**15), 2**15, (2, 2**20 + 5), generator=torch.Generator().manual_seed(0)
+    ).to(torch.int16)
     wrong = 0
     for kind in (torch.float16, torch.bfloat16):
         pairs = bits.view(kind)
@@ -193,10 +214,12 @@ def c7_c15_half_sums() -> None:
 def c8_sums() -> None:
     """Compare sums of many lengths, types and operations with sums in the order of the ranks.
 
-    Only with SHARED=1 they use shared memory, and sum in place what lies in memory that all ranks see. NO_ROOM=RANK:
-    that rank cannot create files or shared memory.
+    Only with SHARED=1 they use shared memory, and sum in place what lies in memory that all ranks
+    see. NO_ROOM=RANK: that rank cannot create files or shared memory.
     """
-    if os.environ.get("NO_ROOM") == os.environ.get("HOROVOD_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")):
+    if os.environ.get("NO_ROOM") == os.environ.get(
+        "HOROVOD_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")
+    ):
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     ours = HorovodWorld()
     # Look now: the first rank that shuts down ends it for all.
@@ -204,34 +227,52 @@ def c8_sums() -> None:
     visible = ours._share(25_000_000)
     # Around 8 KB and 1 MB.
     lengths = [0, 1, 2, 7, 1024, 1025, 2048, 2049, 262_143, 262_144, 262_145, 400_001, 3_000_000]
-    operations = {hvd.Sum: torch.add, hvd.Min: torch.minimum, hvd.Max: torch.maximum, hvd.Product: torch.mul}
+    operations = {
+        hvd.Sum: torch.add,
+        hvd.Min: torch.minimum,
+        hvd.Max: torch.maximum,
+        hvd.Product: torch.mul,
+    }
     wrong = 0
     for kind in (torch.float32, torch.float16, torch.float64, torch.int32, torch.int64):
         for length in lengths:
             generators = [torch.Generator().manual_seed(rank) for rank in range(hvd.size())]
-            of_ranks = [(torch.randn(length, generator=generator) * 3).to(kind) for generator in generators]
+            of_ranks = [
+                (torch.randn(length, generator=generator) * 3).to(kind) for generator in generators
+            ]
             for op, add in operations.items():
                 expected = reduce(add, of_ranks)
                 own = of_ranks[hvd.rank()]
-                wrong += not torch.equal(hvd.allreduce(own, op=op, name=f"{kind}.{length}.{op}"), expected)
+                wrong += not torch.equal(
+                    hvd.allreduce(own, op=op, name=f"{kind}.{length}.{op}"), expected
+                )
                 if visible is not None:
                     lies = visible[800:][: own.numel() * own.element_size()].view(kind).copy_(own)
                     hvd.allreduce_(lies, op=op, name=f"in place.{kind}.{length}.{op}")
-                    known = float(expected.double().square().sum()) if (kind, op) == (torch.float32, hvd.Sum) else 0.0
+                    known = (
+                        float(expected.double().square().sum())
+                        if (kind, op) == (torch.float32, hvd.Sum)
+                        else 0.0
+                    )
                     wrong += not (
-                        torch.equal(lies, expected) and isclose(_squares_at(lies) or 0.0, known, rel_tol=1e-5)
+                        torch.equal(lies, expected)
+                        and isclose(_squares_at(lies) or 0.0, known, rel_tol=1e-5)
                     )
     parts = [torch.full((1 + 3000 * number,), float(hvd.rank() + number)) for number in range(40)]
     sums = hvd.grouped_allreduce(parts, op=hvd.Sum, name="group")
     ranks = sum(range(hvd.size()))
-    wrong += sum(not torch.all(found == ranks + hvd.size() * number) for number, found in enumerate(sums))
+    wrong += sum(
+        not torch.all(found == ranks + hvd.size() * number) for number, found in enumerate(sums)
+    )
     ours.close()
     if wrong or not shared == (visible is not None) == (os.environ["SHARED"] == "1"):
         sys.exit(f"{wrong} sums are wrong; {shared=}; {visible is not None=}")
 
 
 def c8_lost_peer() -> None:
-    """The last rank dies while the others wait for its numbers; they notice it in a third of the time limit."""
+    """The last rank dies while the others wait for its numbers; they notice it in
+    a third of the time limit.
+    """
     hvd.init()
     hvd.allreduce(torch.ones(1), name="all are here")
     if hvd.rank() == hvd.size() - 1:
@@ -240,18 +281,26 @@ def c8_lost_peer() -> None:
     try:
         hvd.allreduce(torch.ones(1_000_000), name="without the last")
     except HorovodInternalError:
-        os._exit(0 if time.monotonic() - start < float(os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"]) / 3 else 4)
+        os._exit(
+            0
+            if time.monotonic() - start < float(os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"]) / 3
+            else 4
+        )
     os._exit(3)
 
 
 def sleeps() -> int:
-    """Return the largest number of voluntary context switches of any thread of this process so far."""
+    """Return the largest number of voluntary context switches of any
+    thread of this process so far.
+    """
     statuses = [path.read_text() for path in Path("/proc/self/task").glob("*/status")]
     return max(int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0]) for status in statuses)
 
 
 def c9_cycles() -> None:
-    """Write to TOOK the seconds of 20 consecutive sums; WHAT=rests: sleeps of the busiest thread in an idle second."""
+    """Write to TOOK the seconds of 20 consecutive sums; WHAT=rests: sleeps of the busiest
+    thread in an idle second.
+    """
     hvd.init()
     hvd.allreduce(torch.ones(1), name="sum")
     hvd.allreduce(torch.ones(1), name="sum")  # known by now, as in the steps of a training
@@ -285,13 +334,16 @@ def c10_waits() -> None:
 
 
 def c11_half_a_message() -> None:
-    """Rank 1 dies in the middle of a message that SENDER sends; rank 0 notices it long before a timeout."""
+    """Rank 1 dies in the middle of a message that SENDER sends; rank 0 notices
+    it long before a timeout.
+    """
     sender = int(os.environ["SENDER"])
     hvd.init()
     rank = hvd.rank()
     pids = hvd.allgather_object(os.getpid(), name="pids")
     hvd.allreduce(torch.ones(1), name="warm-up")
-    message = torch.full([2**27], float(rank == sender))  # 512 MB, of which a few are on their way at a time
+    # 512 MB, of which a few are on their way at a time
+    message = torch.full([2**27], float(rank == sender))
     first = message[:1].numpy()
     last = message[-1:].numpy()
     handle = hvd.broadcast_async_(message, sender, name="message")
@@ -316,7 +368,12 @@ def c12_addresses() -> None:
     hvd.init()
     hvd.allreduce(torch.ones(1), name="all are connected")
     connections = psutil.Process().net_connections("tcp")
-    addresses = {address.ip for c in connections if c.status == "ESTABLISHED" for address in (c.laddr, c.raddr)}
+    addresses = {
+        address.ip
+        for c in connections
+        if c.status == "ESTABLISHED"
+        for address in (c.laddr, c.raddr)
+    }
     os.write(1, f"AT {sorted(addresses)}\n".encode())
     hvd.allreduce(torch.ones(1), name="all have looked")
 
@@ -324,8 +381,9 @@ def c12_addresses() -> None:
 def l1_job() -> None:
     """Train until a SIGTERM; WHAT says what rank 1 does to itself.
 
-    Each rank writes `FOLDER/pid.RANK`, and a line to `FOLDER/term.RANK` for every SIGTERM. It finishes in two seconds
-    with exit code 143, or 0 if WHAT=finish. With WHAT=ignore it does not end.
+    Each rank writes `FOLDER/pid.RANK`, and a line to `FOLDER/term.RANK` for every SIGTERM. It
+    finishes in two seconds with exit code 143, or 0 if WHAT=finish. With WHAT=ignore it does not
+    end.
     """
     hvd.init()
     folder = Path(os.environ["FOLDER"])
@@ -383,7 +441,8 @@ def c14_meet() -> None:
 
 
 def s3_impostor() -> None:
-    """Print how many bytes rank 0 sends to another process at the port of rank 1, whose answer SAYS is right or wrong.
+    """Print how many bytes rank 0 sends to another process at the port of rank 1, whose
+    answer SAYS is right or wrong.
 
     Only rank 1 and readers of the store know the right answer.
     """
@@ -393,7 +452,9 @@ def s3_impostor() -> None:
     says = answer if os.environ["SAYS"] == "right" else os.urandom(16) + b"\0" * 1000
 
     def in_gloos_order(port: int) -> int:
-        """Return a port's place in Gloo's order: on one host the later rank connects to the earlier one."""
+        """Return a port's place in Gloo's order: on one host the later rank
+        connects to the earlier one.
+        """
         return int(struct.unpack("=H", struct.pack("!H", port))[0])
 
     def impostor() -> None:
@@ -409,7 +470,9 @@ def s3_impostor() -> None:
         address[-32:] = question + answer  # the ticket
         store["global"]["1"] = bytes(address)
         connection, _ = sockets[-1].accept()
-        assert connection.recv(16, socket.MSG_WAITALL) == question, "rank 0 has not asked which process is there"
+        assert connection.recv(16, socket.MSG_WAITALL) == question, (
+            "rank 0 has not asked which process is there"
+        )
         connection.sendall(says)
         sent = b""
         with suppress(ConnectionResetError):  # rank 0 did not read the answer to its end

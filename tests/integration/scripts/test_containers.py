@@ -18,16 +18,25 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def containers(tmp_path: Path) -> tuple[dict[str, str], Callable[[], list[list[str]]]]:
-    """Return an environment whose docker and ssh only write down their arguments, and a function that reads them."""
+    """Return an environment whose docker and ssh only write down their arguments, and a
+    function that reads them.
+    """
     folder = tmp_path / "bin"
     log = tmp_path / "docker.log"
     # As ssh does: join the words, and let a shell split them.
     known = '[ "$1" != -G ] || { echo proxyjump elsewhere; exit; }; '
-    program(folder / "ssh", known + 'while [ "$1" != -- ]; do shift; done; shift; export ON=$1; shift; exec sh -c "$*"')
-    # One write per line: two containers may be removed at once, and print() may write the end of a line separately.
+    program(
+        folder / "ssh",
+        known + 'while [ "$1" != -- ]; do shift; done; shift; export ON=$1; shift; exec sh -c "$*"',
+    )
+    # One write per line: two containers may be removed at once, and print() may write the end of a
+    # line separately.
     words = "[os.getenv('ON', 'here'), *sys.argv[1:]]"
     dump = f"import json, os, sys; os.write(1, (json.dumps({words}) + chr(10)).encode())"
-    program(folder / "docker", f'[ "$1" != cp ] || cat > {tmp_path}/cp.tar; exec {PYTHON} -c "{dump}" "$@" >> {log}')
+    program(
+        folder / "docker",
+        f'[ "$1" != cp ] || cat > {tmp_path}/cp.tar; exec {PYTHON} -c "{dump}" "$@" >> {log}',
+    )
     program(folder / "nvidia-smi", "exit 9")
 
     def calls() -> list[list[str]]:
@@ -36,8 +45,12 @@ def containers(tmp_path: Path) -> tuple[dict[str, str], Callable[[], list[list[s
     return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}, calls
 
 
-def test_docker(containers: tuple[dict[str, str], Callable[[], list[list[str]]]], tmp_path: Path) -> None:
-    """A container runs on each host, with the key in a file and the arguments as typed, and is removed at the end."""
+def test_docker(
+    containers: tuple[dict[str, str], Callable[[], list[list[str]]]], tmp_path: Path
+) -> None:
+    """A container runs on each host, with the key in a file and the arguments as typed,
+    and is removed at the end.
+    """
     environment, read_calls = containers
     (tmp_path / "hosts").write_text("localhost slots=1\nother slots=2\n")
     options = ["--volume", "/data:/data:ro", "--runs", "my runs", "--env", "WANTED"]
@@ -52,18 +65,27 @@ def test_docker(containers: tuple[dict[str, str], Callable[[], list[list[str]]]]
     assert calls[0][-2:] == ["hvd_train", "host"]
     launcher = calls[4]
     assert launcher[-len(AWKWARD) :] == AWKWARD
-    assert "hvd-train launch --hosts /etc/hvd_train/ssh/hostfile --env WANTED --" in " ".join(launcher)
-    assert [launcher[at + 1] for at, word in enumerate(launcher) if word == "--env"][1:] == ["WANTED", "WANTED"]
+    assert "hvd-train launch --hosts /etc/hvd_train/ssh/hostfile --env WANTED --" in " ".join(
+        launcher
+    )
+    assert [launcher[at + 1] for at, word in enumerate(launcher) if word == "--env"][1:] == [
+        "WANTED",
+        "WANTED",
+    ]
     assert "WANTED" not in calls[0]
     assert not any("hunter2" in word for call in calls for word in call)
     assert f"{tmp_path}/my runs:/home/trainer/runs" in launcher
     assert (tmp_path / "my runs").stat().st_mode & 0o022 == 0, "others can write there"
-    copied = subprocess.run(["tar", "tvf", tmp_path / "cp.tar"], capture_output=True, text=True, check=True).stdout
+    copied = subprocess.run(
+        ["tar", "tvf", tmp_path / "cp.tar"], capture_output=True, text=True, check=True
+    ).stdout
     assert re.search(r"-rw------- 1000/1000 .* \./id_ed25519\n", copied)
     assert "PRIVATE KEY" not in result.stdout + result.stderr
 
 
-def test_docker_dry_run(containers: tuple[dict[str, str], Callable[[], list[list[str]]]], tmp_path: Path) -> None:
+def test_docker_dry_run(
+    containers: tuple[dict[str, str], Callable[[], list[list[str]]]], tmp_path: Path
+) -> None:
     """Every command is printed, and none is run; typed, they do what the launcher does."""
     environment, read_calls = containers
     (tmp_path / "hosts").write_text("localhost slots=1\nother slots=2\n")
@@ -72,20 +94,44 @@ def test_docker_dry_run(containers: tuple[dict[str, str], Callable[[], list[list
     assert not (tmp_path / "docker.log").exists()
     assert "launch --hosts /etc/hvd_train/ssh/hostfile --elastic --" in result.stdout
     typed = ["bash", "-ec", result.stdout]
-    subprocess.run(typed, cwd=tmp_path, env={**os.environ, **environment}, check=True, capture_output=True, timeout=150)
+    subprocess.run(
+        typed,
+        cwd=tmp_path,
+        env={**os.environ, **environment},
+        check=True,
+        capture_output=True,
+        timeout=150,
+    )
     verbs = [(call[0], call[1]) for call in read_calls()]
     assert verbs[:4] == [("other", verb) for verb in ("create", "cp", "start", "exec")]
-    assert verbs[4:] == [*(("here", verb) for verb in ("create", "cp", "start", "rm")), ("other", "rm")]
+    assert verbs[4:] == [
+        *(("here", verb) for verb in ("create", "cp", "start", "rm")),
+        ("other", "rm"),
+    ]
 
 
 def test_ssh_in_the_image_reads_nothing_that_others_could_write() -> None:
-    """In Apptainer, folders for temporary files belong to the machine: no file of ssh may be there."""
+    """In Apptainer, folders for temporary files belong to the machine: no
+    file of ssh may be there.
+    """
     packaging = PROJECT / "packaging"
-    texts = [(packaging / f"image_{name}").read_text() for name in ("ssh_config", "sshd_config", "entrypoint.sh")]
-    paths = {path for text in texts for path in re.findall(r"(?<![\w$}])/[\w./-]+", re.sub(r"(?m)^\s*#.*", "", text))}
+    texts = [
+        (packaging / f"image_{name}").read_text()
+        for name in ("ssh_config", "sshd_config", "entrypoint.sh")
+    ]
+    paths = {
+        path
+        for text in texts
+        for path in re.findall(r"(?<![\w$}])/[\w./-]+", re.sub(r"(?m)^\s*#.*", "", text))
+    }
     assert "/var/lib/hvd_train/ssh/config" in paths
-    assert not [path for path in paths if path.startswith(("/tmp", "/var/tmp", "/dev/shm", "/run", "/home"))]
-    assert "install -d -m 700 -o trainer -g trainer /var/lib/hvd_train\n" in (PROJECT / "Dockerfile").read_text()
+    assert not [
+        path for path in paths if path.startswith(("/tmp", "/var/tmp", "/dev/shm", "/run", "/home"))
+    ]
+    assert (
+        "install -d -m 700 -o trainer -g trainer /var/lib/hvd_train\n"
+        in (PROJECT / "Dockerfile").read_text()
+    )
 
 
 def test_the_key_of_a_container_is_its_users_alone(tmp_path: Path) -> None:
@@ -99,9 +145,13 @@ def test_the_key_of_a_container_is_its_users_alone(tmp_path: Path) -> None:
     text = text.replace("/etc/hvd_train/ssh", str(shared)).replace("/var/lib/hvd_train", str(own))
     entrypoint.write_text(text)
     shared.mkdir()
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", shared / "id_x"], check=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", shared / "id_x"], check=True
+    )
     own.write_text("")
-    done = subprocess.run(["bash", entrypoint, "echo", "started"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", entrypoint, "echo", "started"], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith("hvd_train image: user ")
     assert done.stderr.endswith("or mount a folder there\n")

@@ -13,7 +13,9 @@ pytestmark = pytest.mark.integration
 
 
 def test_own_environment_is_found_from_a_path_with_blanks(tmp_path: Path) -> None:
-    """If hvd-train is not on the PATH, the clone's own .venv is used, even through a link; if it has none, one line."""
+    """If hvd-train is not on the PATH, the clone's own .venv is used, even through a link;
+    if it has none, one line.
+    """
     system = tmp_path / "system only"
     system.mkdir()
     for name in ("bash", "dirname", "env", "grep", "nproc", "readlink", "sed", "tr"):
@@ -56,7 +58,9 @@ def test_shellcheck_has_no_complaint() -> None:
     [(["train_local.sh", "-n", "2"], "--gloo"), (["train_hostfile.sh", LOCALHOST], "--mpi")],
     ids=["local gloo", "hostfile mpi"],
 )
-def test_arguments_arrive_as_typed(script: list[str | Path], controller: str, tmp_path: Path) -> None:
+def test_arguments_arrive_as_typed(
+    script: list[str | Path], controller: str, tmp_path: Path
+) -> None:
     """Blanks, quotes, `;`, `$()` and line breaks reach every rank unchanged, over Gloo and MPI."""
     record = (
         "import json, os, pathlib, sys\n"
@@ -66,6 +70,8 @@ def test_arguments_arrive_as_typed(script: list[str | Path], controller: str, tm
     (tmp_path / "record.py").write_text(record)
     result = run(*script, controller, "--", "record.py", *AWKWARD, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    arrived = {file.name: json.loads(file.read_text(encoding="utf-8")) for file in tmp_path.glob("rank-*")}
+    arrived = {
+        file.name: json.loads(file.read_text(encoding="utf-8")) for file in tmp_path.glob("rank-*")
+    }
     assert arrived == {"rank-0": AWKWARD, "rank-1": AWKWARD}
     assert not (tmp_path / "pwned").exists()

@@ -35,15 +35,30 @@ def _planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_planted")
 @pytest.mark.parametrize("way", WAYS)
 def test_no_other_user_reads_a_secret_of_a_job(way: str, hosts: Hosts, tmp_path: Path) -> None:
-    """No process on either host shows one; the other host gets what training needs and what --env names."""
+    """No process on either host shows one; the other host gets what training
+    needs and what --env names.
+    """
     (tmp_path / "hostfile").write_text("h1 slots=1\nh2 slots=1\n")
     script, *options = WAYS[way]
-    training = ["digits", "--epochs", "1", "--device", "cpu", "--output-dir", str(tmp_path / CONTROL)]
+    training = [
+        "digits",
+        "--epochs",
+        "1",
+        "--device",
+        "cpu",
+        "--output-dir",
+        str(tmp_path / CONTROL),
+    ]
     line = [str(SCRIPTS / script), *options, "--env", "NAMED_SECRET", "--", *training]
     command = hosts.inside("h1", tmp_path, *line)
     log = tmp_path / "output.txt"
-    with spying({**SECRETS, "control": CONTROL.encode()}) as seen, started(command, tmp_path, log) as launcher:
-        wait_for("workers", lambda: launcher.poll() is not None or all(map(hosts.workers, ("h1", "h2"))))
+    with (
+        spying({**SECRETS, "control": CONTROL.encode()}) as seen,
+        started(command, tmp_path, log) as launcher,
+    ):
+        wait_for(
+            "workers", lambda: launcher.poll() is not None or all(map(hosts.workers, ("h1", "h2")))
+        )
         assert launcher.poll() is None, log.read_text()
         here, there = (hosts.workers(name)[0].environ() for name in ("h1", "h2"))
         code = launcher.wait(280)

@@ -22,7 +22,8 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
     """Run h1 and h2; the user configures only the file of known keys."""
     with cluster.hosts(tmp_path / "cluster", 2, names=2) as found:
         (found.folder / "ssh_config").write_text(
-            f'Host *\n  IdentityFile {found.folder}/user_key\n  UserKnownHostsFile "{known_hosts(found)}"\n'
+            f"Host *\n  IdentityFile {found.folder}/user_key\n  UserKnownHostsFile "
+            f'"{known_hosts(found)}"\n'
         )
         yield found
 
@@ -54,13 +55,17 @@ def test_a_static_job_trusts_a_host_once(hosts: Hosts, tmp_path: Path) -> None:
     assert known_hosts(hosts).read_text().startswith("h2 ssh-")
     replace_by_impostor(hosts)
     for name in ("train_hostfile.sh", "train_mpirun.sh"):
-        output = output_of(typed(hosts, tmp_path, str(SCRIPTS / name), *script[1:]), tmp_path, code=2)
+        output = output_of(
+            typed(hosts, tmp_path, str(SCRIPTS / name), *script[1:]), tmp_path, code=2
+        )
         assert output.startswith(f"hvd-train: {CHANGED}; if you know why")
         assert len(output.splitlines()) == 1
     horovodrun = ["horovodrun", "--gloo", "-np", "2", "-H", "h1:1,h2:1"]
     forget = f"forget the old key: ssh-keygen -f '{known_hosts(hosts)}' -R h2"
     for options in (["--disable-cache"], []):  # [] skips the check
-        code, output = finished(typed(hosts, tmp_path, *horovodrun, *options, "touch", "ran"), tmp_path)
+        code, output = finished(
+            typed(hosts, tmp_path, *horovodrun, *options, "touch", "ran"), tmp_path
+        )
         assert code in (1, 255)
         assert "REMOTE HOST IDENTIFICATION HAS CHANGED" in output
         assert "Traceback" not in output
@@ -71,14 +76,18 @@ def test_a_static_job_trusts_a_host_once(hosts: Hosts, tmp_path: Path) -> None:
 
 def test_an_elastic_job_continues_without_an_impostor(hosts: Hosts, tmp_path: Path) -> None:
     """ssh refuses it, and the other host trains."""
-    first = hosts.inside("h1", tmp_path, "ssh", "-o", "StrictHostKeyChecking=accept-new", "h2", "true")
+    first = hosts.inside(
+        "h1", tmp_path, "ssh", "-o", "StrictHostKeyChecking=accept-new", "h2", "true"
+    )
     subprocess.run(first, check=True)
     replace_by_impostor(hosts)
     (tmp_path / "hostfile").write_text(LISTED)
     script = [str(SCRIPTS / "train_elastic.sh"), "--hosts", "hostfile", "-np", "1", "--", *TRAINING]
     log = tmp_path / "output.txt"
     with started(typed(hosts, tmp_path, *script), tmp_path, log) as launcher:
-        wait_for("the line", lambda: launcher.poll() is not None or "HAS CHANGED" in log.read_text())
+        wait_for(
+            "the line", lambda: launcher.poll() is not None or "HAS CHANGED" in log.read_text()
+        )
         assert not hosts.workers("h2")
         code = launcher.wait(280)
     assert code == 0, log.read_text()

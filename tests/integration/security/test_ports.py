@@ -10,7 +10,11 @@ from tests.support.hosts import NO_HOSTS, OWN, SCRIPTS, Hosts
 from tests.support.launching import HVD_TRAIN, launch_line, started
 from tests.support.strangers import NEEDS_ROOT, Port, below, besieged, on, unharmed
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.skipif(bool(NEEDS_ROOT), reason=NEEDS_ROOT or "-")]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(NEEDS_ROOT), reason=NEEDS_ROOT or "-"),
+]
 
 TRAIN = ["--epochs", "3", "--output-dir", "run", "--ledger", "--device", "cpu", "--data", "digits"]
 
@@ -24,7 +28,9 @@ JOBS: dict[str, Sequence[str]] = {
 
 
 def check(job: str, ports: set[Port], launcher: subprocess.Popen[bytes], folder: Path) -> None:
-    """Assert that the attacks had no effect, and that each store of the launcher reported them once."""
+    """Assert that the attacks had no effect, and that each store of the
+    launcher reported them once.
+    """
     printed = (folder / "output.txt").read_text()
     unharmed(job, ports, folder / "run", launcher.returncode, printed)
     stores = [port for port in ports if port.process == "launcher"]
@@ -46,9 +52,12 @@ def test_a_job_survives_attacks_by_another_user(job: str, tmp_path: Path) -> Non
 
 @pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "-")
 @pytest.mark.parametrize(
-    "way", ["train_hostfile.sh hostfile", "train_mpirun.sh hostfile", "train_elastic.sh --hosts hostfile"]
+    "way",
+    ["train_hostfile.sh hostfile", "train_mpirun.sh hostfile", "train_elastic.sh --hosts hostfile"],
 )
-def test_a_job_on_two_hosts_survives_attacks_from_both(way: str, hosts: Hosts, tmp_path: Path) -> None:
+def test_a_job_on_two_hosts_survives_attacks_from_both(
+    way: str, hosts: Hosts, tmp_path: Path
+) -> None:
     tmp_path.chmod(0o777)
     (tmp_path / "hostfile").write_text("h1 slots=1\nh2 slots=1\n")
     script, *options = way.split()

@@ -18,7 +18,14 @@ CONTROL = f"everyone-may-read-this-{uuid4().hex[:8]}"
 TRAINING = ["digits", "--epochs", "3", "--device", "cpu", "--ledger", "--output-dir", CONTROL]
 WAYS = {
     "srun": ["srun", "-N", "2", "-n", "2", "hvd-train", "train"],
-    "train_slurm.sbatch": ["sbatch", "--wait", "-N", "2", "--ntasks-per-node=1", str(SCRIPTS / "train_slurm.sbatch")],
+    "train_slurm.sbatch": [
+        "sbatch",
+        "--wait",
+        "-N",
+        "2",
+        "--ntasks-per-node=1",
+        str(SCRIPTS / "train_slurm.sbatch"),
+    ],
 }
 
 

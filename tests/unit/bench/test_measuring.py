@@ -22,6 +22,10 @@ def test_random_images_replace_files() -> None:
     """They have the size of the recipe, and no weights are downloaded."""
     for name, size, classes in (("imagenet-resnet50", 224, 1000), ("cifar10-resnet50", 32, 10)):
         config = throughput.without_files(recipes.get(name), own_data=False)
-        assert (config.data.data, config.data.image_size, config.model.weights) == ("synthetic", size, None)
+        assert (config.data.data, config.data.image_size, config.model.weights) == (
+            "synthetic",
+            size,
+            None,
+        )
         assert config.data.synthetic_classes == classes
     assert throughput.without_files(recipes.get("digits"), own_data=False).data.data == "digits"

@@ -48,7 +48,9 @@ def test_a_run_folder_with_other_settings_is_refused() -> None:
         scaling.plan(recipes.digits().replace(seed=7), [1, 2], "weak", folder)
 
 
-def test_each_size_updates_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_size_updates_the_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A size that fails is a row with the reason, printed without control characters."""
     monkeypatch.setattr(scaling, "train", Mock(side_effect=["no \x1b[2J room", KeyboardInterrupt]))
     sizes = scaling.plan(recipes.digits(), [1, 2], "strong", Path("out"))
@@ -92,7 +94,10 @@ def test_a_failed_training_has_a_reason() -> None:
 def test_a_signal_reaches_the_training() -> None:
     """Then the bench stops, too."""
     blocked = "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})"
-    program = f"{blocked}\nos.kill({os.getpid()}, signal.SIGTERM)\nsignal.sigwait({{signal.SIGTERM}})\nprint('ended')"
+    program = (
+        f"{blocked}\nos.kill({os.getpid()}, signal.SIGTERM)\n"
+        "signal.sigwait({signal.SIGTERM})\nprint('ended')"
+    )
     with pytest.raises(KeyboardInterrupt):
         train(program)
     assert Path("np-2.log").read_text() == "ended\n"
@@ -100,14 +105,21 @@ def test_a_signal_reaches_the_training() -> None:
 
 def test_a_row_has_the_figure_of_its_task() -> None:
     """It is of the test set if there is one."""
-    folder = write(Path("np-2"), [start(best="error", higher=False), step(1), epoch(1)], summary=True)
+    folder = write(
+        Path("np-2"), [start(best="error", higher=False), step(1), epoch(1)], summary=True
+    )
     summary = {"samples_per_second": 0.0, "steps": 24, "best_error": 0.3, "test_loss": None}
     for facts, value in ((summary, 0.3), ({**summary, "test_error": 0.25}, 0.25)):
         (folder / "summary.json").write_text(json.dumps(facts))
         row = scaling.row_of(2, recipes.digits(), folder)
         assert (row["figure"], row["error"], row["samples_per_second"]) == ("error", value, 100)
         assert (row["steps_per_epoch"], row["epochs"]) == (16, 1.5)
-        titles, values, failed, reason = scaling.table([row, {"workers": 1, "failed": "no room"}]).splitlines()
-        assert (titles.split()[-2:], values.split()[-2:]) == (["figure", "error"], ["error", f"{value}"])
+        titles, values, failed, reason = scaling.table(
+            [row, {"workers": 1, "failed": "no room"}]
+        ).splitlines()
+        assert (titles.split()[-2:], values.split()[-2:]) == (
+            ["figure", "error"],
+            ["error", f"{value}"],
+        )
         assert failed.split() == ["1", *"———————————"]
         assert reason == "1 workers failed: no room"

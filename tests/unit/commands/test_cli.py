@@ -1,4 +1,6 @@
-"""The command line: the chosen command, its arguments, output and exit code; `train` has its own file."""
+"""The command line: the chosen command, its arguments, output and exit code;
+`train` has its own file.
+"""
 
 import json
 import os
@@ -64,8 +66,13 @@ def test_a_help_has_the_settings_of_the_recipe(capsys: pytest.CaptureFixture[str
     assert "(default: 90)" in capsys.readouterr().out
 
 
-def test_an_error_is_a_line_and_a_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("hvd_train.commands.runs.audit", Mock(side_effect=[RankLost("no rank 7"), KeyboardInterrupt]))
+def test_an_error_is_a_line_and_a_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "hvd_train.commands.runs.audit",
+        Mock(side_effect=[RankLost("no rank 7"), KeyboardInterrupt]),
+    )
     assert cli.run(["audit", "7"]) == RankLost.exit_code == 3
     assert capsys.readouterr().err == "hvd-train: no rank 7\n"
     assert cli.run(["audit"]) == 128 + signal.SIGINT
@@ -73,17 +80,34 @@ def test_an_error_is_a_line_and_a_code(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 def test_evaluate_and_audit_agree_with_the_training(capsys: pytest.CaptureFixture[str]) -> None:
     """The audit of a ledger that lacks a step has exit code 1."""
-    flags = ["--epochs", "1", "--device", "cpu", "--output-dir", "out", "--learning-rate", "0.01", "--ledger"]
+    flags = [
+        "--epochs",
+        "1",
+        "--device",
+        "cpu",
+        "--output-dir",
+        "out",
+        "--learning-rate",
+        "0.01",
+        "--ledger",
+    ]
     assert cli.run(["train", "digits", *flags]) == 0
     assert "next:  hvd-train report out" in capsys.readouterr().out
     summary = json.loads(Path("out/summary.json").read_text())
     assert cli.run(["evaluate", "out", "--json"]) == 0
     scores = json.loads(capsys.readouterr().out)
-    assert (scores["loss"], scores["top1"], scores["top5"]) == (summary["loss"], summary["top1"], summary["top5"])
+    assert (scores["loss"], scores["top1"], scores["top5"]) == (
+        summary["loss"],
+        summary["top1"],
+        summary["top5"],
+    )
     assert (scores["count"], len(scores["per_class"])) == (360, 10)
     checkpoint = max(Path("out/checkpoints").glob("*.ckpt"))
     assert cli.run(["evaluate", str(checkpoint), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {**scores, "weights": f"weights of {checkpoint.name}"}
+    assert json.loads(capsys.readouterr().out) == {
+        **scores,
+        "weights": f"weights of {checkpoint.name}",
+    }
     assert cli.run(["evaluate", "out/model-best.pt", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {**scores, "weights": "weights of model-best.pt"}
     assert cli.run(["evaluate", "out", "--json", "--split", "train"]) == 0
@@ -98,7 +122,10 @@ def test_evaluate_and_audit_agree_with_the_training(capsys: pytest.CaptureFixtur
 
 def test_classes_of_images_are_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     """Of files and folders; a line has tabs between its values."""
-    assert cli.run(["train", "digits", "--epochs", "2", "--device", "cpu", "--output-dir", "runs/a"]) == 0
+    assert (
+        cli.run(["train", "digits", "--epochs", "2", "--device", "cpu", "--output-dir", "runs/a"])
+        == 0
+    )
     data = open_data(DataConfig(), 0).val
     for number, image in enumerate(data.images[:20]):
         Path("photos/more").mkdir(parents=True, exist_ok=True)
@@ -107,7 +134,11 @@ def test_classes_of_images_are_predicted(capsys: pytest.CaptureFixture[str]) -> 
     capsys.readouterr()
     assert cli.run(["predict", "runs/a/model-best.pt", "one.png", "photos", "--top", "2"]) == 0
     first, *rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    assert [row[0] for row in (first, *rows[:2])] == ["one.png", "photos/more/00.png", "photos/more/01.png"]
+    assert [row[0] for row in (first, *rows[:2])] == [
+        "one.png",
+        "photos/more/00.png",
+        "photos/more/01.png",
+    ]
     assert (len(rows), first[1:]) == (20, rows[0][1:])
     right = sum(int(row[1]) == label for row, label in zip(rows, data.labels, strict=False))
     assert right >= 10
@@ -119,8 +150,13 @@ def test_classes_of_images_are_predicted(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_full_disk_of_the_output_is_an_error() -> None:
     """Unless the command trains, whose result is in files."""
     with open("/dev/full", "w") as full:
-        done = subprocess.run([HVD_TRAIN, "config", "digits"], stdout=full, stderr=subprocess.PIPE, check=False)
-    assert (done.returncode, done.stderr) == (os.EX_IOERR, b"hvd-train: the disk of the output is full\n")
+        done = subprocess.run(
+            [HVD_TRAIN, "config", "digits"], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert (done.returncode, done.stderr) == (
+        os.EX_IOERR,
+        b"hvd-train: the disk of the output is full\n",
+    )
 
 
 def test_values_of_a_sweep_are_combined() -> None:
@@ -133,7 +169,8 @@ def test_values_of_a_sweep_are_combined() -> None:
         },
         # The commas of a single value.
         "--log_to=csv,wandb --lr 1,2 --optimizer-args a=1 betas=0.9,0.95 --freeze conv[1,2].*": {
-            f"lr={rate}": f"--log_to=csv,wandb --lr {rate} --optimizer-args a=1 betas=0.9,0.95 --freeze conv[1,2].*"
+            f"lr={rate}": f"--log_to=csv,wandb --lr {rate} --optimizer-args a=1 betas=0.9,0.95 "
+            "--freeze conv[1,2].*"
             for rate in (1, 2)
         },
     }
@@ -142,7 +179,9 @@ def test_values_of_a_sweep_are_combined() -> None:
 
 
 @pytest.mark.parametrize(("higher", "order"), [(True, "0.1 0.2 9"), (False, "0.2 0.1 9")])
-def test_sweep_lists_the_best_first(monkeypatch: pytest.MonkeyPatch, higher: bool, order: str) -> None:
+def test_sweep_lists_the_best_first(
+    monkeypatch: pytest.MonkeyPatch, higher: bool, order: str
+) -> None:
     """A failed training is the last; an error is better if it is smaller."""
 
     def train(_begin: list[str], config: Config, folder: Path) -> str | None:
@@ -169,12 +208,17 @@ def test_an_error_in_the_users_code_shows_their_code(capsys: pytest.CaptureFixtu
     assert printed.endswith("mine_broken.py, line 5, in rows\n")
 
 
-def test_a_report_takes_a_sweep_and_leaves_out_what_is_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_takes_a_sweep_and_leaves_out_what_is_no_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for name in ("a", "sweep/000-lr=0.1", "sweep/001-lr=0.2"):
         write(Path("runs") / name, whole_run())
     Path("runs/notes").mkdir()
     assert cli.run(["report", "runs/a", "runs/notes", "runs/sweep"]) == 0
-    assert "hvd-train: left out, since they are no run folders: runs/notes\n" in capsys.readouterr().err
+    assert (
+        "hvd-train: left out, since they are no run folders: runs/notes\n"
+        in capsys.readouterr().err
+    )
     assert "Training report: 3 runs" in Path("report.html").read_text()
     assert cli.run(["report", "runs/notes"]) == 2
 
@@ -195,7 +239,9 @@ def test_torchrun_is_refused_by_a_program_of_the_user(monkeypatch: pytest.Monkey
         train(small_config())
 
 
-def test_export_refuses_a_symlink_in_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_refuses_a_symlink_in_a_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     export = Mock(side_effect=lambda target, folder, **_: [folder / "weights.pt"])
     monkeypatch.setattr("hvd_train.export.export", export)
     Path("run").mkdir()
@@ -213,10 +259,16 @@ def test_watch_and_report_accept_values_of_any_type() -> None:
     lines = whole_run(1)
     names = sorted({name for line in lines for name in line} - {"kind", "time"})
     changes = [{name: value} for value in (None, {}, "x", -1, 10**400) for name in names]
-    wrong = [{**line, **change} for change in changes for line in lines if change.keys() <= line.keys()]
+    wrong = [
+        {**line, **change} for change in changes for line in lines if change.keys() <= line.keys()
+    ]
     run = write(Path("run"), [*lines, *wrong], summary=True)
-    (run / "summary.json").write_text('{"why": ["x"], "samples_per_second": "fast", "test_top1": {}}')
-    (run / "environment.json").write_text('{"host": [1], "versions": 3, "ranks_of_hosts": [], "command": {}}')
+    (run / "summary.json").write_text(
+        '{"why": ["x"], "samples_per_second": "fast", "test_top1": {}}'
+    )
+    (run / "environment.json").write_text(
+        '{"host": [1], "versions": 3, "ranks_of_hosts": [], "command": {}}'
+    )
     assert cli.run(["watch", "run", "--once"]) == 0
     assert cli.run(["report", "run"]) == 0
 
@@ -225,7 +277,9 @@ def test_watch_and_report_accept_values_of_any_type() -> None:
 def test_only_broken_findings_make_the_doctor_fail(
     verdict: Verdict, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("hvd_train.doctor.machine.examine", lambda: [Finding("x", verdict, "y", "z")])
+    monkeypatch.setattr(
+        "hvd_train.doctor.machine.examine", lambda: [Finding("x", verdict, "y", "z")]
+    )
     assert cli.run(["doctor", "--json"]) == code
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
     assert finding == {"name": "x", "verdict": verdict, "what": "y", "todo": "z"}

@@ -33,9 +33,15 @@ def printed(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
 )
 def test_bash_offers_words(typed: str, offered: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("script").write_text(printed("bash", capsys))
-    ask = 'source ./script; COMP_WORDS=(hvd-train "$@"); COMP_CWORD=$#; _hvd_train; echo "${COMPREPLY[*]}"'
+    ask = (
+        'source ./script; COMP_WORDS=(hvd-train "$@"); COMP_CWORD=$#; _hvd_train; '
+        'echo "${COMPREPLY[*]}"'
+    )
     line = ["bash", "--norc", "-c", ask, "bash", *typed.split(" ")]
-    assert subprocess.run(line, capture_output=True, text=True, check=True, timeout=60).stdout == f"{offered}\n"
+    assert (
+        subprocess.run(line, capture_output=True, text=True, check=True, timeout=60).stdout
+        == f"{offered}\n"
+    )
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

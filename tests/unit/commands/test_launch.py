@@ -21,7 +21,9 @@ MPIRUNS = {
 
 
 class Printed:
-    """Run `hvd-train launch --dry-run ...` in a folder of programs that are on the PATH; return the printed words."""
+    """Run `hvd-train launch --dry-run ...` in a folder of programs that are on the PATH;
+    return the printed words.
+    """
 
     def __init__(self, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
         self._capsys = capsys
@@ -36,7 +38,9 @@ class Printed:
 
 
 @pytest.fixture
-def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Printed:
+def printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Printed:
     folder = tmp_path / "an environment" / "bin"
     for name in ("horovodrun", "hvd-train", "python", "orted"):
         program(folder / name, "exit 9")
@@ -50,7 +54,11 @@ def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 
 def test_horovodrun_on_this_machine(printed: Printed) -> None:
     typed = ["hvd-train", "train", "digits", "--epochs", "5"]
-    for line in ("-- train digits --epochs 5", "-- digits --epochs 5", "-- hvd-train train digits --epochs 5"):
+    for line in (
+        "-- train digits --epochs 5",
+        "-- digits --epochs 5",
+        "-- hvd-train train digits --epochs 5",
+    ):
         assert printed(f"-n 3 {line}") == ["horovodrun", "-np", "3", "--gloo", *typed]
     assert printed("")[-2:] == ["hvd-train", "train"]
     assert printed("-- mine.py --lr 1")[-4:] == ["python", "mine.py", "--lr", "1"]
@@ -64,10 +72,14 @@ def test_programs_that_are_not_on_the_path_have_their_whole_path(
     monkeypatch.setenv("PATH", os.environ["PATH"].partition(":")[2])
     monkeypatch.setattr("shutil.which", lambda name: None)
     words = printed("-- digits")
-    assert [words[0], words[-3]] == [str(printed.folder / name) for name in ("horovodrun", "hvd-train")]
+    assert [words[0], words[-3]] == [
+        str(printed.folder / name) for name in ("horovodrun", "hvd-train")
+    ]
 
 
-@pytest.mark.parametrize(("devices", "ranks"), [("0,1,2", 3), ("0,-1,1", 1), ("GPU-1a,GPU-2b", 2), ("-1", 0), ("", 0)])
+@pytest.mark.parametrize(
+    ("devices", "ranks"), [("0,1,2", 3), ("0,-1,1", 1), ("GPU-1a,GPU-2b", 2), ("-1", 0), ("", 0)]
+)
 def test_visible_gpus_are_counted_as_cuda_does(devices: str, ranks: int) -> None:
     """The list ends before a -1."""
     assert start.num_gpus({"CUDA_VISIBLE_DEVICES": devices}) == ranks
@@ -75,7 +87,10 @@ def test_visible_gpus_are_counted_as_cuda_does(devices: str, ranks: int) -> None
 
 def test_gpus_that_the_driver_lists_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """MIG parts do not count."""
-    lines = "GPU 0: H100 (UUID: GPU-1)\n  MIG 1g.10gb Device 0: (UUID: MIG-1)\nGPU 1: H100 (UUID: GPU-2)\n"
+    lines = (
+        "GPU 0: H100 (UUID: GPU-1)\n  MIG 1g.10gb Device 0: (UUID: MIG-1)\nGPU 1: "
+        "H100 (UUID: GPU-2)\n"
+    )
     monkeypatch.setattr(start.subprocess, "run", lambda *_, **__: CompletedProcess([], 0, lines))
     assert start.default_ranks({}) == 2
 
@@ -88,12 +103,30 @@ def test_without_a_gpu_two_ranks_and_no_more_than_cores(
     assert start.default_ranks({"CUDA_VISIBLE_DEVICES": ""}) == ranks
 
 
-def test_slots_of_the_hosts_are_the_ranks(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With --mpi, the Open MPI of this environment gets its folder and daemon on other hosts, unless these are set."""
-    Path("my hosts").write_text("a slots=4\nb.example slots=3 max_slots=8\n10.0.0.1:08\r\n\nc # one slot\n# d\n")
+def test_slots_of_the_hosts_are_the_ranks(
+    printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --mpi, the Open MPI of this environment gets its folder and daemon on other
+    hosts, unless these are set.
+    """
+    Path("my hosts").write_text(
+        "a slots=4\nb.example slots=3 max_slots=8\n10.0.0.1:08\r\n\nc # one slot\n# d\n"
+    )
     listed = ["-H", "a:4,b.example:3,10.0.0.1:8,c:1"]
-    assert printed("--hosts 'my hosts' -- digits")[:6] == ["horovodrun", "-np", "16", *listed, "--gloo"]
-    assert printed("--hosts a:4,b:4 --np 6 -- digits")[:5] == ["horovodrun", "-np", "6", "-H", "a:4,b:4"]
+    assert printed("--hosts 'my hosts' -- digits")[:6] == [
+        "horovodrun",
+        "-np",
+        "16",
+        *listed,
+        "--gloo",
+    ]
+    assert printed("--hosts a:4,b:4 --np 6 -- digits")[:5] == [
+        "horovodrun",
+        "-np",
+        "6",
+        "-H",
+        "a:4,b:4",
+    ]
     agent = f"OMPI_MCA_orte_launch_agent='{printed.folder}/orted'"
     begin = ["env", f"OPAL_PREFIX={printed.folder.parent}", agent, "horovodrun"]
     assert printed(f"--hosts {LOCALHOST} --mpi")[:4] == begin
@@ -103,8 +136,12 @@ def test_slots_of_the_hosts_are_the_ranks(printed: Printed, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("kind", MPIRUNS)
-def test_each_mpirun_gets_its_own_flags(kind: str, printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each mpirun gets hosts, slots, needed variables, no binding to cores, and an ssh that never prompts."""
+def test_each_mpirun_gets_its_own_flags(
+    kind: str, printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each mpirun gets hosts, slots, needed variables, no binding to cores, and
+    an ssh that never prompts.
+    """
     program(printed.folder / "mpirun", f"printf '%s\\n' {shlex.quote(MPIRUNS[kind])}")
     (printed.folder / "orted").unlink()
     for name, value in {"NCCL_DEBUG": "INFO", "MPIRUN_FLAGS": "--tag x"}.items():
@@ -123,7 +160,9 @@ def test_each_mpirun_gets_its_own_flags(kind: str, printed: Printed, monkeypatch
         assert ("--prtemca plm_ssh_args -o BatchMode=yes" in line) == (kind == "5")
     else:
         assert "-bind-to none -hosts a:4,b:2 -genvlist" in line
-        assert {"PATH", "NCCL_DEBUG", "WANTED"} <= set(words[words.index("-genvlist") + 1].split(","))
+        assert {"PATH", "NCCL_DEBUG", "WANTED"} <= set(
+            words[words.index("-genvlist") + 1].split(",")
+        )
     assert "AWS_SECRET_ACCESS_KEY" not in line
     assert "hunter2" not in line
 
@@ -133,9 +172,25 @@ def test_srun_and_apptainer(printed: Printed, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     typed = ["hvd-train", "train", "digits"]
     assert printed("--with slurm --np 4 -- digits") == ["srun", "--ntasks", "4", *typed]
-    assert printed("--with slurm --requeue -- digits") == ["srun", *typed, "--output-dir", "runs/slurm-7"]
-    assert printed("--with slurm --requeue -- digits --output-dir=o") == ["srun", *typed, "--output-dir=o"]
-    assert printed("--with slurm --image a.sif -- digits") == ["srun", "apptainer", "exec", "--nv", "a.sif", *typed]
+    assert printed("--with slurm --requeue -- digits") == [
+        "srun",
+        *typed,
+        "--output-dir",
+        "runs/slurm-7",
+    ]
+    assert printed("--with slurm --requeue -- digits --output-dir=o") == [
+        "srun",
+        *typed,
+        "--output-dir=o",
+    ]
+    assert printed("--with slurm --image a.sif -- digits") == [
+        "srun",
+        "apptainer",
+        "exec",
+        "--nv",
+        "a.sif",
+        *typed,
+    ]
     box = ["apptainer", "exec", "hvd_train.sif", "horovodrun", "-np", "2", "--gloo"]
     assert printed("--with apptainer --np 2 -- digits") == [*box, *typed]
 
@@ -152,7 +207,10 @@ def test_elastic_jobs(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None
         line = printed(f"--elastic --hosts hosts {options} -- digits")
         assert line[line.index("-np") + 1] == ranks
     line = printed("--elastic --np 3 -- digits")
-    assert (line[line.index("-np") + 1], line[line.index("--host-discovery-script") + 1]) == ("3", "echo localhost:3")
+    assert (line[line.index("-np") + 1], line[line.index("--host-discovery-script") + 1]) == (
+        "3",
+        "echo localhost:3",
+    )
     states = r"printf 'n1:8 alloc\nn2:8 alloc*\nn3:8 down\nn4:8 mix\nn1:8 alloc\nn5:8 failg\n'"
     program(printed.folder / "sinfo", states)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-5]")
@@ -164,7 +222,8 @@ def test_elastic_jobs(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("configured", "accepts"), [("ask", True), ("true", False), ("accept-new", False), (None, False)]
+    ("configured", "accepts"),
+    [("ask", True), ("true", False), ("accept-new", False), (None, False)],
 )
 def test_new_host_keys_are_accepted_unless_the_user_has_configured_otherwise(
     configured: str | None, accepts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -173,7 +232,11 @@ def test_new_host_keys_are_accepted_unless_the_user_has_configured_otherwise(
     from horovod.runner.util import remote
 
     host = f"configured-{configured}"
-    says = "exit 255" if configured is None else f"echo user me; echo stricthostkeychecking {configured}; echo port 22"
+    says = (
+        "exit 255"
+        if configured is None
+        else f"echo user me; echo stricthostkeychecking {configured}; echo port 22"
+    )
     program(tmp_path / "ssh", f'[ "$*" = "-G -- {host}" ] || exit 9; {says}')
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     option = ["-o", "StrictHostKeyChecking=accept-new"] if accepts else []
@@ -182,7 +245,9 @@ def test_new_host_keys_are_accepted_unless_the_user_has_configured_otherwise(
     assert words == ["ssh", "-o", "PasswordAuthentication=no", *option, "--", host, "true"]
 
 
-def test_train_takes_the_launchers_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_takes_the_launchers_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`--np` and `--hosts`, before or after others, are short for `launch`; ranks refuse them."""
     started = list[list[str]]()
 

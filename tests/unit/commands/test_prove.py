@@ -26,7 +26,9 @@ def test_the_first_step_and_tensor_that_differ_are_named() -> None:
     alone = run("alone")
     assert differences(alone, run("again"), 0.0) == ([], "")
     other = run("other", schedule="step", decay_epochs=(1,), decay_factor=0.5, epochs=2)
-    (step, tensor), _ = differences(run("whole", schedule="step", decay_epochs=(), epochs=2), other, 1e-5)
+    (step, tensor), _ = differences(
+        run("whole", schedule="step", decay_epochs=(), epochs=2), other, 1e-5
+    )
     assert step.startswith("step 11 is the first that differs, in learning_rate, by ")
     assert tensor.startswith("the first tensor that differs is model/0.weight, by ")
 
@@ -44,7 +46,9 @@ def test_a_missing_step_is_a_difference() -> None:
 
 
 class Attention(nn.Module):
-    """Attention over the rows of an image, of whose keys a bias changes nothing, then a layer before batch norm."""
+    """Attention over the rows of an image, of whose keys a bias changes nothing, then
+    a layer before batch norm.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +60,9 @@ class Attention(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         rows = images.flatten(1).view(-1, 8, 8)
         shares = (self.to_q(rows) @ self.to_k(rows).mT / 8**0.5).softmax(-1)
-        logits: torch.Tensor = self.head(self.norm(self.hidden((shares @ self.to_v(rows)).flatten(1))).tanh())
+        logits: torch.Tensor = self.head(
+            self.norm(self.hidden((shares @ self.to_v(rows)).flatten(1))).tanh()
+        )
         return logits
 
 
@@ -69,7 +75,12 @@ def test_a_bias_without_effect_differs_by_rounding_alone(monkeypatch: pytest.Mon
         return own_generator(Attention())
 
     alone = run("alone", make=make, **settings)
-    run_ranks(3, lambda world: trained(world, small_config(output_dir=Path("three"), ledger=True, **settings), make))
+    run_ranks(
+        3,
+        lambda world: trained(
+            world, small_config(output_dir=Path("three"), ledger=True, **settings), make
+        ),
+    )
     monkeypatch.setenv("HVD_TRAIN_REVERSED", "1")
     control = run("control", make=make, **settings)
     three = Run(Path("three"), [])
@@ -77,15 +88,22 @@ def test_a_bias_without_effect_differs_by_rounding_alone(monkeypatch: pytest.Mon
     assert depends_on_order(alone, control, tolerance) == ""
     found, note = differences(alone, three, tolerance, control)
     assert (found, "bias" in note) == ([], True)
-    assert differences(alone, three, tolerance)[0][0].startswith("the first tensor that differs is model/")
+    assert differences(alone, three, tolerance)[0][0].startswith(
+        "the first tensor that differs is model/"
+    )
     other = run("other", make=make, **{**settings, "learning_rate": 0.0031})
-    assert "step 1 is the first that differs, in learning_rate" in differences(alone, other, tolerance, control)[0][0]
+    assert (
+        "step 1 is the first that differs, in learning_rate"
+        in differences(alone, other, tolerance, control)[0][0]
+    )
 
 
 def test_a_first_step_that_depends_on_the_order_is_no_rounding() -> None:
     alone = run("alone", epochs=1)
     control = run("control", epochs=1, seed=1)
-    assert depends_on_order(alone, control, 1e-5).startswith("step 1 is the first that differs, in ")
+    assert depends_on_order(alone, control, 1e-5).startswith(
+        "step 1 is the first that differs, in "
+    )
 
 
 def test_newcomers_of_a_run_are_counted() -> None:
@@ -116,17 +134,26 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "mine.py", line 3, in <m
 @pytest.mark.parametrize(
     ("output", "says"),
     [
-        (f"{RANK_LOST}[1]<stderr>:{TRACEBACK}[1]<stderr>:ValueError: my mistake\n", "ValueError: my mistake"),
+        (
+            f"{RANK_LOST}[1]<stderr>:{TRACEBACK}[1]<stderr>:ValueError: my mistake\n",
+            "ValueError: my mistake",
+        ),
         (
             f"{TRACEBACK}mine.Wrong.ItsError\n\nDuring handling of ...\n{TRACEBACK}KeyError: 'x'\n",
             "mine.Wrong.ItsError",
         ),
-        (f"hvd-train: --workers 8 is for each rank\nhvd-train: type less\n{RANK_LOST}", "type less"),
+        (
+            f"hvd-train: --workers 8 is for each rank\nhvd-train: type less\n{RANK_LOST}",
+            "type less",
+        ),
         (
             "hvd-train: worker h[0]: no such loss\nhvd-train: 3 workers in a row (see above)\n",
             "worker h[0]: no such loss",
         ),
-        ("Exception ignored in: <x>\nhvd-train: worker h[1] ended with exit code 137\n", "worker h[1] ended with exit"),
+        (
+            "Exception ignored in: <x>\nhvd-train: worker h[1] ended with exit code 137\n",
+            "worker h[1] ended with exit",
+        ),
         ("step 1\nSegmentation fault\n", "Segmentation fault"),
         ("", "it printed nothing"),
     ],

@@ -41,7 +41,11 @@ def test_a_folder_may_follow_the_recipe() -> None:
 
 def test_a_recipe_is_named_by_place_or_flag() -> None:
     made = recipes.get("cifar10-resnet50").replace(seed=3)
-    for words in ("cifar10-resnet50 --seed 3", "--seed 3 cifar10-resnet50", "--seed 3 --recipe=cifar10-resnet50"):
+    for words in (
+        "cifar10-resnet50 --seed 3",
+        "--seed 3 cifar10-resnet50",
+        "--seed 3 --recipe=cifar10-resnet50",
+    ):
         assert parse_train(words.split()) == made
     line = "bench scaling --np 1,2 cifar10-resnet50 --seed 3"
     assert settings_of(tree.read(line.split())) == made
@@ -61,18 +65,29 @@ def test_own_code_starts_from_plain_settings() -> None:
     for own in ("--model", "--data", "--task"):
         made = parse_train([own, "mine:code", "--epochs", "3"])
         assert made == recipes.plain().replace(epochs=3, **{own[2:]: "mine:code"})
-        assert (made.schedule.warmup_epochs, made.schedule.schedule, made.optimizer.weight_decay) == (0, "constant", 0)
-        assert parse_train(["digits", own, "mine:code"]) == recipes.digits().replace(**{own[2:]: "mine:code"})
+        assert (
+            made.schedule.warmup_epochs,
+            made.schedule.schedule,
+            made.optimizer.weight_decay,
+        ) == (0, "constant", 0)
+        assert parse_train(["digits", own, "mine:code"]) == recipes.digits().replace(
+            **{own[2:]: "mine:code"}
+        )
     for name in ("timm:resnet18", "resnet18"):
         assert parse_train(["--model", name]) == recipes.digits().replace(model=name)
     Path("begun").mkdir()
-    Path("begun/config.yaml").write_text(config_file.dump(recipes.digits().replace(model="mine:code")))
+    Path("begun/config.yaml").write_text(
+        config_file.dump(recipes.digits().replace(model="mine:code"))
+    )
     assert parse_train(["--model", "mine:code", "--output-dir", "begun"]).recipe == "digits"
 
 
 def test_none_is_written_in_any_case() -> None:
     for none in ("none", "None", "NONE"):
-        line = f"cifar10-resnet18-transfer --weights {none} --compression {none} --clip-norm={none} --freeze {none}"
+        line = (
+            f"cifar10-resnet18-transfer --weights {none} --compression {none} "
+            f"--clip-norm={none} --freeze {none}"
+        )
         made = parse_train(line.split())
         assert (made.model.weights, made.optimizer.clip_norm) == (None, None)
         assert (made.precision.compression, made.model.freeze) == ("none", "none")
@@ -81,14 +96,22 @@ def test_none_is_written_in_any_case() -> None:
 def test_a_warm_up_gives_way_to_fewer_epochs(capsys: pytest.CaptureFixture[str]) -> None:
     """It keeps its share of the epochs; one line says so."""
     assert parse_train(["cifar10-resnet50", "--epochs", "2"]).schedule.warmup_epochs == 0.05
-    assert capsys.readouterr().err == "hvd-train: --epochs 2: the recipe's warm-up of 5 epochs becomes 0.05\n"
+    assert (
+        capsys.readouterr().err
+        == "hvd-train: --epochs 2: the recipe's warm-up of 5 epochs becomes 0.05\n"
+    )
     assert parse_train(["cifar10-resnet50", "--epochs", "5"]).schedule.warmup_epochs == 5
     assert capsys.readouterr().err == ""
 
 
-def test_nesterov_momentum_gives_way_to_another_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nesterov_momentum_gives_way_to_another_optimizer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert not parse_train(["digits", "--optimizer", "adam"]).optimizer.nesterov
-    assert capsys.readouterr().err == "hvd-train: --optimizer adam: the recipe's --nesterov is left out\n"
+    assert (
+        capsys.readouterr().err
+        == "hvd-train: --optimizer adam: the recipe's --nesterov is left out\n"
+    )
     assert parse_train(["digits", "--optimizer", "sgd"]).optimizer.nesterov
 
 
@@ -105,7 +128,12 @@ def test_a_config_file_is_a_whole_run(capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize(
     ("finished", "stopped_by", "saved", "code"),
-    [(True, None, True, 0), (False, 15, True, 143), (False, None, True, 75), (False, 15, False, 74)],
+    [
+        (True, None, True, 0),
+        (False, 15, True, 143),
+        (False, None, True, 75),
+        (False, 15, False, 74),
+    ],
 )
 def test_the_exit_code_says_how_a_training_ended(
     finished: bool, stopped_by: int | None, saved: bool, code: int, monkeypatch: pytest.MonkeyPatch

@@ -34,10 +34,15 @@ def devkit() -> None:
 
 def is_sorted(folder: Path) -> bool:
     found = {path.stem: (path.parent.name, path.read_text()) for path in folder.rglob("*.JPEG")}
-    return found == {name: (of, name) for name, of in CLASSES.items()} and len(list(folder.iterdir())) == 3
+    return (
+        found == {name: (of, name) for name, of in CLASSES.items()}
+        and len(list(folder.iterdir())) == 3
+    )
 
 
-def test_the_devkit_next_to_the_images_sorts_them(flat: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_devkit_next_to_the_images_sorts_them(
+    flat: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The same command again says that it is done."""
     devkit()
     for says in (
@@ -53,13 +58,19 @@ def test_the_devkit_next_to_the_images_sorts_them(flat: Path, capsys: pytest.Cap
 def test_other_lists_are_read(line: str, flat: Path) -> None:
     """Kaggle's, a plain one, and the script that many have."""
     labels = Path("labels")
-    labels.write_text("\n".join(["ImageId,PredictionString", *(line.format(*each) for each in CLASSES.items())]))
+    labels.write_text(
+        "\n".join(["ImageId,PredictionString", *(line.format(*each) for each in CLASSES.items())])
+    )
     assert cli.run(["valprep", str(flat), "--labels", "labels"]) == 0
     assert is_sorted(flat)
 
 
-def test_a_command_that_was_killed_is_finished_by_the_next(flat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A class folder is whole or absent, so no training takes a part of the images for all of them."""
+def test_a_command_that_was_killed_is_finished_by_the_next(
+    flat: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A class folder is whole or absent, so no training takes a part of
+    the images for all of them.
+    """
     devkit()
     rename = Path.rename
     left = [0]
@@ -74,17 +85,24 @@ def test_a_command_that_was_killed_is_finished_by_the_next(flat: Path, monkeypat
     for left[0] in (0, 3, 4, 1):
         assert cli.run(["valprep", str(flat)]) == 130
         for folder in flat.glob("n*"):
-            assert {path.stem for path in folder.iterdir()} == {n for n in NAMES if CLASSES[n] == folder.name}
+            assert {path.stem for path in folder.iterdir()} == {
+                n for n in NAMES if CLASSES[n] == folder.name
+            }
     left[0] = 99
     assert cli.run(["valprep", str(flat)]) == 0
     assert is_sorted(flat)
 
 
 @pytest.mark.parametrize("broken", ["missing", "unknown", "no list", "other class", "no images"])
-def test_nothing_moves_if_something_is_wrong(broken: str, flat: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_moves_if_something_is_wrong(
+    broken: str, flat: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     devkit()
     says = {
-        "missing": "1 of 6 images are missing, not in the labels, or in class folders: ILSVRC2012_val_00000003",
+        "missing": (
+            "1 of 6 images are missing, not in the labels, or in class folders: "
+            "ILSVRC2012_val_00000003"
+        ),
         "unknown": "not in the labels, or in class folders: ILSVRC2012_val_00000009",
         "no list": "6 of 0 images are missing, not in the labels",
         "other class": "or in class folders: ILSVRC2012_val_00000003",
@@ -111,4 +129,7 @@ def test_a_training_names_the_command(flat: Path, capsys: pytest.CaptureFixture[
     Path("data/train/n01000000").mkdir(parents=True)
     Image.new("RGB", (8, 8)).save("data/train/n01000000/1.jpeg")
     assert cli.run(["train", "imagenet-resnet50", "data", "--device", "cpu"]) == 2
-    assert capsys.readouterr().err == "hvd-train: data/val has no class folders: type `hvd-train valprep data/val`\n"
+    assert (
+        capsys.readouterr().err
+        == "hvd-train: data/val has no class folders: type `hvd-train valprep data/val`\n"
+    )

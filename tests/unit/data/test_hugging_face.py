@@ -1,4 +1,6 @@
-"""`--data hf:FOLDER`, by a stand-in for the library `datasets`, which is not among our requirements."""
+"""`--data hf:FOLDER`, by a stand-in for the library `datasets`, which is
+not among our requirements.
+"""
 
 import sys
 from pathlib import Path
@@ -40,8 +42,13 @@ class Part(list[dict[str, Any]]):
 
 
 def parts(**named: int) -> dict[str, Part]:
-    return {name: Part({"label": n % 2, "picture": stored(Pictures.new("L", (4, 6 + n), n))} for n in range(count))
-            for name, count in named.items()}  # fmt: skip
+    return {
+        name: Part(
+            {"label": n % 2, "picture": stored(Pictures.new("L", (4, 6 + n), n))}
+            for n in range(count)
+        )
+        for name, count in named.items()
+    }
 
 
 def stored(picture: Pictures.Image, kind: str = "png") -> dict[str, Any]:
@@ -49,15 +56,24 @@ def stored(picture: Pictures.Image, kind: str = "png") -> dict[str, Any]:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, found: Any) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_from_disk=lambda path: found, Image=Image))  # type: ignore[arg-type]
+    monkeypatch.setitem(
+        sys.modules, "datasets", SimpleNamespace(load_from_disk=lambda path: found, Image=Image)
+    )  # type: ignore[arg-type]
 
 
-def test_images_and_classes_are_found_by_the_kinds_of_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_and_classes_are_found_by_the_kinds_of_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     use(monkeypatch, parts(train=3, validation=2))
     train, val = open_saved("saved", DataConfig(), any_items=False)
     assert (len(train), len(val), train.classes) == (3, 2, ("one", "two"))
     image, label = train[2]
-    assert (image.dtype, image.shape, image.unique().tolist(), label) == (torch.uint8, (3, 8, 4), [2], 0)
+    assert (image.dtype, image.shape, image.unique().tolist(), label) == (
+        torch.uint8,
+        (3, 8, 4),
+        [2],
+        0,
+    )
     assert not is_reference("hf:saved")
 
 
@@ -89,10 +105,15 @@ def test_other_tasks_get_mappings_of_tensors(monkeypatch: pytest.MonkeyPatch) ->
     [
         (Part(), "it has no part called train"),
         (parts(test=1), "it has no part called train"),
-        ({"train": SimpleNamespace(features={"x": 1})}, r"its columns are .* needs an Image and a ClassLabel"),
+        (
+            {"train": SimpleNamespace(features={"x": 1})},
+            r"its columns are .* needs an Image and a ClassLabel",
+        ),
     ],
 )
-def test_what_cannot_be_used_is_one_line(monkeypatch: pytest.MonkeyPatch, found: Any, says: str) -> None:
+def test_what_cannot_be_used_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, found: Any, says: str
+) -> None:
     use(monkeypatch, found)
     with pytest.raises(UsageError, match=says):
         open_saved("saved", DataConfig(), any_items=False)

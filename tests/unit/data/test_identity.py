@@ -80,7 +80,9 @@ def test_each_process_draws_the_same_split(draw: Callable[[], list[int]]) -> Non
 
 def test_an_order_may_draw_random_numbers() -> None:
     """They are seeded for each epoch, and put back."""
-    orders = orders_of(lambda seed, epoch: [*DRAWS["numpy"](), *(40 + number for number in DRAWS["torch"]())])
+    orders = orders_of(
+        lambda seed, epoch: [*DRAWS["numpy"](), *(40 + number for number in DRAWS["torch"]())]
+    )
     first = orders(5, 2, 80)[:].tolist()
     state = torch.random.get_rng_state()
     torch.rand(1), np.random.rand()
@@ -92,7 +94,12 @@ def test_an_order_may_draw_random_numbers() -> None:
 
 
 def test_data_of_an_earlier_version_have_no_items() -> None:
-    now = {"classes": [], "training": [9, ""], "validation": [3, ""], "items": {"training": "a", "validation": "b"}}
+    now = {
+        "classes": [],
+        "training": [9, ""],
+        "validation": [3, ""],
+        "items": {"training": "a", "validation": "b"},
+    }
     earlier = {"classes": [], "training": [9, ""], "validation": [3, ""]}
     assert identity.differences(now, earlier) == {}
     found = identity.differences(now, {**earlier, "items": {"training": "a", "validation": "c"}})

@@ -25,7 +25,10 @@ from tests.support.runs import CPU, PLAIN
 
 WAYS: list[tuple[str, str, dict[str, Any]]] = [
     *(("RGB", "jpeg", {"subsampling": number}) for number in range(3)),
-    *(("RGB", "jpeg", way) for way in ({"progressive": True}, {"restart_marker_blocks": 3}, {"keep_rgb": True})),
+    *(
+        ("RGB", "jpeg", way)
+        for way in ({"progressive": True}, {"restart_marker_blocks": 3}, {"keep_rgb": True})
+    ),
     *((mode, "jpeg", {}) for mode in ("L", "CMYK")),
     *((mode, "png", {}) for mode in ("RGB", "P", "RGBA", "1")),
     ("RGB", "webp", {}),
@@ -48,15 +51,21 @@ GREY = np.arange(0, 65536, 256, dtype=np.uint16).reshape(16, 16)
 
 
 def test_sixteen_bits_are_scaled() -> None:
-    """Pillow's conversion would make most values white; values without a known range are refused."""
+    """Pillow's conversion would make most values white; values without
+    a known range are refused.
+    """
     for kind in ("png", "tiff"):
-        assert torch.equal(decode(encoded(Image.fromarray(GREY), kind))[1].flatten().int(), torch.arange(256))
+        assert torch.equal(
+            decode(encoded(Image.fromarray(GREY), kind))[1].flatten().int(), torch.arange(256)
+        )
     for dtype in (np.int32, np.float32):
         with pytest.raises(UNREADABLE, match=r"mode .*: grey values have 8 bits"):
             decode(encoded(Image.fromarray(GREY.astype(dtype)), "tiff"))
 
 
-def test_other_formats_are_refused_and_run_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_formats_are_refused_and_run_no_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The content decides about the format; PostScript starts no Ghostscript."""
     (tmp_path / "gs").write_text("#!/bin/sh\ntouch started\n")
     (tmp_path / "gs").chmod(0o755)
@@ -120,12 +129,19 @@ def test_a_split_or_files_are_prepared_as_for_an_evaluation(folder: Path) -> Non
 
 @pytest.mark.parametrize(
     ("changes", "is_random"),
-    [({"augment": "none"}, False), *(({"augment": name}, True) for name in ("standard", "trivial", "rand"))],
+    [
+        ({"augment": "none"}, False),
+        *(({"augment": name}, True) for name in ("standard", "trivial", "rand")),
+    ],
     ids=["none", "standard", "trivial", "rand"],
 )
-def test_random_changes_of_images_belong_to_the_sample(changes: dict[str, Any], is_random: bool, folder: Path) -> None:
+def test_random_changes_of_images_belong_to_the_sample(
+    changes: dict[str, Any], is_random: bool, folder: Path
+) -> None:
     """Each epoch has its own; other data sets refuse the changes that are made for files."""
-    config = DataConfig(data="folder", data_dir=folder, image_size=16, random_erasing=0.5 * is_random, **changes)
+    config = DataConfig(
+        data="folder", data_dir=folder, image_size=16, random_erasing=0.5 * is_random, **changes
+    )
 
     def images(epoch: int, layout: BatchLayout) -> torch.Tensor:
         loader = MapLoader(sources.open_data(config, 0).train, PLAIN, CPU, seed=3, num_workers=0)
@@ -140,10 +156,18 @@ def test_random_changes_of_images_belong_to_the_sample(changes: dict[str, Any], 
 
 
 CHANGES = {
-    "name": (lambda train, _: (train / "cat/1.jpg").rename(train / "cat/9.jpg"), {"training": "other images"}),
-    "validation": (lambda _, val: (val / "dog" / "0.jpeg").unlink(), {"validation": "3 images, the run had 4"}),
+    "name": (
+        lambda train, _: (train / "cat/1.jpg").rename(train / "cat/9.jpg"),
+        {"training": "other images"},
+    ),
+    "validation": (
+        lambda _, val: (val / "dog" / "0.jpeg").unlink(),
+        {"validation": "3 images, the run had 4"},
+    ),
     "class added": (
-        lambda train, val: [shutil.copytree(split / "cat", split / "ape") for split in (train, val)],
+        lambda train, val: [
+            shutil.copytree(split / "cat", split / "ape") for split in (train, val)
+        ],
         {"classes": "class 0 is 'ape', the run had 'cat'"},
     ),
 }
@@ -189,15 +213,23 @@ def test_hidden_files_are_skipped(folder: Path) -> None:
 
 
 def test_an_image_of_too_many_pixels_is_named(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"cat/0\.jpg: .* more pixels than --max-image-pixels 1199 allows"):
+    with pytest.raises(
+        UsageError, match=r"cat/0\.jpg: .* more pixels than --max-image-pixels 1199 allows"
+    ):
         open_folder(folder, DataConfig(image_size=16, max_image_pixels=1199)).train[0]
     open_folder(folder, DataConfig(image_size=16, max_image_pixels=1200)).train[0]
 
 
 FAULTS = {
     "no val": (lambda root: shutil.rmtree(root / "val"), r"images/val is missing"),
-    "other classes": (lambda root: (root / "val" / "dog").rename(root / "val" / "wolf"), r"only in one: dog, wolf"),
-    "empty class": (lambda root: [p.unlink() for p in (root / "train/dog").iterdir()], r"images/train: .*dog"),
+    "other classes": (
+        lambda root: (root / "val" / "dog").rename(root / "val" / "wolf"),
+        r"only in one: dog, wolf",
+    ),
+    "empty class": (
+        lambda root: [p.unlink() for p in (root / "train/dog").iterdir()],
+        r"images/train: .*dog",
+    ),
 }
 
 

@@ -22,27 +22,43 @@ LAYOUT = BatchLayout(8, 3)
 def test_images_are_scaled_resized_normalised_and_coloured_in_this_order() -> None:
     data = DataSet((), None, ("a",), channels=1, mean=(0.5,), std=(0.25,))
     prepare = Prepare(data, CPU, image_size=4, augment=None, colour=True, channels_last=True)
-    assert torch.equal(prepare(torch.full((2, 1, 8, 8), 255, dtype=torch.uint8), None), torch.full((2, 3, 4, 4), 2.0))
-    stored = torch.randint(0, 256, (20, 1, 6, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    assert torch.equal(
+        prepare(torch.full((2, 1, 8, 8), 255, dtype=torch.uint8), None),
+        torch.full((2, 3, 4, 4), 2.0),
+    )
+    stored = torch.randint(
+        0, 256, (20, 1, 6, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+    )
     loader = ArrayLoader(Arrays(stored.clone(), torch.arange(20), 20), prepare, CPU, seed=0)
     for batch in loader.load(1, assignments(EpochOrder(0, 1, 20), 0, BatchLayout(3, 2), 0, 1)):
         for micro in batch.micro_batches:
-            assert torch.equal(micro.batch[0], prepare(stored[torch.from_numpy(micro.samples)], None))
+            assert torch.equal(
+                micro.batch[0], prepare(stored[torch.from_numpy(micro.samples)], None)
+            )
             assert micro.batch[0].is_contiguous(memory_format=torch.channels_last)
 
 
 def test_augmentation_of_a_set_in_memory_belongs_to_the_sample() -> None:
     """It depends on neither the batch layout nor the number of ranks."""
-    data = replace(PLAIN_DATA, augment=Augment(2, lambda images, drawn: images + drawn.sum(1).view(-1, 1, 1, 1)))
+    data = replace(
+        PLAIN_DATA,
+        augment=Augment(2, lambda images, drawn: images + drawn.sum(1).view(-1, 1, 1, 1)),
+    )
     prepare = Prepare(data, CPU, image_size=None, augment=data.augment, colour=False)
-    loader = ArrayLoader(Arrays(torch.arange(300.0).view(-1, 1, 1, 1), torch.zeros(300), 300), prepare, CPU, seed=0)
+    loader = ArrayLoader(
+        Arrays(torch.arange(300.0).view(-1, 1, 1, 1), torch.zeros(300), 300), prepare, CPU, seed=0
+    )
 
     def changed(layout: BatchLayout, size: int, epoch: int = 1) -> dict[int, float]:
         found = {}
         for rank in range(size):
-            for batch in loader.load(epoch, assignments(EpochOrder(0, 1, 300), 0, layout, rank, size)):
+            for batch in loader.load(
+                epoch, assignments(EpochOrder(0, 1, 300), 0, layout, rank, size)
+            ):
                 for micro in batch.micro_batches:
-                    found.update(zip(micro.samples.tolist(), micro.batch[0].flatten().tolist(), strict=True))
+                    found.update(
+                        zip(micro.samples.tolist(), micro.batch[0].flatten().tolist(), strict=True)
+                    )
         return found
 
     whole = changed(BatchLayout(300, 300), 1)
@@ -53,14 +69,18 @@ def test_augmentation_of_a_set_in_memory_belongs_to_the_sample() -> None:
     assert not set(changed(BatchLayout(4, 2), 1, epoch=2).items()) & set(whole.items())
 
 
-def epochs_of(loader: MapLoader, rank: int = 0, size: int = 1, layout: BatchLayout = LAYOUT) -> list[Batch]:
+def epochs_of(
+    loader: MapLoader, rank: int = 0, size: int = 1, layout: BatchLayout = LAYOUT
+) -> list[Batch]:
     work = ((e, assignments(EpochOrder(1, e, 30), 0, layout, rank, size)) for e in range(2))
     return [batch for epoch, part in work for batch in loader.load(epoch, part)]
 
 
 def test_loader_processes_change_nothing() -> None:
     """Also if an epoch is resumed or left in the middle."""
-    alone, others = (MapLoader(RandomItems(), PLAIN, CPU, seed=5, num_workers=number) for number in (0, 2))
+    alone, others = (
+        MapLoader(RandomItems(), PLAIN, CPU, seed=5, num_workers=number) for number in (0, 2)
+    )
     order = EpochOrder(1, 0, 30)
     others.start()
     with closing(alone), closing(others):
@@ -75,7 +95,9 @@ def test_loader_processes_change_nothing() -> None:
     assert torch.equal(first, second)
     by_sample = [half[half[:, 0].argsort()] for half in first.split(30)]
     assert by_sample[0][:, 0].tolist() == list(range(30))
-    assert not (by_sample[0][:, 1:] == by_sample[1][:, 1:]).any(), "each epoch has random numbers of its own"
+    assert not (by_sample[0][:, 1:] == by_sample[1][:, 1:]).any(), (
+        "each epoch has random numbers of its own"
+    )
 
 
 class SameItems(TensorDataset):
@@ -90,7 +112,9 @@ def test_tensors_are_read_in_whole_batches_of_the_same_items() -> None:
     for workers in (0, 1):
         with closing(MapLoader(TensorDataset(*tensors), None, CPU, 0, workers)) as loader:
             for batch, other in zip(epochs_of(loader), expected, strict=True):
-                for micro, item_by_item in zip(batch.micro_batches, other.micro_batches, strict=True):
+                for micro, item_by_item in zip(
+                    batch.micro_batches, other.micro_batches, strict=True
+                ):
                     assert type(micro.batch) is type(item_by_item.batch)
                     assert all(map(torch.equal, micro.batch, item_by_item.batch))
 
@@ -109,7 +133,9 @@ def test_processes_get_what_a_function_defines() -> None:
         def __getitem__(self, index: int) -> torch.Tensor:
             return self.twice(self.values[index])
 
-    loader = MapLoader(Local(), None, CPU, seed=0, num_workers=2, collate=lambda items: torch.stack(items) + 1)
+    loader = MapLoader(
+        Local(), None, CPU, seed=0, num_workers=2, collate=lambda items: torch.stack(items) + 1
+    )
     (batch,) = loader.load(0, assignments(Order(6), 0, BatchLayout(6, 6), 0, 1))
     assert batch.micro_batches[0].batch.tolist() == [1, 3, 5, 7, 9, 11]
     loader.close()
@@ -148,7 +174,10 @@ def test_an_error_in_an_item_names_it_and_its_place(num_workers: int) -> None:
             raise KeyError("label")
 
     loader = MapLoader(Broken(), None, CPU, seed=0, num_workers=num_workers)
-    with pytest.raises(UsageError, match=r"item 0 of the data raised KeyError: 'label' \(.*, line \d+, in __getitem__"):
+    with pytest.raises(
+        UsageError,
+        match=r"item 0 of the data raised KeyError: 'label' \(.*, line \d+, in __getitem__",
+    ):
         next(loader.load(0, assignments(Order(6), 0, BatchLayout(1, 1), 0, 1)))
 
 
@@ -184,12 +213,18 @@ class Told(Curriculum):
 
 def levels(loader: MapLoader, epoch: int) -> list[list[float]]:
     batches = loader.load(epoch, assignments(Order(12), 0, BatchLayout(4, 2), 0, 1))
-    return torch.cat([micro.batch for batch in batches for micro in batch.micro_batches]).unique(dim=0).tolist()
+    return (
+        torch.cat([micro.batch for batch in batches for micro in batch.micro_batches])
+        .unique(dim=0)
+        .tolist()
+    )
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_data_set_is_told_of_each_epoch_before_its_first_item(num_workers: int) -> None:
-    """In this process and in loader processes, with the same random numbers; also within other data sets."""
+    """In this process and in loader processes, with the same random numbers;
+    also within other data sets.
+    """
     data = Told()
     found = []
     whole = ConcatDataset([Subset(data, range(12))])
@@ -236,7 +271,9 @@ def test_a_change_within_an_epoch_is_refused() -> None:
         batches = loader.load(0, assignments(Order(12), 0, BatchLayout(4, 2), 0, 1))
         next(batches)
         data.level = 1
-        with pytest.raises(UsageError, match=r"Curriculum.level of the data was changed .* or type --workers 0"):
+        with pytest.raises(
+            UsageError, match=r"Curriculum.level of the data was changed .* or type --workers 0"
+        ):
             next(batches)
 
 
@@ -254,7 +291,9 @@ def test_items_that_are_never_the_same_are_refused() -> None:
     for num_workers in (0, 1):
         with closing(MapLoader(Seeded(), None, CPU, seed=3, num_workers=num_workers)) as loader:
             assert loader.start() == loader.digest()
-        with pytest.raises(UsageError, match=r"differ when they are read again.*torch.initial_seed\(\)$"):
+        with pytest.raises(
+            UsageError, match=r"differ when they are read again.*torch.initial_seed\(\)$"
+        ):
             MapLoader(Unseeded(), None, CPU, seed=3, num_workers=num_workers).start()
 
 

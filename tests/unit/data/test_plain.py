@@ -43,14 +43,56 @@ class Odd(torch.Tensor):
 
 
 KEPT: list[Any] = [
-    *(1, 2.5, True, None, "text", 2**70, 1 + 2j, float("inf"), -0.0, b"", b"\xff\0", bytearray(b"a")),
-    *(np.float32(0.1), np.float16(0.1), np.float64(2.5), np.int64(3), np.uint8(4), np.bool_(True), np.complex64(1j)),
-    *(np.zeros(3), np.arange(6).reshape(2, 3).T, np.ones((), bool), np.zeros((0, 2), "uint32"), np.random.get_state()),
-    *(torch.ones(2, dtype=torch.bfloat16), torch.tensor(3), torch.Size([2, 3]), torch.float16, torch.device("cpu")),
-    *(Counter({2: 1, 5: 2}), OrderedDict(b=1, a=[2]), defaultdict(list, {1: [np.int64(2)]}), defaultdict(None, a=1)),
+    *(
+        1,
+        2.5,
+        True,
+        None,
+        "text",
+        2**70,
+        1 + 2j,
+        float("inf"),
+        -0.0,
+        b"",
+        b"\xff\0",
+        bytearray(b"a"),
+    ),
+    *(
+        np.float32(0.1),
+        np.float16(0.1),
+        np.float64(2.5),
+        np.int64(3),
+        np.uint8(4),
+        np.bool_(True),
+        np.complex64(1j),
+    ),
+    *(
+        np.zeros(3),
+        np.arange(6).reshape(2, 3).T,
+        np.ones((), bool),
+        np.zeros((0, 2), "uint32"),
+        np.random.get_state(),
+    ),
+    *(
+        torch.ones(2, dtype=torch.bfloat16),
+        torch.tensor(3),
+        torch.Size([2, 3]),
+        torch.float16,
+        torch.device("cpu"),
+    ),
+    *(
+        Counter({2: 1, 5: 2}),
+        OrderedDict(b=1, a=[2]),
+        defaultdict(list, {1: [np.int64(2)]}),
+        defaultdict(None, a=1),
+    ),
     *(deque([1, np.float32(2)], maxlen=5), deque(), {1, 2}, frozenset({"a"}), (1, [2, {"a": ()}])),
     *(Phase.WARM, Kind.TEACHER, Pair(0.5, [np.ones(2), Pair(1, ())]), {(1, "a"): Phase.WARM}),
-    *(random.getstate(), np.random.default_rng(0).bit_generator.state, torch.nn.BatchNorm1d(2).state_dict()),
+    *(
+        random.getstate(),
+        np.random.default_rng(0).bit_generator.state,
+        torch.nn.BatchNorm1d(2).state_dict(),
+    ),
 ]
 
 
@@ -109,8 +151,13 @@ def test_a_value_that_cannot_be_kept_is_named(value: Any, where: str) -> None:
 def test_texts_of_equal_values_are_equal() -> None:
     """In any order of names, and for any type of number; other values have other texts."""
     one = {"a": 1, "b": [np.float64(2)], "c": {3, "d"}}
-    assert text_of(to_plain(one, "")) == text_of(to_plain({"c": {"d", 3}, "b": [np.float64(2)], "a": 1.0}, ""))
-    texts = [text_of(value) for value in (1, 2, 1.5, "1", None, [1], [1, 1], {1: 1}, float("nan"), 2**60, 2**60 + 1)]
+    assert text_of(to_plain(one, "")) == text_of(
+        to_plain({"c": {"d", 3}, "b": [np.float64(2)], "a": 1.0}, "")
+    )
+    texts = [
+        text_of(value)
+        for value in (1, 2, 1.5, "1", None, [1], [1, 1], {1: 1}, float("nan"), 2**60, 2**60 + 1)
+    ]
     assert len(set(texts)) == len(texts)
 
 
@@ -123,8 +170,19 @@ def test_a_checkpoint_chooses_no_code(kept: str) -> None:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        *((np.float32(0.5), 0.5), (np.float64(0.5), 0.5), (np.int8(2), 2), (np.bool_(True), 1), (True, 1)),
-        *((torch.tensor(0.5), 0.5), (torch.tensor([3]), 3), (np.array([[0.5]]), 0.5), (Phase.WARM, 1)),
+        *(
+            (np.float32(0.5), 0.5),
+            (np.float64(0.5), 0.5),
+            (np.int8(2), 2),
+            (np.bool_(True), 1),
+            (True, 1),
+        ),
+        *(
+            (torch.tensor(0.5), 0.5),
+            (torch.tensor([3]), 3),
+            (np.array([[0.5]]), 0.5),
+            (Phase.WARM, 1),
+        ),
         *((torch.ones((), requires_grad=True), 1.0), (np.longdouble(0.5), 0.5), (0.5, 0.5), (7, 7)),
     ],
 )

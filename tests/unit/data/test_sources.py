@@ -26,7 +26,11 @@ def test_the_digits_are_scikit_learns() -> None:
     data, other = (sources.open_data(DataConfig(data="digits"), seed=seed) for seed in (0, 1))
     raw: Any = load_digits()
     shuffled = np.random.default_rng(1998).permutation(len(raw.target))
-    for part, rows in ((data.val, shuffled[:360]), (data.train, shuffled[360:]), (other.val, shuffled[:360])):
+    for part, rows in (
+        (data.val, shuffled[:360]),
+        (data.train, shuffled[360:]),
+        (other.val, shuffled[:360]),
+    ):
         expected = (raw.images[rows] * (255 / 16)).round().astype(np.uint8)
         assert torch.equal(part.images, torch.from_numpy(expected).unsqueeze(1))
         assert torch.equal(part.labels, torch.from_numpy(raw.target[rows]))
@@ -47,17 +51,24 @@ def opened(*parts: Any) -> DataSet:
     return sources.open_data(DataConfig(data="mine:data"), 0, own=lambda config: parts)
 
 
-def test_files_become_images_as_in_own_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By the transform of the validation set, or by the size of images of bytes; other data are refused."""
+def test_files_become_images_as_in_own_data(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the transform of the validation set, or by the size of images of
+    bytes; other data are refused.
+    """
     parts = Items([(IMAGE, 0)]), Subset(Items([(IMAGE, 0)]), [0])
     monkeypatch.setattr("hvd_train.plugin.load", lambda *_: lambda config: parts)
     Image.new("RGB", (8, 6), (255, 0, 0)).save(tmp_path / "red.png")
-    of_files = partial(sources.of_files, DataConfig(data="mine:data"), [tmp_path / "red.png"], ("a", "b"))
+    of_files = partial(
+        sources.of_files, DataConfig(data="mine:data"), [tmp_path / "red.png"], ("a", "b")
+    )
     with pytest.raises(UsageError, match="not known how it makes an image of a file: give its"):
         of_files()
     parts[1].dataset.transform = lambda image: torch.full((3, 4, 4), image.width)
     assert torch.equal(of_files().val[0][0], torch.full((3, 4, 4), 8))
-    cifar10 = sources.of_files(DataConfig(data="cifar10"), [tmp_path / "red.png"], ("a", "b"))  # its files are not read
+    # its files are not read
+    cifar10 = sources.of_files(DataConfig(data="cifar10"), [tmp_path / "red.png"], ("a", "b"))
     assert cifar10.val[0][0].shape == (3, 32, 32)
     parts = Items([(torch.zeros(1, 5, 4, dtype=torch.uint8), 0)]), None
     image = of_files().val[0][0]
@@ -73,7 +84,10 @@ def test_own_labels_may_be_integers_of_any_type() -> None:
         torch.tensor([[0], [1]]),
     ):
         data = opened(Items((IMAGE, label) for label in labels), Items([(IMAGE, labels[1])])).train
-        assert [(data[index][1], type(data[index][1])) for index in range(2)] == [(0, int), (1, int)]
+        assert [(data[index][1], type(data[index][1])) for index in range(2)] == [
+            (0, int),
+            (1, int),
+        ]
         if isinstance(labels, torch.Tensor):
             data = opened(TensorDataset(torch.stack([IMAGE] * 2), labels), None)
             assert isinstance(data.train, Arrays)
@@ -90,7 +104,9 @@ def test_classes_of_own_data_are_counted(capsys: pytest.CaptureFixture[str]) -> 
     assert "--data mine:data: reading all labels to count the classes" in capsys.readouterr().err
     assert opened(Subset(Items([(IMAGE, 0), (IMAGE, 1)]), [0]), None).classes == ("a", "b")
     assert capsys.readouterr().err == ""
-    with pytest.raises(UsageError, match=r"item 1 of the training set .* is .* str\); return .* from 0"):
+    with pytest.raises(
+        UsageError, match=r"item 1 of the training set .* is .* str\); return .* from 0"
+    ):
         opened([(IMAGE, 0), (IMAGE, "cat")], None)
 
 
@@ -104,14 +120,21 @@ def test_classes_of_own_data_are_counted(capsys: pytest.CaptureFixture[str]) -> 
 def test_own_items_of_another_form_are_named(wrong: object) -> None:
     """Item 0 is checked at once, other items when they are read."""
     good = (IMAGE, 1)
-    for which, parts in (("training", (Items([wrong]), None)), ("validation", (Items([good]), Items([wrong])))):
-        with pytest.raises(UsageError, match=rf"item 0 of the {which} set of --data mine:data is .*below 2.*\Z"):
+    for which, parts in (
+        ("training", (Items([wrong]), None)),
+        ("validation", (Items([good]), Items([wrong]))),
+    ):
+        with pytest.raises(
+            UsageError, match=rf"item 0 of the {which} set of --data mine:data is .*below 2.*\Z"
+        ):
             opened(*parts)
     items = Items([good, good, wrong])
     with pytest.raises(UsageError, match="item 2 of the training set"):
         opened(items, None).train[2]
     for image in (IMAGE.double(), IMAGE[:1]):
-        with pytest.raises(UsageError, match=r"item 1 of the training set .* is \(torch\.float.*one type and size"):
+        with pytest.raises(
+            UsageError, match=r"item 1 of the training set .* is \(torch\.float.*one type and size"
+        ):
             opened(Items([good, (image, 0)]), None).train[1]
 
 
@@ -128,7 +151,9 @@ def test_own_labels_in_memory_are_checked_as_a_whole(labels: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
-def test_cifar_has_its_images_and_labels(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar_has_its_images_and_labels(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """CIFAR-100 has its fine labels; a damaged file is refused."""
     cifar.unpack(cifar.publish(name, tmp_path / "web", monkeypatch), tmp_path)
     data = sources.open_data(DataConfig(data=name, data_dir=tmp_path), seed=0)
@@ -160,7 +185,10 @@ def test_one_of_many_ranks_downloads_cifar(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", fetch)
     config = DataConfig(data="cifar10", data_dir=tmp_path / "shared", download=True)
     counts = list[int]()
-    ranks = [threading.Thread(target=lambda: counts.append(len(sources.open_data(config, 0).train))) for _ in range(3)]
+    ranks = [
+        threading.Thread(target=lambda: counts.append(len(sources.open_data(config, 0).train)))
+        for _ in range(3)
+    ]
     for rank in ranks:
         rank.start()
     for rank in ranks:

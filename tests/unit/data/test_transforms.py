@@ -24,15 +24,21 @@ def test_crop_and_flip_of_a_batch_changes_each_image_alone() -> None:
     drawn = torch.from_numpy(order.uniforms(1, 2, np.arange(64), 3))
     uniforms = torch.cat([drawn, torch.zeros(1, 3), torch.full((1, 3), 1 - 2**-24)])
     result = crop_and_flip(padding=2).apply(images, uniforms)
-    assert torch.equal(result, torch.stack([cropped(i, u, 2) for i, u in zip(images, uniforms, strict=True)]))
+    assert torch.equal(
+        result, torch.stack([cropped(i, u, 2) for i, u in zip(images, uniforms, strict=True)])
+    )
 
 
 def test_an_affine_change_turns_shifts_and_zooms() -> None:
     image = torch.zeros(1, 1, 8, 8)
     image[0, 0, 4, 4] = 1
-    moved = affine_jitter(degrees=0, shift=0.25, scale=0).apply(image, torch.tensor([[0.5, 0.5, 1.0, 0.5]]))
+    moved = affine_jitter(degrees=0, shift=0.25, scale=0).apply(
+        image, torch.tensor([[0.5, 0.5, 1.0, 0.5]])
+    )
     assert moved[0, 0, 4, 2] > 0.99
-    turned = affine_jitter(degrees=90, shift=0, scale=0).apply(image, torch.tensor([[1.0, 0.5, 0.5, 0.5]]))
+    turned = affine_jitter(degrees=90, shift=0, scale=0).apply(
+        image, torch.tensor([[1.0, 0.5, 0.5, 0.5]])
+    )
     assert turned.sum() > 0.99
     assert turned[0, 0, 4, 4] < 0.01
 

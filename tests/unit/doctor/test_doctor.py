@@ -16,7 +16,9 @@ def error(*command: str) -> str:
 
 def test_each_end_of_a_program_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last answer counts: it says what was being imported if that crashed."""
-    assert error(sys.executable, "-c", "import sys; print('\\nout', flush=True); exit('err')") == "out"
+    assert (
+        error(sys.executable, "-c", "import sys; print('\\nout', flush=True); exit('err')") == "out"
+    )
     assert error("sh", "-c", "kill -ILL $$") == "killed by SIGILL"
     assert error("false") == "exit code 1, without output"
     Path("broken").mkdir()
@@ -26,7 +28,13 @@ def test_each_end_of_a_program_has_a_line(monkeypatch: pytest.MonkeyPatch) -> No
     answers = f"echo noise; echo '[1,0]<stdout>:{trial.ANSWER}{{\"size\": 2}}'; echo noise"
     found = machine.run(["sh", "-c", answers], os.environ)
     assert (found["size"], "error" in found) == (2, False)
-    log = "[2]<stderr>:[E operations.cc] Horovod could not be initialized: Connect timeout [10.0.0.2]:9"
-    assert error("sh", "-c", f"echo '{log}'; echo ValueError: x; exit 1") == "rank 2: Connect timeout [10.0.0.2]:9"
+    log = (
+        "[2]<stderr>:[E operations.cc] Horovod could not be initialized: Connect "
+        "timeout [10.0.0.2]:9"
+    )
+    assert (
+        error("sh", "-c", f"echo '{log}'; echo ValueError: x; exit 1")
+        == "rank 2: Connect timeout [10.0.0.2]:9"
+    )
     monkeypatch.setattr(trial, "LIMIT_S", -19.9)
     assert error("sleep", "60") == "no end in 0 s"

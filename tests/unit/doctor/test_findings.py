@@ -13,7 +13,13 @@ from hvd_train.launch.hosts import Host
 from tests.support.launching import write_program
 
 GB = 2**30
-PROBE = {"version": "2.15.0+cu132", "cuda": "13.2", "torchvision": "0.29.2", "gpus": 0, "gpu_warning": ""}
+PROBE = {
+    "version": "2.15.0+cu132",
+    "cuda": "13.2",
+    "torchvision": "0.29.2",
+    "gpus": 0,
+    "gpu_warning": "",
+}
 BUILT_IN = {"gloo": True, "mpi": True, "nccl": True}
 BUILD: dict[str, Any] = {
     "torch": PROBE["version"],
@@ -23,7 +29,11 @@ BUILD: dict[str, Any] = {
 }
 BUILD |= {"patches": [{"name": f"C{number}"} for number in range(1, 13)]}
 INSTALLED = {"version": "0.28.1", "folder": "/env", "build": BUILD}
-HOST: dict[str, Any] = {"gpus": {"listed": []}, "shared_memory": [8 * GB, 8 * GB], "horovod": INSTALLED}
+HOST: dict[str, Any] = {
+    "gpus": {"listed": []},
+    "shared_memory": [8 * GB, 8 * GB],
+    "horovod": INSTALLED,
+}
 SMI = {"listed": ["NVIDIA A100, 580.10", "NVIDIA A100, 580.10"]}
 
 
@@ -68,7 +78,12 @@ def agrees(finding: Finding, verdict: str, says: str) -> None:
             "built with g++ 12.2.0; has Gloo, Open MPI 4.1.8 (package index), NCCL",
         ),
         (machine(horovod=None, probe=PROBE), "horovod", "warning", "make env"),
-        (built(patches=[{"name": "C1"}]), "horovod", "warning", "without the patches C12, C2, C3, C4, C5, C6"),
+        (
+            built(patches=[{"name": "C1"}]),
+            "horovod",
+            "warning",
+            "without the patches C12, C2, C3, C4, C5, C6",
+        ),
         (built(torch="2.13.0"), "horovod", "warning", "against torch 2.13.0, here is 2.15.0+cu132"),
         (
             machine(probe={**PROBE, "importing": "horovod", "error": "undefined symbol"}),
@@ -77,29 +92,44 @@ def agrees(finding: Finding, verdict: str, says: str) -> None:
             "build_horovod.py --force",
         ),
         (probed(gpus=1, nccl=False), "horovod", "warning", "gradients of GPUs travel"),
-        (machine(shared_memory=[2**26, 2**26]), "shared memory", "warning", "0.0625 GB in /dev/shm, 0.0625 GB free"),
+        (
+            machine(shared_memory=[2**26, 2**26]),
+            "shared memory",
+            "warning",
+            "0.0625 GB in /dev/shm, 0.0625 GB free",
+        ),
     ],
 )
-def test_findings_about_a_machine(examined: dict[str, Any], name: str, verdict: str, says: str) -> None:
+def test_findings_about_a_machine(
+    examined: dict[str, Any], name: str, verdict: str, says: str
+) -> None:
     found = {finding.name: finding for finding in (check(examined) for check in MACHINE_CHECKS)}
     agrees(found[name], verdict, says)
 
 
 def gpus(*counts: int) -> Finding:
-    checked = [MACHINE_CHECKS[1](machine(gpus=SMI, probe={**PROBE, "gpus": count})) for count in counts]
+    checked = [
+        MACHINE_CHECKS[1](machine(gpus=SMI, probe={**PROBE, "gpus": count})) for count in counts
+    ]
     return cluster.check_gpus({Host(f"h{n}", 2): [one] for n, one in enumerate(checked, 1)})
 
 
 @pytest.mark.parametrize(
     ("finding", "verdict", "says"),
-    [(gpus(2, 4), "ok", "h1 2, h2 4"), (gpus(2, 0), "broken", "h2 has 0 for 2 slots"), (gpus(0, 0), "ok", "CPUs")],
+    [
+        (gpus(2, 4), "ok", "h1 2, h2 4"),
+        (gpus(2, 0), "broken", "h2 has 0 for 2 slots"),
+        (gpus(0, 0), "ok", "CPUs"),
+    ],
 )
 def test_gpus_are_compared_with_slots(finding: Finding, verdict: str, says: str) -> None:
     agrees(finding, verdict, says)
 
 
 def test_hosts_are_compared() -> None:
-    """Most hosts decide which version is right; what else is not ok has a line for all its hosts."""
+    """Most hosts decide which version is right; what else is not ok has
+    a line for all its hosts.
+    """
     parts = [Finding(name, "ok", "1") for name in ("python", "hvd_train", "horovod")]
     full = Finding("shared memory", "warning", "0 GB", "free some")
     usual = [*parts, Finding("torch", "ok", "2.1"), full]
@@ -107,7 +137,11 @@ def test_hosts_are_compared() -> None:
     found = {finding.name: finding for finding in cluster.compare(reports)}
     assert len(found) == 5
     agrees(found["python"], "ok", "1 on all hosts")
-    agrees(found["torch"], "broken", "2.1 on h2, h3, but 2.0 on h1\n`make env` in the same checkout on h1")
+    agrees(
+        found["torch"],
+        "broken",
+        "2.1 on h2, h3, but 2.0 on h1\n`make env` in the same checkout on h1",
+    )
     agrees(found["h2, h3: shared memory"], "warning", "0 GB\nfree some")
 
 
@@ -119,10 +153,16 @@ def test_hosts_are_compared() -> None:
         ("echo Host key verification failed. >&2; exit 255", "`ssh localhost true` must work"),
     ],
 )
-def test_a_host_without_a_report_is_broken(script: str, says: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The report of a host may say that something is broken there, and other lines may precede it."""
+def test_a_host_without_a_report_is_broken(
+    script: str, says: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report of a host may say that something is broken there, and
+    other lines may precede it.
+    """
     one = Finding("x", "broken", "y", "z")
-    Path("report").write_text(f"Welcome\n{json.dumps({'ok': False, 'findings': [asdict(one)]}, indent=1)}\n")
+    Path("report").write_text(
+        f"Welcome\n{json.dumps({'ok': False, 'findings': [asdict(one)]}, indent=1)}\n"
+    )
     path = write_program(Path.cwd(), "hvd-train", script)
     monkeypatch.setattr(cluster, "program", lambda _: str(path))
     reached, findings = cluster.ask("localhost")
@@ -131,7 +171,9 @@ def test_a_host_without_a_report_is_broken(script: str, says: str | None, monkey
 
 
 def test_a_rank_that_cannot_connect_is_named_with_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "run_trial", lambda name, *_: Finding(name, "broken", "rank 2: refused", "x"))
+    monkeypatch.setattr(
+        cluster, "run_trial", lambda name, *_: Finding(name, "broken", "rank 2: refused", "x")
+    )
     agrees(cluster.try_allreduce([Host("h1", 2), Host("h2", 2)]), "broken", "h2, rank 2: refused")
 
 
@@ -144,9 +186,15 @@ RIGHT: dict[str, Any] = {"size": 2, "sums": [3.0], "seconds": 5.0}
     [
         (check_trial(*TWO, RIGHT), "ok", "2 ranks, the sum is right, 5.0 s"),
         (check_trial(*TWO, {**RIGHT, "size": 1}), "broken", "world size 1, not 2"),
-        (check_trial(*TWO, {**RIGHT, "sums": [1.5, 3.0]}), "broken", "the sum of 1 to 2 is 1.5, 3.0"),
+        (
+            check_trial(*TWO, {**RIGHT, "sums": [1.5, 3.0]}),
+            "broken",
+            "the sum of 1 to 2 is 1.5, 3.0",
+        ),
         (check_trial(*TWO, {**RIGHT, "error": "shutdown"}), "broken", "horovodrun -np 2"),
     ],
 )
-def test_an_allreduce_counts_only_with_all_ranks_and_the_right_sum(finding: Finding, verdict: str, says: str) -> None:
+def test_an_allreduce_counts_only_with_all_ranks_and_the_right_sum(
+    finding: Finding, verdict: str, says: str
+) -> None:
     agrees(finding, verdict, says)

@@ -1,4 +1,7 @@
-"""Any job: a slot has one worker, a world consists of live workers, and the job ends. `Play` asserts the first two."""
+"""Any job: a slot has one worker, a world consists of live workers, and the job ends.
+
+`Play` asserts the first two.
+"""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -50,7 +53,11 @@ class AnyJob(RuleBasedStateMachine):
             self.play.end(number, code)
 
     @precondition(lives)
-    @rule(number=ANY, during=st.sampled_from(["building", "rendezvous", "training"]), step=st.integers(0, 3))
+    @rule(
+        number=ANY,
+        during=st.sampled_from(["building", "rendezvous", "training"]),
+        step=st.integers(0, 3),
+    )
     def a_worker_reports_an_error(self, number: int, during: str, step: int) -> None:
         self.play.say(self.one(number), during, step)
 

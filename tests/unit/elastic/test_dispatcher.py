@@ -1,4 +1,6 @@
-"""An elastic job whose workers are threads: their environment, the driver's answers, and how the job ends."""
+"""An elastic job whose workers are threads: their environment, the driver's
+answers, and how the job ends.
+"""
 
 import threading
 import time
@@ -46,7 +48,9 @@ def two(patient: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     numbers: list[str] = []
-    monkeypatch.setattr(launcher, "kill_worker", lambda number, job: numbers.append(f"{number} of {job}"))
+    monkeypatch.setattr(
+        launcher, "kill_worker", lambda number, job: numbers.append(f"{number} of {job}")
+    )
     return numbers
 
 
@@ -59,7 +63,9 @@ def waits_for_rank(job: Job, number: int) -> Iterator[None]:
     """Let this worker wait for a rank during the block, and get an answer at its end."""
     asking = threading.Thread(target=job.ask, args=(number,), daemon=True)
     asking.start()
-    wait_for("the request", lambda: job.roster.worker(number).stage in (Stage.READY, Stage.REJOINING))
+    wait_for(
+        "the request", lambda: job.roster.worker(number).stage in (Stage.READY, Stage.REJOINING)
+    )
     yield
     asking.join(60)
     assert not asking.is_alive()
@@ -75,7 +81,9 @@ def test_a_worker_gets_its_place_and_its_job(patient: None) -> None:
     job = Job({"a": 2, "b": 1})
     job.start()
     variables = sorted(job.variables.items())
-    places = sorted((its["HOROVOD_HOSTNAME"], its["HOROVOD_LOCAL_SIZE"], its[SLOT]) for _, its in variables)
+    places = sorted(
+        (its["HOROVOD_HOSTNAME"], its["HOROVOD_LOCAL_SIZE"], its[SLOT]) for _, its in variables
+    )
     assert places == [("a", "2", "0"), ("a", "2", "1"), ("b", "1", "0")]
     for number, its in variables:
         assert its[WORKER] == str(number)
@@ -94,7 +102,10 @@ def test_a_worker_that_ends_is_replaced(two: Job, capsys: pytest.CaptureFixture[
     wait_for("the successor", lambda: len(two.started) == 3)
     successor = two.variables[two.started[2].number]
     assert (successor[REPLACES], successor[RUN_DIR]) == (str(second), "runs/mine")
-    assert "worker b[0] ended with exit code 255 (a signal has killed it, or its ssh" in capsys.readouterr().err
+    assert (
+        "worker b[0] ended with exit code 255 (a signal has killed it, or its ssh"
+        in capsys.readouterr().err
+    )
     assert two.dispatcher.heartbeat_received(second) == "end"
     assert two.dispatcher.wait_for_ranks(second) is None
     assert two.dispatcher.heartbeat_received(first) == "train"
@@ -125,7 +136,9 @@ def test_an_error_is_printed_once(two: Job, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_worker_that_reports_its_end_gets_no_rank(two: Job) -> None:
-    """Horovod's core may still wait for a rank, and the process cannot end before the request does."""
+    """Horovod's core may still wait for a rank, and the process cannot
+    end before the request does.
+    """
     first, _ = numbers_of(two)
     with waits_for_rank(two, first):
         two.dispatcher.exit_report_received(first, ExitReport(3, "another rank cannot be reached"))
@@ -134,7 +147,9 @@ def test_a_worker_that_reports_its_end_gets_no_rank(two: Job) -> None:
 def test_an_evicted_worker_may_end_by_itself(
     two: Job, killed: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its heartbeat is answered with `end`, it is not killed during a commit, and its exit code is not printed."""
+    """Its heartbeat is answered with `end`, it is not killed during a commit, and its
+    exit code is not printed.
+    """
     first, second = numbers_of(two)
     limit(monkeypatch, "dispatcher._QUIET_S", NEVER_S)
     two.dispatcher.heartbeat_received(second)
@@ -145,7 +160,10 @@ def test_an_evicted_worker_may_end_by_itself(
     two.exit_codes[second] = 255
     wait_for("the end of its process", lambda: two.roster.worker(second) is None)
     assert killed == []
-    assert capsys.readouterr().err == "hvd-train: worker b[0] is evicted: its host is no longer listed\n"
+    assert (
+        capsys.readouterr().err
+        == "hvd-train: worker b[0] is evicted: its host is no longer listed\n"
+    )
 
 
 def test_a_silent_worker_is_killed(two: Job, killed: list[str]) -> None:
@@ -160,13 +178,20 @@ def test_after_a_signal_all_workers_stop(two: Job) -> None:
     first, second = numbers_of(two)
     with waits_for_rank(two, first):
         two.interrupted.set()
-    assert [two.dispatcher.heartbeat_received(number) for number in (first, second)] == ["stop", "stop"]
+    assert [two.dispatcher.heartbeat_received(number) for number in (first, second)] == [
+        "stop",
+        "stop",
+    ]
     assert two.end() == Finish(1, "stopped")
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_after_a_signal_the_job_waits_for_other_hosts(hangs: bool, two: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their ssh ends with the signal; workers there send heartbeats while they write, but not for ever."""
+def test_after_a_signal_the_job_waits_for_other_hosts(
+    hangs: bool, two: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their ssh ends with the signal; workers there send heartbeats while
+    they write, but not for ever.
+    """
     limit(monkeypatch, "dispatcher._QUIET_S", NEVER_S)
     if hangs:
         limit(monkeypatch, "dispatcher._LAST_COMMIT_S", 0.3)
@@ -184,10 +209,14 @@ def test_after_a_signal_the_job_waits_for_other_hosts(hangs: bool, two: Job, mon
     assert over.wait(60)
 
 
-def test_after_a_failure_the_last_list_is_used(two: Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_after_a_failure_the_last_list_is_used(
+    two: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
     two.hosts = ValueError("no such file")
     looks = two.looks
     wait_for("failures", lambda: two.looks > looks + 2)
     two.hosts = {"a": 1, "b": 2}
     wait_for("a third worker", lambda: len(two.started) == 3)
-    assert capsys.readouterr().err == "hvd-train: hosts: no such file; the last list stays in force\n"
+    assert (
+        capsys.readouterr().err == "hvd-train: hosts: no such file; the last list stays in force\n"
+    )

@@ -34,20 +34,40 @@ def test_a_bad_list_is_one_line() -> None:
 
 def test_ranks_have_horovods_form() -> None:
     # rank,size,local_rank,local_size,cross_rank,cross_size
-    workers = [Worker(1000 + n, host, slot=n, started_at=0, last_heartbeat=0) for n, host in enumerate("abacba")]
+    workers = [
+        Worker(1000 + n, host, slot=n, started_at=0, last_heartbeat=0)
+        for n, host in enumerate("abacba")
+    ]
     answers = [ranks.to_response_string() for ranks in assign_ranks(workers)]
-    assert answers == ["0,6,0,3,0,3", "1,6,0,2,1,3", "2,6,1,3,0,2", "3,6,0,1,2,3", "4,6,1,2,1,2", "5,6,2,3,0,1"]
+    assert answers == [
+        "0,6,0,3,0,3",
+        "1,6,0,2,1,3",
+        "2,6,1,3,0,2",
+        "3,6,0,1,2,3",
+        "4,6,1,2,1,2",
+        "5,6,2,3,0,1",
+    ]
 
 
 def test_ssh_runs_the_worker_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The process that sshd starts becomes the worker, so ssh ends with it; no variable is on a command line."""
-    program(tmp_path / "ssh", f'[ "$1" = -G ] && exit; echo "$@" > {tmp_path}/line; for last; do :; done; eval "$last"')
+    """The process that sshd starts becomes the worker, so ssh ends with it; no
+    variable is on a command line.
+    """
+    program(
+        tmp_path / "ssh",
+        f'[ "$1" = -G ] && exit; echo "$@" > {tmp_path}/line; for last; do :; done; eval "$last"',
+    )
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(network, "resolve_host_address", lambda name: None)
-    work = "import os, sys; print('out', os.environ['HOROVOD_RANK'], flush=True); os.kill(os.getpid(), 9)"
-    code = run_command("h2", [sys.executable, "-c", work], {"HOROVOD_RANK": "77"}, [threading.Event()])
+    work = (
+        "import os, sys; print('out', os.environ['HOROVOD_RANK'], flush=True); "
+        "os.kill(os.getpid(), 9)"
+    )
+    code = run_command(
+        "h2", [sys.executable, "-c", work], {"HOROVOD_RANK": "77"}, [threading.Event()]
+    )
     assert (code, capfd.readouterr().out) == (137, "out 77\n")
     line = (tmp_path / "line").read_text()
     assert line.startswith(SSH_OPTIONS)
@@ -65,13 +85,21 @@ def server() -> Iterator[DriverServer]:
 def environ(server: DriverServer, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setenv(client.KEY, "the key of this job")
     port = server.start(handler(Mock(Dispatcher), server))
-    return {client.ADDRESS: "127.0.0.1", client.PORT: str(port), client.KEY: "the key of this job", WORKER: "1007"}
+    return {
+        client.ADDRESS: "127.0.0.1",
+        client.PORT: str(port),
+        client.KEY: "the key of this job",
+        WORKER: "1007",
+    }
 
 
 def test_the_server_keeps_addresses_of_ranks(environ: dict[str, str]) -> None:
     client.put(environ, "global/0", "on port 4567", 60)
     client.put(environ, "cross_0/0", "on port 6789", 60)
-    assert [client.get(environ, path, 60) for path in ("global/0", "cross_0/0")] == ["on port 4567", "on port 6789"]
+    assert [client.get(environ, path, 60) for path in ("global/0", "cross_0/0")] == [
+        "on port 4567",
+        "on port 6789",
+    ]
 
 
 def test_the_server_listens_on_the_loopback_until_another_host_needs_it(
@@ -80,7 +108,11 @@ def test_the_server_listens_on_the_loopback_until_another_host_needs_it(
     def listens_at() -> set[str]:
         connections = psutil.Process().net_connections("tcp")
         port = int(environ[client.PORT])
-        return {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN and c.laddr.port == port}
+        return {
+            c.laddr.ip
+            for c in connections
+            if c.status == psutil.CONN_LISTEN and c.laddr.port == port
+        }
 
     assert listens_at() == {"127.0.0.1"}
     for _ in range(2):

@@ -1,8 +1,16 @@
-"""Which workers a job starts, admits, awaits and evicts, which faults it survives, and when it ends."""
+"""Which workers a job starts, admits, awaits and evicts, which faults it
+survives, and when it ends.
+"""
 
 import pytest
 
-from hvd_train.elastic.roster import COMMITTED, EMPTY_AFTER_SIGNAL_S, TOO_FEW_WORKERS, Finish, Worker
+from hvd_train.elastic.roster import (
+    COMMITTED,
+    EMPTY_AFTER_SIGNAL_S,
+    TOO_FEW_WORKERS,
+    Finish,
+    Worker,
+)
 from hvd_train.launch.exit_report import ExitReport
 from tests.support.jobs import Play, training
 
@@ -143,7 +151,9 @@ def test_the_job_is_done_when_its_last_world_is_done() -> None:
 def test_a_worker_whose_training_has_ended_is_done_whatever_ends_its_process(
     code: int | None, missed_the_end: bool
 ) -> None:
-    """Until then its code may run for hours: no rank waits for it, no worker starts, and the job does not end."""
+    """Until then its code may run for hours: no rank waits for it, no worker starts,
+    and the job does not end.
+    """
     play = training({"a": 1, "b": 1})
     one, two = play.world
     play.say_ended(one)
@@ -197,9 +207,15 @@ def test_a_step_that_hangs_repeatedly_ends_the_job() -> None:
     assert play.finish == Finish(5, "3 workers in a row ended with an error in step 21 (see above)")
 
 
-@pytest.mark.parametrize(("earlier", "code"), [("", 137), ("", 0), ("evicted", 143), ("signalled", 143)])
-def test_if_all_members_die_new_workers_resume_from_the_last_commit(earlier: str, code: int) -> None:
-    """Rank 0 decides; a rank that left with 0, or was evicted and stopped, does not make the job a success."""
+@pytest.mark.parametrize(
+    ("earlier", "code"), [("", 137), ("", 0), ("evicted", 143), ("signalled", 143)]
+)
+def test_if_all_members_die_new_workers_resume_from_the_last_commit(
+    earlier: str, code: int
+) -> None:
+    """Rank 0 decides; a rank that left with 0, or was evicted and stopped, does
+    not make the job a success.
+    """
     play = training({"a": 1, "b": 1})
     one, two = play.world
     if earlier == "evicted":
@@ -234,7 +250,9 @@ def test_a_typo_in_the_model_ends_the_job() -> None:
     play.wait(2)
     assert play.finish is None
     play.fail(play.started[2], "building")
-    assert play.finish == Finish(5, "3 workers in a row ended with an error before the ranks connected (see above)")
+    assert play.finish == Finish(
+        5, "3 workers in a row ended with an error before the ranks connected (see above)"
+    )
 
 
 def test_one_bad_host_does_not_end_the_job() -> None:
@@ -268,7 +286,10 @@ def test_an_error_of_three_workers_at_one_step_ends_the_job(steps: tuple[int, in
 
 def test_errors_at_different_steps_and_deaths_are_survived() -> None:
     play = training({"a": 1, "b": 1})
-    for step, code in [*((step, 1) for step in (5, 9, 5, 7, 5, 9)), *((0, code) for code in (137, 139, 255, 137, 255))]:
+    for step, code in [
+        *((step, 1) for step in (5, 9, 5, 7, 5, 9)),
+        *((0, code) for code in (137, 139, 255, 137, 255)),
+    ]:
         if step:
             play.say(play.world[1], "training", step)
         play.end(play.world[1], code)
@@ -279,7 +300,9 @@ def test_errors_at_different_steps_and_deaths_are_survived() -> None:
 
 
 def test_a_crash_at_exit_hides_no_exit_code() -> None:
-    """The exit report counts if a crash or ssh replaced the exit code; otherwise the exit code counts."""
+    """The exit report counts if a crash or ssh replaced the exit code;
+    otherwise the exit code counts.
+    """
     for word, exit_code, meant in (
         (ExitReport(143), -6, 143),
         (ExitReport(0), 255, 0),
@@ -305,7 +328,9 @@ def test_a_worker_that_gets_a_signal_leaves_and_the_others_continue() -> None:
 
 @pytest.mark.parametrize("ssh_ends", ["before the report", "after the report"])
 @pytest.mark.parametrize("listed_again", [False, True])
-def test_the_slot_of_a_worker_that_got_a_signal_stays_empty_for_minutes(listed_again: bool, ssh_ends: str) -> None:
+def test_the_slot_of_a_worker_that_got_a_signal_stays_empty_for_minutes(
+    listed_again: bool, ssh_ends: str
+) -> None:
     """A shutdown of the host sends the signal to its sshd as well."""
     play = training({"a": 1, "b": 1})
     one, signalled = play.world
@@ -349,7 +374,9 @@ def test_the_next_world_forms_without_newcomers_that_cannot_connect() -> None:
     play.miss(*old, far)
     assert play.world == old
     assert [play.hosts[number] for number in play.evicted] == ["far", "far"]
-    assert play.notices[0].startswith("ranks could not connect to the newcomers on far (connection refused); ")
+    assert play.notices[0].startswith(
+        "ranks could not connect to the newcomers on far (connection refused); "
+    )
     for number in play.evicted:
         play.end(number, 0)
     play.wait(4000)
@@ -366,6 +393,9 @@ def test_survivors_that_cannot_connect_three_times_end_the_job() -> None:
         assert play.finish is None
         play.miss(*members)
         assert f"connect to each other (attempt {attempt} of 3, on a:1,b:2)" in play.notices[-1]
-    expected = "ranks could not connect to each other 3 times in a row; `hvd-train doctor -H a:1,b:2` examines them"
+    expected = (
+        "ranks could not connect to each other 3 times in a row; `hvd-train doctor -H "
+        "a:1,b:2` examines them"
+    )
     assert play.finish == Finish(5, expected)
     assert (play.started, list(play.evicted), play.killed) == (members, members, [])

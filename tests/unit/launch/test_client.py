@@ -11,7 +11,13 @@ from hvd_train.launch.client import ADDRESS
 
 NETWORKS = {"lo": ["127.0.0.1"], "docker0": ["172.17.0.1"], "eth0": ["192.168.1.5", "192.168.1.99"]}
 NETWORKS |= {"ib0": ["10.1.0.5"], "down": []}
-NAMES = {"localhost": "127.0.0.1", "login": "127.0.1.1", "login-ib": "10.1.0.5", "n2": "10.1.0.7", "n3": "192.168.1.7"}
+NAMES = {
+    "localhost": "127.0.0.1",
+    "login": "127.0.1.1",
+    "login-ib": "10.1.0.5",
+    "n2": "10.1.0.7",
+    "n3": "192.168.1.7",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +35,13 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
         routes = (("127.", "127.0.0.1"), ("10.1.", "10.1.0.5"), ("192.168.1.", "192.168.1.99"))
         return next((sender for network, sender in routes if address.startswith(network)), None)
 
-    monkeypatch.setattr("psutil.net_if_addrs", lambda: {name: entries(NETWORKS[name]) for name in NETWORKS})
+    monkeypatch.setattr(
+        "psutil.net_if_addrs", lambda: {name: entries(NETWORKS[name]) for name in NETWORKS}
+    )
     monkeypatch.setattr(ssh.socket, "gethostbyname", gethostbyname)
-    monkeypatch.setattr(ssh, "_configured", lambda name: {"hostname": name.removeprefix("an alias of ")})
+    monkeypatch.setattr(
+        ssh, "_configured", lambda name: {"hostname": name.removeprefix("an alias of ")}
+    )
     monkeypatch.setattr(client, "_sender_to", sender_to)
 
 
@@ -63,5 +73,7 @@ def test_interfaces_that_the_user_names_are_used() -> None:
         environ = {ADDRESS: "10.1.0.9", "HVD_TRAIN_INTERFACES": named}
         client.choose_interface(environ, "")
         assert (environ["HOROVOD_GLOO_IFACE"], environ["NCCL_SOCKET_IFNAME"]) == (interface, named)
-    with pytest.raises(UsageError, match="no network interface ens3 or down, only lo, docker0, eth0, ib0; name"):
+    with pytest.raises(
+        UsageError, match="no network interface ens3 or down, only lo, docker0, eth0, ib0; name"
+    ):
         client.choose_interface({ADDRESS: "10.1.0.9", "HVD_TRAIN_INTERFACES": "ens3,down"}, "")

@@ -36,14 +36,20 @@ def test_an_error_is_reported_once_with_its_place(environ: dict[str, str]) -> No
     assert received(environ) == ExitReport(2, "cat.jpg is torn", "training", 17)
 
 
-@pytest.mark.parametrize(("error", "code"), [(SystemExit(143), 143), (SystemExit(), 0), (KeyError("a bug"), 1)])
-def test_the_exit_code_of_the_process_is_reported(error: BaseException, code: int, environ: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("error", "code"), [(SystemExit(143), 143), (SystemExit(), 0), (KeyError("a bug"), 1)]
+)
+def test_the_exit_code_of_the_process_is_reported(
+    error: BaseException, code: int, environ: dict[str, str]
+) -> None:
     with pytest.raises(type(error)), exit_report.reporting_exit_code(environ):
         raise error
     assert received(environ) == ExitReport(code)
 
 
-def test_the_end_of_a_training_is_reported_until_the_program_trains_again(environ: dict[str, str]) -> None:
+def test_the_end_of_a_training_is_reported_until_the_program_trains_again(
+    environ: dict[str, str],
+) -> None:
     exit_report.training_ended(environ, 0, 40, is_last=True)
     with pytest.raises(SystemExit), exit_report.reporting_exit_code(environ):
         sys.exit(0)
@@ -65,9 +71,15 @@ def test_the_command_line_leaves_errors_to_the_driver(
     assert capsys.readouterr().err == ""
 
 
-def test_an_error_is_printed_by_one_rank(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_printed_by_one_rank(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOROVOD_SIZE", "2")
-    for rank, ended, begins in ((0, False, "hvd-train: "), (1, True, None), (1, False, "hvd-train: rank 1 on ")):
+    for rank, ended, begins in (
+        (0, False, "hvd-train: "),
+        (1, True, None),
+        (1, False, "hvd-train: rank 1 on "),
+    ):
         monkeypatch.setenv("HOROVOD_RANK", str(rank))
         monkeypatch.setattr(exit_report, "_ended_by_launcher", lambda error, ended=ended: ended)
         assert cli.run(["nonsense"]) == 2

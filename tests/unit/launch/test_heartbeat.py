@@ -1,4 +1,6 @@
-"""What the driver requests of a worker by its answers and its silence, and who sends the heartbeats."""
+"""What the driver requests of a worker by its answers and its silence, and
+who sends the heartbeats.
+"""
 
 import os
 import signal
@@ -32,12 +34,14 @@ ctypes.PyDLL(None).sleep(1000)
 
 
 def lines_after(
-    answers: list[str], events: Mapping[int, str] = NOTHING, pauses: Mapping[int, float] = MappingProxyType({})
+    answers: list[str],
+    events: Mapping[int, str] = NOTHING,
+    pauses: Mapping[int, float] = MappingProxyType({}),
 ) -> list[str]:
     """Return the line after each heartbeat, one a second, until the worker is killed ("over").
 
-    The driver gives these answers ("": none). `events` of the worker come after a heartbeat by number (from 1), as do
-    `pauses` in seconds.
+    The driver gives these answers ("": none). `events` of the worker come after a heartbeat by
+    number (from 1), as do `pauses` in seconds.
     """
     now = 1000.0
     found = list[str]()
@@ -52,12 +56,19 @@ def lines_after(
     return found
 
 
-ANSWERS = st.lists(st.tuples(st.sampled_from(["train", "change", "stop", "end", ""]), st.integers(1, 12)), max_size=8)
+ANSWERS = st.lists(
+    st.tuples(st.sampled_from(["train", "change", "stop", "end", ""]), st.integers(1, 12)),
+    max_size=8,
+)
 
 
 @given(ANSWERS, st.sets(st.integers(0, 40)))
-def test_the_driver_decides_while_it_answers(runs: list[tuple[str, int]], signals: set[int]) -> None:
-    """It may withdraw a change, but neither a stop nor an eviction; an evicted worker stops no other."""
+def test_the_driver_decides_while_it_answers(
+    runs: list[tuple[str, int]], signals: set[int]
+) -> None:
+    """It may withdraw a change, but neither a stop nor an eviction; an
+    evicted worker stops no other.
+    """
     answers = [answer for answer, times in runs for _ in range(times)]
     lines = lines_after(answers, dict.fromkeys(signals, "signal"))
     silence = -1
@@ -132,7 +143,11 @@ class Heard(Dispatcher):
 def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
     server = DriverServer()
     found = Heard()
-    for name, value in {client.KEY: "the key", WORKER: "1007", client.ADDRESS: client.LOOPBACK}.items():
+    for name, value in {
+        client.KEY: "the key",
+        WORKER: "1007",
+        client.ADDRESS: client.LOOPBACK,
+    }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv(client.PORT, str(server.start(handler(found, server))))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))

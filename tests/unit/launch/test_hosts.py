@@ -18,14 +18,29 @@ def file(text: str) -> str:
 
 
 NAMES = st.from_regex(r"[a-z0-9][a-zA-Z0-9_.-]{0,8}", fullmatch=True)
-FORMS = ["{} slots={}", "{}:{}", "  {}:{}   # the old one", "{} slots = {} max_slots=8", "# two racks\n\n{} slots={}\r"]
+FORMS = [
+    "{} slots={}",
+    "{}:{}",
+    "  {}:{}   # the old one",
+    "{} slots = {} max_slots=8",
+    "# two racks\n\n{} slots={}\r",
+]
 
 
-@given(st.dictionaries(NAMES, st.tuples(st.integers(1, 99), st.sampled_from(FORMS)), min_size=1), NAMES)
+@given(
+    st.dictionaries(NAMES, st.tuples(st.integers(1, 99), st.sampled_from(FORMS)), min_size=1), NAMES
+)
 def test_all_forms_of_a_line_are_read(listed: dict[str, tuple[int, str]], other: str) -> None:
     expected = tuple(Host(name, slots) for name, (slots, _) in listed.items())
-    assert hosts.named(file("\n".join(form.format(name, slots) for name, (slots, form) in listed.items()))) == expected
-    assert hosts.parse(", ".join(f"{name}:{slots}" for name, (slots, _) in listed.items())) == expected
+    assert (
+        hosts.named(
+            file("\n".join(form.format(name, slots) for name, (slots, form) in listed.items()))
+        )
+        == expected
+    )
+    assert (
+        hosts.parse(", ".join(f"{name}:{slots}" for name, (slots, _) in listed.items())) == expected
+    )
     assert hosts.named(file(f"{other} max-slots=2")) == hosts.parse(other) == (Host(other, 1),)
 
 
@@ -55,8 +70,13 @@ def test_a_wrong_line_is_named(text: str, reason: str) -> None:
 
 
 def test_ranges_are_expanded() -> None:
-    assert hosts.parse("n[08-10,12]:4,gpu1") == (*(Host(f"n{n}", 4) for n in ("08", "09", "10", "12")), Host("gpu1", 1))
-    assert hosts.parse("r[1-2]n[1-2]") == tuple(Host(f"r{r}n{n}", 1) for r in (1, 2) for n in (1, 2))
+    assert hosts.parse("n[08-10,12]:4,gpu1") == (
+        *(Host(f"n{n}", 4) for n in ("08", "09", "10", "12")),
+        Host("gpu1", 1),
+    )
+    assert hosts.parse("r[1-2]n[1-2]") == tuple(
+        Host(f"r{r}n{n}", 1) for r in (1, 2) for n in (1, 2)
+    )
     for wrong in ("h1,-oProxyCommand=x", "-[1-2]", "n[3-1]", "n[²]"):
         with pytest.raises(UsageError):
             hosts.parse(wrong)

@@ -15,7 +15,9 @@ from hvd_train.launch.launcher import JOB, WORKER, Launch, launched, refuse_othe
 
 
 def test_launchers_are_recognized_by_their_variables() -> None:
-    of_horovod, of_mpi = ({f"{name}_RANK": "1", f"{name}_SIZE": "2"} for name in ("HOROVOD", "OMPI_COMM_WORLD"))
+    of_horovod, of_mpi = (
+        {f"{name}_RANK": "1", f"{name}_SIZE": "2"} for name in ("HOROVOD", "OMPI_COMM_WORLD")
+    )
     assert launched(of_horovod) == launched({**of_mpi, **of_horovod}) == Launch("horovodrun", 1, 2)
     assert launched(of_mpi) == Launch("Open MPI", 1, 2)
     assert launched({"PMI_RANK": "0", "PMI_SIZE": "8"}) == Launch("MPICH", 0, 8)
@@ -39,13 +41,20 @@ def test_our_launchers_ignore_variables_of_torchrun() -> None:
 
 
 FOREVER = [sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"]
-OURS, OTHER = (f"{name}-{uuid4().hex}" for name in ("ours", "other"))  # jobs that no other run of the tests has
+# jobs that no other run of the tests has
+OURS, OTHER = (f"{name}-{uuid4().hex}" for name in ("ours", "other"))
 
 
 @pytest.fixture
 def workers() -> Iterator[list[subprocess.Popen[str]]]:
-    environments = [{**os.environ, JOB: j, WORKER: n} for j, n in ((OURS, "1000"), (OURS, "1001"), (OTHER, "1000"))]
-    found = [subprocess.Popen(FOREVER, env=env, stdout=subprocess.PIPE, text=True) for env in environments]
+    environments = [
+        {**os.environ, JOB: j, WORKER: n}
+        for j, n in ((OURS, "1000"), (OURS, "1001"), (OTHER, "1000"))
+    ]
+    found = [
+        subprocess.Popen(FOREVER, env=env, stdout=subprocess.PIPE, text=True)
+        for env in environments
+    ]
     for process in found:
         assert process.stdout is not None and process.stdout.readline() == "up\n"
     yield found
@@ -54,7 +63,9 @@ def workers() -> Iterator[list[subprocess.Popen[str]]]:
         process.communicate()
 
 
-def test_only_that_worker_is_killed_after_the_grace_period(workers: list[subprocess.Popen[str]]) -> None:
+def test_only_that_worker_is_killed_after_the_grace_period(
+    workers: list[subprocess.Popen[str]],
+) -> None:
     old, *others = workers
     old.send_signal(signal.SIGSTOP)
     begun = time.monotonic()

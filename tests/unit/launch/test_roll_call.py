@@ -16,7 +16,9 @@ OfRank = Callable[[int, int], dict[str, str]]
 
 @pytest.fixture
 def of_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[OfRank]:
-    """Return the function that gives the environment of a rank; all calls of a test are the same roll call."""
+    """Return the function that gives the environment of a rank; all calls of a
+    test are the same roll call.
+    """
     monkeypatch.setattr(KVStoreHandler, "longest_wait", 0.05)
     monkeypatch.setattr(roll_call, "_calls", repeat(0))
     monkeypatch.setattr(roll_call, "_FIRST_NOTICE_S", 0.2)
@@ -37,15 +39,23 @@ def test_all_ranks_find_each_other(of_rank: OfRank) -> None:
         ([{"torch": "2.15.0"}] * 3, None),
         (
             [{"torch": "2.15.0"}, {"torch": "2.14.0"}, {"torch": "2.15.0"}],
-            "the ranks differ in torch: 2.15.0 on rank 0, rank 2; 2.14.0 on rank 1; set up the same on all",
+            (
+                "the ranks differ in torch: 2.15.0 on rank 0, rank 2; 2.14.0 on rank 1; "
+                "set up the same on all"
+            ),
         ),
         (
             [{"--seed": "0"}, {}],
-            "the ranks differ in --seed: 0 on rank 0; nothing on rank 1; start all of them with the same arguments",
+            (
+                "the ranks differ in --seed: 0 on rank 0; nothing on rank 1; start all of them "
+                "with the same arguments"
+            ),
         ),
     ],
 )
-def test_other_versions_or_settings_are_named(facts_of_ranks: Sequence[Mapping[str, str]], line: str | None) -> None:
+def test_other_versions_or_settings_are_named(
+    facts_of_ranks: Sequence[Mapping[str, str]], line: str | None
+) -> None:
     facts = [{"who": f"rank {rank}", **facts} for rank, facts in enumerate(facts_of_ranks)]
     assert roll_call.disagreement(facts) == line
 
@@ -59,7 +69,9 @@ def test_a_missing_rank_is_named(of_rank: OfRank, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == ""
     with pytest.raises(RankLost, match=r"^rank 2 on h7 did not come within 1 s: look at"):
         roll_call.call(environ)
-    assert re.fullmatch(r"(hvd-train: waiting for rank 2 on h7 \([01] s\)\n)+", capsys.readouterr().err)
+    assert re.fullmatch(
+        r"(hvd-train: waiting for rank 2 on h7 \([01] s\)\n)+", capsys.readouterr().err
+    )
 
 
 def test_a_launcher_that_is_gone_is_one_line(of_rank: OfRank) -> None:

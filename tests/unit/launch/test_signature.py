@@ -42,12 +42,17 @@ def answer(environ: dict[str, str], request: bytes) -> bytes:
 
 
 def signed(environ: dict[str, str], name: str, method: str = "PUT", body: bytes = b"text") -> bytes:
-    lines = {"Content-Length": str(len(body)), **signature.headers(environ[client.KEY], method, f"/{name}", body)}
+    lines = {
+        "Content-Length": str(len(body)),
+        **signature.headers(environ[client.KEY], method, f"/{name}", body),
+    }
     head = [f"{method} /{name} HTTP/1.0", *(f"{key}: {value}" for key, value in lines.items()), ""]
     return "".join(f"{line}\r\n" for line in head).encode() + body
 
 
-def test_ranks_share_texts(environ: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_share_texts(
+    environ: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     client.put(environ, name, "some text")
     assert client.get(environ, name, 60) == "some text"
@@ -59,14 +64,22 @@ def test_a_server_that_is_gone_is_an_oserror() -> None:
     garbled = b"SSH-2.0-OpenSSH_9.2\r\n"
     with pytest.raises(OSError, match="refused"):
         client.get({client.ADDRESS: LOOPBACK, client.PORT: "1"}, "scope/name", 60)
-    with answering(garbled) as port, pytest.raises(OSError, match=f"the answer from 127.0.0.1:{port} is garbled"):
+    with (
+        answering(garbled) as port,
+        pytest.raises(OSError, match=f"the answer from 127.0.0.1:{port} is garbled"),
+    ):
         client.get({client.ADDRESS: LOOPBACK, client.PORT: port}, "scope/name", 60)
 
 
-def test_an_unauthenticated_client_neither_reads_nor_writes(environ: dict[str, str], name: str) -> None:
+def test_an_unauthenticated_client_neither_reads_nor_writes(
+    environ: dict[str, str], name: str
+) -> None:
     client.put(environ, name, "secret")
     for key in ("", signature.make_key()):
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(OSError, match=r"403|not signed by this job"):
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            pytest.raises(OSError, match=r"403|not signed by this job"),
+        ):
             patch.setenv(client.KEY, key)
             client.put(environ, name, "other")
     assert b"secret" not in answer(environ, f"GET /{name} HTTP/1.0\r\n\r\n".encode())
@@ -82,7 +95,12 @@ def test_a_recorded_request_is_refused(environ: dict[str, str], name: str) -> No
 
 
 def test_a_changed_request_is_refused(environ: dict[str, str], name: str) -> None:
-    changes = {b"PUT ": b"DELETE ", b"/scope/": b"/scop2/", b"\r\n\r\ntext": b"\r\n\r\ntxet", b"-Nonce: ": b"-Nonce: 1"}
+    changes = {
+        b"PUT ": b"DELETE ",
+        b"/scope/": b"/scop2/",
+        b"\r\n\r\ntext": b"\r\n\r\ntxet",
+        b"-Nonce: ": b"-Nonce: 1",
+    }
     for old, new in changes.items():
         request = signed(environ, name)
         assert request.count(old) == 1
@@ -100,11 +118,18 @@ def test_silent_connections_leave_room_for_ranks(
         assert [connection.recv(1) for connection in silent[:5]] == [b""] * 5
 
 
-def test_an_answer_without_the_jobs_signature_is_refused(environ: dict[str, str], name: str) -> None:
+def test_an_answer_without_the_jobs_signature_is_refused(
+    environ: dict[str, str], name: str
+) -> None:
     client.put(environ, name, "old")
     recorded = answer(environ, signed(environ, name, "GET", b""))
     assert recorded.endswith(b"old")
-    forged = f"HTTP/1.0 200 OK\r\nContent-Length: 4\r\n{signature.SIGNATURE}: {'0' * 64}\r\n\r\nstop".encode()
+    forged = (
+        f"HTTP/1.0 200 OK\r\nContent-Length: 4\r\n{signature.SIGNATURE}: {'0' * 64}\r\n\r\nstop"
+    ).encode()
     for planted in (forged, recorded):
-        with answering(planted) as port, pytest.raises(ConnectionError, match="not signed by this job"):
+        with (
+            answering(planted) as port,
+            pytest.raises(ConnectionError, match="not signed by this job"),
+        ):
             client.get({**environ, client.PORT: port}, name, 60)

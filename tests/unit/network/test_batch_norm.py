@@ -44,7 +44,12 @@ def passed(module: nn.Module, part: Tensor, slope: Tensor) -> dict[str, Tensor]:
     output = module(part)
     (output * slope).sum().backward()
     gradients = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
-    return {"output": output.detach(), "images": part.grad, **gradients, **dict(module.named_buffers())}
+    return {
+        "output": output.detach(),
+        "images": part.grad,
+        **gradients,
+        **dict(module.named_buffers()),
+    }
 
 
 @pytest.mark.parametrize("ranks", SHARES)
@@ -59,9 +64,13 @@ def test_outputs_gradients_and_statistics_equal_one_rank(ranks: int) -> None:
 
     found = run_ranks(ranks, on_rank)
     for name in ("output", "images"):
-        torch.testing.assert_close(torch.cat([f[name] for f in found]), expected[name], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            torch.cat([f[name] for f in found]), expected[name], atol=1e-5, rtol=1e-5
+        )
     for name in ("weight", "bias"):
-        torch.testing.assert_close(sum(f[name] for f in found), expected[name], atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(
+            sum(f[name] for f in found), expected[name], atol=1e-4, rtol=1e-5
+        )
     for name in ("running_mean", "running_var", "num_batches_tracked"):
         for of_rank in found:
             torch.testing.assert_close(of_rank[name], expected[name], atol=1e-5, rtol=1e-5)
@@ -114,17 +123,22 @@ def test_a_training_on_ranks_equals_one_with_the_joined_batch(ranks: int, make: 
     for _, weights in results:
         assert largest_difference(weights, expected) <= 1e-5
         assert equal(weights, results[0][1])
-    _, apart = trained(LocalWorld(), config.replace(output_dir=Path("apart"), sync_batch_norm=False), make)
+    _, apart = trained(
+        LocalWorld(), config.replace(output_dir=Path("apart"), sync_batch_norm=False), make
+    )
     assert largest_difference(apart, expected) > 1e-3, "it would be the same without"
 
 
 def test_a_rank_may_lack_a_micro_batch_in_the_second_of_two_passes() -> None:
     """Five micro-batches of 4 on three ranks are a pass over 12 samples and one over 8."""
-    _, expected = trained(LocalWorld(), small_config(batch_size=12, epochs=2, output_dir=Path("one")), Reshapes)
+    _, expected = trained(
+        LocalWorld(), small_config(batch_size=12, epochs=2, output_dir=Path("one")), Reshapes
+    )
     config = small_config(epochs=2, sync_batch_norm=True)
     results = run_ranks(3, lambda world: trained(world, config, Reshapes))
     assert all(equal(weights, results[0][1]) for _, weights in results)
-    statistics = ("running_mean", "running_var", "num_batches_tracked")  # these move once per micro-batch
+    # these move once per micro-batch
+    statistics = ("running_mean", "running_var", "num_batches_tracked")
     names = [name for name in expected if not name.endswith(statistics)]
     first, second = ({name: found[name] for name in names} for found in (results[0][1], expected))
     assert largest_difference(first, second) <= 1e-5

@@ -1,4 +1,6 @@
-"""Buffers: running statistics are averaged over micro-batches; others have the value of the first."""
+"""Buffers: running statistics are averaged over micro-batches; others
+have the value of the first.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def take(world: World, held: StepBuffers, model: nn.Module, micros: list[Tensor]
         held.put_back()
         model(micro).square().sum().backward()
         held.end_micro_batch(number)
-    total = world.sum(torch.cat([torch.tensor([float(held.others_changed)]), *held.changes]), "changes")
+    total = world.sum(
+        torch.cat([torch.tensor([float(held.others_changed)]), *held.changes]), "changes"
+    )
     if total[0] > 0:
         held.broadcast_others(world)
     held.finish(total[1:], len(micros))
@@ -92,7 +96,10 @@ def draws(module: Noted, values: Tensor) -> None:
 BUFFERS: dict[str, tuple[Tensor, Callable[[Noted, Tensor], object]]] = {
     "a mean, assigned": (torch.tensor([1.0, -0.0, 1e-40]), assigns),
     "written by way of data": (torch.zeros(2), writes_unseen),
-    "changed by another micro-batch alone": (torch.zeros(3), lambda m, x: torch.equal(x, INPUTS[1]) and m.held.add_(1)),
+    "changed by another micro-batch alone": (
+        torch.zeros(3),
+        lambda m, x: torch.equal(x, INPUTS[1]) and m.held.add_(1),
+    ),
     "a counter beyond 2^53": (torch.tensor(2**60 + 1), writes),
     "the state of a generator": (torch.Generator().manual_seed(3).get_state(), draws),
     "not a number": (torch.tensor([torch.nan, torch.inf]), writes),

@@ -40,8 +40,12 @@ def test_compiling_leaves_the_model_as_it_was(quick: None) -> None:
     assert counters["stats"]["unique_graphs"] > 0
 
 
-@pytest.mark.parametrize("changes", [{}, {"freeze": "0.*", "precision": "bf16"}], ids=["plain", "frozen and bf16"])
-def test_an_epoch_compiles_nothing(changes: dict[str, Any], quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "changes", [{}, {"freeze": "0.*", "precision": "bf16"}], ids=["plain", "frozen and bf16"]
+)
+def test_an_epoch_compiles_nothing(
+    changes: dict[str, Any], quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled_before: list[int] = []
     plain = Updater.begin
 

@@ -26,7 +26,9 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # undo what `choose_device` sets
 
 
-def test_each_rank_has_its_own_gpu_unless_nccl_shares_them(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_has_its_own_gpu_unless_nccl_shares_them(
+    gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     places = [Place(3, 4, local_rank, 2) for local_rank in range(2)]
     assert [device.choose_device(Config(), place).index for place in places] == [0, 1]
     assert device.choose_device(Config().replace(device="cpu"), places[0]).type == "cpu"
@@ -46,16 +48,23 @@ def test_gpus_that_torch_cannot_use_are_an_error(monkeypatch: pytest.MonkeyPatch
     """A job on GPUs whose driver is too old must not train on CPUs without a word."""
 
     def is_available() -> bool:
-        warnings.warn("CUDA initialization: The NVIDIA driver on your system is too old. Please update", stacklevel=2)
+        warnings.warn(
+            "CUDA initialization: The NVIDIA driver on your system is too old. Please update",
+            stacklevel=2,
+        )
         return False
 
     monkeypatch.setattr(torch.cuda, "is_available", is_available)
-    with pytest.raises(UsageError, match="The NVIDIA driver on your system is too old: type `hvd-train doctor`"):
+    with pytest.raises(
+        UsageError, match="The NVIDIA driver on your system is too old: type `hvd-train doctor`"
+    ):
         device.choose_device(Config(), Place())
     assert device.choose_device(Config().replace(device="cpu"), Place()) == CPU
 
 
-def test_each_rank_may_see_one_gpu_that_no_other_has(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_may_see_one_gpu_that_no_other_has(
+    gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Slurm's --gpus-per-task shows each task its own. Two ranks with the same GPU are refused."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -70,20 +79,31 @@ def test_each_rank_may_see_one_gpu_that_no_other_has(gpus: None, monkeypatch: py
             return SimpleNamespace(uuid=numbers[int(threading.current_thread().name[-1])])
 
         monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
-        with pytest.raises(UsageError, match="ranks 0 and 1 have the same GPU of") if refused else nullcontext():
+        with (
+            pytest.raises(UsageError, match="ranks 0 and 1 have the same GPU of")
+            if refused
+            else nullcontext()
+        ):
             run_ranks(2, lambda world: device.check_own_gpus(world, chosen))
 
 
-def test_ranks_share_the_cores_that_are_not_bound_to_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_share_the_cores_that_are_not_bound_to_one_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
     assert device.num_cores(Place(0, 4, 0, 4)) == 3
-    for cpus_per_task, cores in (("3", 3), ("12", 12)):  # Slurm has not bound the task to its cores; it has
+    # Slurm has not bound the task to its cores; it has
+    for cpus_per_task, cores in (("3", 3), ("12", 12)):
         monkeypatch.setenv("SLURM_CPUS_PER_TASK", cpus_per_task)
         assert device.num_cores(Place(0, 4, 0, 4)) == cores
 
 
-@pytest.mark.parametrize(("typed", "number"), [(None, 5), ("OMP_NUM_THREADS", 2), ("MKL_NUM_THREADS", 2)])
-def test_a_number_of_threads_of_the_user_holds(typed: str | None, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("typed", "number"), [(None, 5), ("OMP_NUM_THREADS", 2), ("MKL_NUM_THREADS", 2)]
+)
+def test_a_number_of_threads_of_the_user_holds(
+    typed: str | None, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """torch reads these variables when it is imported."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(5)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -98,7 +118,9 @@ def test_a_number_of_threads_of_the_user_holds(typed: str | None, number: int, m
         torch.set_num_threads(before)
 
 
-def test_the_load_of_a_gpu_is_read_as_far_as_the_driver_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_load_of_a_gpu_is_read_as_far_as_the_driver_tells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Without nvidia-ml-py torch raises errors. No error ends a training."""
 
     def missing(_: torch.device) -> int:

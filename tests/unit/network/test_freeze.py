@@ -16,7 +16,9 @@ from tests.support.runs import small_config
 
 
 class Heads(nn.Module):
-    """Has two heads, of which the mean is the answer; one is defined before the layer that they follow."""
+    """Has two heads, of which the mean is the answer; one is defined before
+    the layer that they follow.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,12 +58,20 @@ class Tied(nn.Module):
 
 
 def convolution() -> nn.Module:
-    layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 10, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    layers = (
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.Conv2d(4, 10, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
     return nn.Sequential(*layers)
 
 
 def normed() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.utils.parametrizations.weight_norm(nn.Linear(16, 10)))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 16), nn.utils.parametrizations.weight_norm(nn.Linear(16, 10))
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,10 +80,24 @@ def normed() -> nn.Module:
         (Heads, {"head.weight", "head.bias", "head_dist.weight", "head_dist.bias"}),
         (
             OfTimm,
-            {"head.0.weight", "head.0.bias", "head.1.weight", "head.1.bias", "head_dist.weight", "head_dist.bias"},
+            {
+                "head.0.weight",
+                "head.0.bias",
+                "head.1.weight",
+                "head.1.bias",
+                "head_dist.weight",
+                "head_dist.bias",
+            },
         ),
         (convolution, {"2.weight", "2.bias"}),
-        (normed, {"2.parametrizations.weight.original0", "2.parametrizations.weight.original1", "2.bias"}),
+        (
+            normed,
+            {
+                "2.parametrizations.weight.original0",
+                "2.parametrizations.weight.original1",
+                "2.bias",
+            },
+        ),
         (Tied, {"words.weight"}),
     ],
 )
@@ -83,10 +107,20 @@ def test_all_heads_are_trained(
     """Wherever they are defined; a line says which parameters they have."""
     model = make()
     before = {name: value.clone() for name, value in model.named_parameters()}
-    train(small_config(freeze="backbone", epochs=1), model=lambda _: model, data=runs.few_digits, world=LocalWorld())
-    changed = {name for name, value in model.named_parameters() if not torch.equal(before[name], value)}
+    train(
+        small_config(freeze="backbone", epochs=1),
+        model=lambda _: model,
+        data=runs.few_digits,
+        world=LocalWorld(),
+    )
+    changed = {
+        name for name, value in model.named_parameters() if not torch.equal(before[name], value)
+    }
     assert changed == trained_ones
-    assert f"--freeze backbone trains {len(changed)} of {len(before)} parameters: " in capsys.readouterr().out
+    assert (
+        f"--freeze backbone trains {len(changed)} of {len(before)} parameters: "
+        in capsys.readouterr().out
+    )
 
 
 GRADUAL: dict[str, Any] = {"freeze": "backbone", "unfreeze": ("1:1.*", "3:*"), "epochs": 4}
@@ -100,10 +134,15 @@ def test_thawing_is_a_function_of_the_epoch() -> None:
     trainable = []
     for epoch in range(5):
         freeze.apply(config, model, epoch, ["5"])
-        trainable.append({name.split(".")[0] for name, p in model.named_parameters() if p.requires_grad})
+        trainable.append(
+            {name.split(".")[0] for name, p in model.named_parameters() if p.requires_grad}
+        )
         assert model[1].training == (epoch >= 1), "frozen batch norm must stay in evaluation mode"
         if epoch == 0:
-            assert {name for name, p in model.named_parameters() if p.grad is not None} == {"5.weight", "5.bias"}
+            assert {name for name, p in model.named_parameters() if p.grad is not None} == {
+                "5.weight",
+                "5.bias",
+            }
     assert trainable == [{"5"}, {"1", "5"}, {"1", "5"}, {"0", "1", "5"}, {"0", "1", "5"}]
     freeze.apply(config, model, 0, ["5"])
     freeze.apply(config, model, heads=["5"])

@@ -20,7 +20,9 @@ from tests.support.worlds import run_ranks
 
 
 def test_weights_alone_decay_and_all_follow_the_learning_rate() -> None:
-    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.LayerNorm(3), nn.Linear(3, 4, bias=False))
+    model = nn.Sequential(
+        nn.Linear(2, 3), nn.BatchNorm1d(3), nn.LayerNorm(3), nn.Linear(3, 4, bias=False)
+    )
     model[3].weight.requires_grad_(False)
     optimizer = optim.build(OptimizerConfig(weight_decay=0.1, decay_of="weights"), model)
     decaying, others = optimizer.param_groups
@@ -42,10 +44,14 @@ class NoDecay(torch.optim.SGD):
 
 
 def test_an_optimizer_of_ones_own_gets_what_it_takes() -> None:
-    config = OptimizerConfig(optimizer=f"{__name__}:NoDecay", optimizer_args=("dampening=0.5",), decay_of="weights")
+    config = OptimizerConfig(
+        optimizer=f"{__name__}:NoDecay", optimizer_args=("dampening=0.5",), decay_of="weights"
+    )
     built = optim.build(config, nn.Linear(2, 2))
     assert isinstance(built, NoDecay)
-    assert [(group["dampening"], group["weight_decay"]) for group in built.param_groups] == [(0.5, 0.0)] * 2
+    assert [(group["dampening"], group["weight_decay"]) for group in built.param_groups] == [
+        (0.5, 0.0)
+    ] * 2
 
 
 DECAY = 0.9
@@ -57,13 +63,19 @@ def final(folder: str) -> Weights:
 
 
 def test_the_moving_average_is_what_its_formula_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It starts at the first weights, then is 0.9 of itself and 0.1 of the new weights and statistics."""
+    """It starts at the first weights, then is 0.9 of itself and 0.1 of the
+    new weights and statistics.
+    """
     monkeypatch.setattr(Store, "commit", lambda store, state: store.commit_last(state).result())
     config = small_config(**SETTINGS, commit_steps=1, keep_checkpoints=100, output_dir=Path("run"))
     result, last = trained(LocalWorld(), config, runs.batch_norm)
-    snapshots = [checkpoint.read(path)["model"] for path in reversed(checkpoint.committed(Path("run")))]
+    snapshots = [
+        checkpoint.read(path)["model"] for path in reversed(checkpoint.committed(Path("run")))
+    ]
     assert len(snapshots) == 20
-    expected = {name: value.double() for name, value in snapshots[0].items() if value.is_floating_point()}
+    expected = {
+        name: value.double() for name, value in snapshots[0].items() if value.is_floating_point()
+    }
     for weights in snapshots[1:]:
         for name, value in expected.items():
             expected[name] = DECAY * value + (1 - DECAY) * weights[name].double()

@@ -40,7 +40,9 @@ def fetched(chosen: WeightsEnum, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def small(name: str) -> nn.Module:
     if name == "vit_b_16":
-        return VisionTransformer(32, 16, num_layers=1, num_heads=1, hidden_dim=12, mlp_dim=4, num_classes=7)
+        return VisionTransformer(
+            32, 16, num_layers=1, num_heads=1, hidden_dim=12, mlp_dim=4, num_classes=7
+        )
     if name == "densenet121":
         return DenseNet(growth_rate=4, block_config=(2, 2), num_init_features=8, num_classes=7)
     return get_model(name, weights=None, num_classes=7)
@@ -48,7 +50,10 @@ def small(name: str) -> nn.Module:
 
 def test_a_head_for_other_classes_is_replaced_and_reported() -> None:
     source = resnet18(num_classes=1000)
-    torch.save({name: value for name, value in source.state_dict().items() if not name.startswith("fc.")}, "body.pt")
+    torch.save(
+        {name: value for name, value in source.state_dict().items() if not name.startswith("fc.")},
+        "body.pt",
+    )
     for file in (saved(source), "./body.pt"):
         target = resnet18(num_classes=10)
         head = target.fc.weight.clone()
@@ -63,10 +68,15 @@ def test_a_head_for_other_classes_is_replaced_and_reported() -> None:
     [
         (
             lambda file: torch.save(runs.convnet(10).state_dict(), file),
-            "unexpected: 0.bias, 4.weight, 4.bias; missing: 1.weight, 1.bias, 1.running_mean, 1.running_var",
+            (
+                "unexpected: 0.bias, 4.weight, 4.bias; missing: 1.weight, 1.bias, "
+                "1.running_mean, 1.running_var"
+            ),
         ),
         (
-            lambda file: torch.save(runs.batch_norm(10).state_dict() | {"1.bias": torch.ones(7)}, file),
+            lambda file: torch.save(
+                runs.batch_norm(10).state_dict() | {"1.bias": torch.ones(7)}, file
+            ),
             "do not fit --model mine: size mismatch for 1.bias",
         ),
         (
@@ -74,7 +84,10 @@ def test_a_head_for_other_classes_is_replaced_and_reported() -> None:
             "it must hold a plain state_dict (names and tensors) but has optimizer, epoch",
         ),
         (os.mkfifo, "cannot be read"),
-        (lambda file: torch.save({"conv.weight": Malicious()}, file), "damaged, or holds more than tensors"),
+        (
+            lambda file: torch.save({"conv.weight": Malicious()}, file),
+            "damaged, or holds more than tensors",
+        ),
     ],
 )
 def test_files_that_do_not_fit_are_refused(make: Callable[[str], object], reason: str) -> None:
@@ -90,12 +103,22 @@ def test_files_that_do_not_fit_are_refused(make: Callable[[str], object], reason
 WRAPPERS: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
     "DataParallel": lambda state: {f"module.{k}": v for k, v in state.items()},
     "both the other way": lambda state: {f"_orig_mod.module.{k}": v for k, v in state.items()},
-    "model": lambda state: {"model": state, "optimizer": {"state": {0: {"step": torch.ones(1)}}}, "epoch": 3},
-    "state_dict": lambda state: {"state_dict": {f"model.{k}": v for k, v in state.items()}, "epoch": 3},
+    "model": lambda state: {
+        "model": state,
+        "optimizer": {"state": {0: {"step": torch.ones(1)}}},
+        "epoch": 3,
+    },
+    "state_dict": lambda state: {
+        "state_dict": {f"model.{k}": v for k, v in state.items()},
+        "epoch": 3,
+    },
     "model_ema": lambda state: {
         "model_ema": {"n_averaged": torch.tensor(3), **{f"module.{k}": v for k, v in state.items()}}
     },
-    "model before its average": lambda state: {"model_ema": {k: v * 0 for k, v in state.items()}, "model": state},
+    "model before its average": lambda state: {
+        "model_ema": {k: v * 0 for k, v in state.items()},
+        "model": state,
+    },
 }
 
 
@@ -142,11 +165,17 @@ def test_weights_of_a_run_in_safetensors_are_those_of_the_pt_file() -> None:
         ("mnasnet0_5", "$", ""),
     ],
 )
-def test_files_with_older_names_are_loaded(name: str, new: str, old: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_with_older_names_are_loaded(
+    name: str, new: str, old: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From a file or by name, with and without a prefix."""
     source = small(name)
     target = small(name)
-    state = {re.sub(new, old, key): value for key, value in source.state_dict().items() if "num_batches" not in key}
+    state = {
+        re.sub(new, old, key): value
+        for key, value in source.state_dict().items()
+        if "num_batches" not in key
+    }
     torch.save(state, "plain.pt")
     torch.save({f"module.{key}": value for key, value in state.items()}, "prefix.pt")
     torch.save(state, fetched(get_model_weights(name)["DEFAULT"], monkeypatch))
@@ -161,7 +190,9 @@ def test_files_with_older_names_are_loaded(name: str, new: str, old: Any, monkey
 @pytest.mark.parametrize("name", ["googlenet", "inception_v3", "squeezenet1_1"])
 def test_logits_equal_torchvision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = get_model_weights(name)["DEFAULT"]
-    source = get_model(name, weights=None, **({} if name == "squeezenet1_1" else {"init_weights": False}))
+    source = get_model(
+        name, weights=None, **({} if name == "squeezenet1_1" else {"init_weights": False})
+    )
     for parameter in source.parameters():
         if parameter.dim() > 1:
             nn.init.kaiming_normal_(parameter)  # so that the logits depend on the images
@@ -179,7 +210,9 @@ def test_logits_equal_torchvision(name: str, monkeypatch: pytest.MonkeyPatch) ->
     theirs = get_model(name, weights=chosen).eval()
     with torch.no_grad():
         expected = theirs(chosen.transforms(crop_size=96, resize_size=96)(image))
-        assert torch.allclose(parts.model.eval()(parts.train_loader.example(2)[0]), expected, atol=1e-4)
+        assert torch.allclose(
+            parts.model.eval()(parts.train_loader.example(2)[0]), expected, atol=1e-4
+        )
 
 
 def test_a_fetched_file_that_would_run_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +224,9 @@ def test_a_fetched_file_that_would_run_code_is_refused(monkeypatch: pytest.Monke
     assert not Path("owned").exists()
 
 
-def test_a_run_starts_from_the_weights_of_a_file_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_starts_from_the_weights_of_a_file_and_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     source = runs.convnet(10)
     config = small_config(weights=saved(source), epochs=1, learning_rate=1e-12, weight_decay=0.0)
     _, found = trained(LocalWorld(), config, runs.convnet)

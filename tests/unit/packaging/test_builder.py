@@ -35,7 +35,9 @@ def test_missing_build_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(machine, "installed_version", lambda name: None if name == "wheel" else "1")
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     write_program(tmp_path, "make", "true")
-    monkeypatch.setenv("PATH", str(write_program(tmp_path, "cmake", "echo cmake version 4.0.1").parent))
+    monkeypatch.setenv(
+        "PATH", str(write_program(tmp_path, "cmake", "echo cmake version 4.0.1").parent)
+    )
     with pytest.raises(BuildError, match=r"-m pip install wheel 'cmake>=3\.21,<4'$"):
         machine.check_tools()
     write_program(tmp_path, "cmake", "echo cmake version 3.31.6")
@@ -43,8 +45,13 @@ def test_missing_build_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_key_changes_with_every_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = Cuda(Path("/cuda"), "13.2", (80, 90), "2.30.7", Path("/libnccl.so.2"), Path("/include"), True)
-    patches = (Patch("B1", "B1-x.patch", "compiles", "diff"), Patch("C1", "C1-y.patch", "fixes", "diff"))
+    cuda = Cuda(
+        Path("/cuda"), "13.2", (80, 90), "2.30.7", Path("/libnccl.so.2"), Path("/include"), True
+    )
+    patches = (
+        Patch("B1", "B1-x.patch", "compiles", "diff"),
+        Patch("C1", "C1-y.patch", "fixes", "diff"),
+    )
     mpi = Mpi("Open MPI 4.1.8", Path("/env/bin/mpicxx"), Path("/env"))
     torch = Torch("2.15.0+cu132", "13.2", tmp_path)
     compiler = Compiler("g++", "g++ 12.2.0")
@@ -62,7 +69,9 @@ def test_key_changes_with_every_input(tmp_path: Path, monkeypatch: pytest.Monkey
         {"cuda": replace(cuda, nccl_version="2.27.0")},
     ]
     keys = {plan.key, *(replace(plan, **change).key for change in changes)}
-    moved = replace(plan, torch=replace(torch, site=tmp_path / "other"), mpi=replace(mpi, prefix=Path("/b")))
+    moved = replace(
+        plan, torch=replace(torch, site=tmp_path / "other"), mpi=replace(mpi, prefix=Path("/b"))
+    )
     assert moved.key == plan.key
     monkeypatch.setenv("CXXFLAGS", "-march=native")
     assert len(keys | {plan.key}) == len(changes) + 2
@@ -72,7 +81,12 @@ def test_key_changes_with_every_input(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ("version", "hip", "error"),
-    [("2.13.0+cpu", None, ""), ("2.5.1", None, "too old"), ("2.15.0", "6.2", "ROCm"), ("", None, "pip install torch")],
+    [
+        ("2.13.0+cpu", None, ""),
+        ("2.5.1", None, "too old"),
+        ("2.15.0", "6.2", "ROCm"),
+        ("", None, "pip install torch"),
+    ],
 )
 def test_torch_is_read_and_not_imported(
     version: str, hip: str | None, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -90,15 +104,26 @@ def test_torch_is_read_and_not_imported(
         assert machine.find_torch() == Torch(version, None, tmp_path)
 
 
-def test_cuda_home_counts_if_its_major_version_is_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_home_counts_if_its_major_version_is_torchs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for folder, release in ((tmp_path / "right", "13.1"), (tmp_path / "wrong", "12.4")):
-        script = f'case "$1" in --version) echo "Cuda compilation tools, release {release}, V{release}.1";; '
+        script = (
+            'case "$1" in --version) echo "Cuda compilation tools, release '
+            f'{release}, V{release}.1";; '
+        )
         write_program(folder / "bin", "nvcc", script + "*) echo compute_80; echo compute_90;; esac")
         header = "#define NCCL_MAJOR 2\n#define NCCL_MINOR 30\n#define NCCL_PATCH 7\n"
         for file, text in (("include/nccl.h", header), ("lib/libnccl.so.2", "")):
             (folder / file).parent.mkdir()
             (folder / file).write_text(text)
-    for name in ("HOROVOD_CUDA_HOME", "CUDA_PATH", "HOROVOD_BUILD_CUDA_CC_LIST", "HOROVOD_NCCL_HOME", "NCCL_HOME"):
+    for name in (
+        "HOROVOD_CUDA_HOME",
+        "CUDA_PATH",
+        "HOROVOD_BUILD_CUDA_CC_LIST",
+        "HOROVOD_NCCL_HOME",
+        "NCCL_HOME",
+    ):
         monkeypatch.delenv(name, raising=False)
     torch = Torch("2.15.0", "13.2", tmp_path / "site")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "right"))
@@ -108,11 +133,16 @@ def test_cuda_home_counts_if_its_major_version_is_torchs(tmp_path: Path, monkeyp
     monkeypatch.setenv("HOROVOD_BUILD_CUDA_CC_LIST", "90")
     assert machine.find_cuda(torch).archs == (90,)
     monkeypatch.setattr(machine, "cuda_homes", lambda torch: [(tmp_path / "wrong", False)])
-    with pytest.raises(BuildError, match=r"no nvcc 13\.x \(but 12\.4 in .*cuda-toolkit\[nvcc,cccl\].*--without-cuda"):
+    with pytest.raises(
+        BuildError,
+        match=r"no nvcc 13\.x \(but 12\.4 in .*cuda-toolkit\[nvcc,cccl\].*--without-cuda",
+    ):
         machine.find_cuda(torch)
 
 
-def test_the_mpi_of_the_machine_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mpi_of_the_machine_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Clusters tune their MPI."""
     own = tmp_path / "env" / "bin"
     other = tmp_path / "machine"
@@ -131,7 +161,10 @@ FITS = "first\nsecond\nthird\n"
 
 
 def test_a_patch_changes_files() -> None:
-    for path, text in {"patches/C1-test.patch": f"Why: for the test.\n{DIFF}", "tree/one.txt": f"zero\n{FITS}"}.items():
+    for path, text in {
+        "patches/C1-test.patch": f"Why: for the test.\n{DIFF}",
+        "tree/one.txt": f"zero\n{FITS}",
+    }.items():
         Path(path).parent.mkdir()
         Path(path).write_text(text)
     (patch,) = load_patches(Path("patches"))
@@ -144,7 +177,11 @@ def test_a_patch_changes_files() -> None:
     [
         (DIFF, "nothing of it\n", r"T1\.patch does not fit.*one\.txt.*nowhere"),
         (DIFF, FITS * 2, r"T1\.patch does not fit.*one\.txt.*in 2 places"),
-        ("--- /dev/null\n+++ b/new.txt\n@@ -0,0 +1 @@\n+made\n", FITS, r"T1\.patch makes new\.txt: put new files"),
+        (
+            "--- /dev/null\n+++ b/new.txt\n@@ -0,0 +1 @@\n+made\n",
+            FITS,
+            r"T1\.patch makes new\.txt: put new files",
+        ),
     ],
     ids=["nowhere", "two places", "makes a file"],
 )
@@ -170,4 +207,6 @@ def test_patches_are_well_formed() -> None:
         heads = re.findall(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@", patch.text, re.MULTILINE)
         hunks = [hunk for _, of_file in patches.parse_diff(patch.text) for hunk in of_file]
         counts = [[int(count or 1) for count in head] for head in heads]
-        assert counts == [[len(side.splitlines()) for side in hunk] for hunk in hunks] != [], patch.file
+        assert counts == [[len(side.splitlines()) for side in hunk] for hunk in hunks] != [], (
+            patch.file
+        )

@@ -15,7 +15,10 @@ from tests.support.launching import Program, write_program
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-TOOLS = "awk bash cat cut dirname du env find flock grep head make mkdir mv realpath rm sed sleep stat tail touch"
+TOOLS = (
+    "awk bash cat cut dirname du env find flock grep head make mkdir mv realpath rm sed "
+    "sleep stat tail touch"
+)
 TOOLS += " true uname"
 ALL_STEPS = ["creating", "pinned", "horovod: built", "hvd_train"]
 CUDA = "cuda-toolkit==13.2.2 ; python_version {} '3.11'\n"
@@ -28,13 +31,17 @@ def build_editable(folder, config_settings=None, metadata_directory=None):
 
 
 def make_clone(folder: Path) -> Path:
-    """Make a clone with the real set-up, three small wheels as package index, and a builder that only prints."""
+    """Make a clone with the real set-up, three small wheels as package index, and a
+    builder that only prints.
+    """
     clone = folder / "a clone"
     wheels = folder / "wheels"
     wheels.mkdir(parents=True)
     for name in ("harmless", "project", "wheel"):
         with zipfile.ZipFile(wheels / f"{name}-1-py3-none-any.whl", "w") as wheel:
-            wheel.writestr(f"{name}-1.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+            wheel.writestr(
+                f"{name}-1.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n"
+            )
             about = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
             wheel.writestr(f"{name}-1.dist-info/WHEEL", about)
             wheel.writestr(f"{name}-1.dist-info/RECORD", "")
@@ -47,7 +54,9 @@ def make_clone(folder: Path) -> Path:
         "requirements/locks/run.txt": f"harmless==1 --hash=sha256:{digest}\n",
         "packaging/build_horovod.py": "print('horovod: built')\n",
         "packaging/patches/C1.patch": "",
-        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n',
+        "pyproject.toml": (
+            '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n'
+        ),
         "own.py": BACKEND,
     }.items():
         (clone / file).parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +68,9 @@ def make_clone(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return the variables of a machine with only these tools, this Python and space on its disk."""
+    """Return the variables of a machine with only these tools, this
+    Python and space on its disk.
+    """
     folder = tmp_path_factory.mktemp("bin")
     for tool in TOOLS.split():
         (folder / tool).symlink_to(shutil.which(tool) or tool)
@@ -80,7 +91,9 @@ def program(environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyP
 def make(clone: Path, environ: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     environ = {**environ, "PIP_FIND_LINKS": str(clone.parent / "wheels")}
     command = ["make", "--no-print-directory", "env", *arguments]
-    return subprocess.run(command, cwd=clone, env=environ, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=clone, env=environ, capture_output=True, text=True, check=False
+    )
 
 
 def steps(clone: Path, environ: dict[str, str], *arguments: str) -> list[str]:
@@ -123,13 +136,18 @@ def test_an_interrupted_set_up_continues(clone: Path, environ: dict[str, str]) -
     builder.write_text("raise SystemExit('build_horovod: no')\n")
     failed = make(clone, environ)
     assert failed.returncode == 2
-    assert "installing Horovod failed (see above); the same command continues from here" in failed.stderr
+    assert (
+        "installing Horovod failed (see above); the same command continues from here"
+        in failed.stderr
+    )
     assert record.exists()
     builder.write_text(works)
     assert steps(clone, environ) == ["horovod: built", "hvd_train"]
 
 
-def test_two_set_ups_at_once_take_turns(clone: Path, environ: dict[str, str], tmp_path: Path) -> None:
+def test_two_set_ups_at_once_take_turns(
+    clone: Path, environ: dict[str, str], tmp_path: Path
+) -> None:
     pipe = tmp_path / "pipe"
     builder = clone / "packaging" / "build_horovod.py"
     os.mkfifo(pipe)
@@ -187,7 +205,9 @@ def other_python(program: Program, version: str, answers: str = "") -> None:
     )
 
 
-def test_an_environment_that_does_not_run_is_made_again(clone: Path, environ: dict[str, str], program: Program) -> None:
+def test_an_environment_that_does_not_run_is_made_again(
+    clone: Path, environ: dict[str, str], program: Program
+) -> None:
     steps(clone, environ)  # after a test that changed the machine
     other_python(program, "3.12")
     message = f"==> .venv is made again: it has Python {PYTHON[6:]}, and PYTHON is python3"
@@ -213,15 +233,26 @@ def fresh(tmp_path: Path) -> Path:
     return make_clone(tmp_path)
 
 
-def test_an_old_python_gets_a_message(fresh: Path, environ: dict[str, str], program: Program) -> None:
+def test_an_old_python_gets_a_message(
+    fresh: Path, environ: dict[str, str], program: Program
+) -> None:
     other_python(program, "3.09")
     assert f"the oldest supported: make env PYTHON={PYTHON}" in lines(fresh, environ)[0]
 
 
-def test_all_missing_parts_are_reported_at_once(fresh: Path, environ: dict[str, str], program: Program) -> None:
-    other_python(program, "3.12", "*ensurepip*) exit 1;; *get_path*) echo /nowhere;; *realpath*) echo /nowhere;;")
+def test_all_missing_parts_are_reported_at_once(
+    fresh: Path, environ: dict[str, str], program: Program
+) -> None:
+    other_python(
+        program,
+        "3.12",
+        "*ensurepip*) exit 1;; *get_path*) echo /nowhere;; *realpath*) echo /nowhere;;",
+    )
     program("df", "echo; echo disk 9 9 5000 9 /")
-    program("nvidia-smi", 'echo "| NVIDIA-SMI 550.54.15   Driver Version: 550.54.15   CUDA Version: 12.4 |"')
+    program(
+        "nvidia-smi",
+        'echo "| NVIDIA-SMI 550.54.15   Driver Version: 550.54.15   CUDA Version: 12.4 |"',
+    )
     found = "\n".join(lines(fresh, {**environ, "CXX": "g++-99 -O1"}))
     for package in ("python3.12-venv", "g++", "python3.12-dev"):
         assert f"apt install {package}" in found
@@ -236,9 +267,13 @@ def test_an_old_compiler_is_named(fresh: Path, environ: dict[str, str], program:
     assert "g++ 10.2.1 is too old" in lines(fresh, environ)[0]
 
 
-def test_headers_are_fetched_without_root(fresh: Path, environ: dict[str, str], program: Program) -> None:
+def test_headers_are_fetched_without_root(
+    fresh: Path, environ: dict[str, str], program: Program
+) -> None:
     """The second try fetches its own lists of packages, since an image has none."""
-    program("g++", 'case "$1" in --version) echo g++;; -dump*) echo 12.2.0;; *) test "$CPATH";; esac')
+    program(
+        "g++", 'case "$1" in --version) echo g++;; -dump*) echo 12.2.0;; *) test "$CPATH";; esac'
+    )
     program("apt-get", 'test -n "$3" && touch "${6:-x}_1.deb"')
     program("dpkg", 'mkdir -p "$3/usr/include/python3.12"')
     other_python(program, "3.12", "*realpath*) realpath /usr/bin/python3;;")

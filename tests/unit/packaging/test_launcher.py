@@ -29,12 +29,45 @@ LOOPBACK = "127.0.0.1"
 
 # Environments of ranks (patch S2)
 NEEDED = (
-    *("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOROVOD_RENDEZVOUS_KEY", "HVD_TRAIN_PORT", "NCCL_DEBUG", "TZ"),
-    *("OMP_NUM_THREADS", "https_proxy", "NO_PROXY", "CUDA_HOME", "TORCH_HOME", "LC_ALL", "UCX_TLS", "OMPI_MCA_x"),
+    *(
+        "PATH",
+        "LD_LIBRARY_PATH",
+        "PYTHONPATH",
+        "HOROVOD_RENDEZVOUS_KEY",
+        "HVD_TRAIN_PORT",
+        "NCCL_DEBUG",
+        "TZ",
+    ),
+    *(
+        "OMP_NUM_THREADS",
+        "https_proxy",
+        "NO_PROXY",
+        "CUDA_HOME",
+        "TORCH_HOME",
+        "LC_ALL",
+        "UCX_TLS",
+        "OMPI_MCA_x",
+    ),
 )
 PRIVATE = (
-    *("AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "HF_TOKEN", "SSH_AUTH_SOCK", "HOME", "USER", "MY_PATH", "PATH_TO_KEY"),
-    *("PMIX_SERVER_URI", "SLURM_JOB_ID", "OMPI_COMM_WORLD_RANK", "CUDA_VISIBLE_DEVICES", "BASH_FUNC_x%%", "OMP_a.b"),
+    *(
+        "AWS_SECRET_ACCESS_KEY",
+        "WANDB_API_KEY",
+        "HF_TOKEN",
+        "SSH_AUTH_SOCK",
+        "HOME",
+        "USER",
+        "MY_PATH",
+        "PATH_TO_KEY",
+    ),
+    *(
+        "PMIX_SERVER_URI",
+        "SLURM_JOB_ID",
+        "OMPI_COMM_WORLD_RANK",
+        "CUDA_VISIBLE_DEVICES",
+        "BASH_FUNC_x%%",
+        "OMP_a.b",
+    ),
 )
 
 
@@ -42,7 +75,11 @@ def test_other_hosts_get_the_variables_that_training_needs(monkeypatch: pytest.M
     variables = dict.fromkeys((*NEEDED, *PRIVATE), "value")
     assert set(worker_environment.for_other_hosts(variables)) == set(NEEDED)
     more = {**variables, "HVD_TRAIN_ENV": "HF_TOKEN, WANDB_API_KEY,,NOT_SET"}
-    assert set(worker_environment.for_other_hosts(more)) - set(NEEDED) == {"HVD_TRAIN_ENV", "HF_TOKEN", "WANDB_API_KEY"}
+    assert set(worker_environment.for_other_hosts(more)) - set(NEEDED) == {
+        "HVD_TRAIN_ENV",
+        "HF_TOKEN",
+        "WANDB_API_KEY",
+    }
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
     here = worker_environment.for_this_host({"HOROVOD_RANK": "1"})
     assert (here["AWS_SECRET_ACCESS_KEY"], here["HOROVOD_RANK"]) == ("hunter2", "1")
@@ -50,14 +87,24 @@ def test_other_hosts_get_the_variables_that_training_needs(monkeypatch: pytest.M
 
 def test_a_value_instead_of_a_name_is_an_error() -> None:
     for text in ("AWS_KEY=hunter2", "A;hunter2"):
-        with pytest.raises(JobFailedError, match="HVD_TRAIN_ENV takes names of variables") as caught:
+        with pytest.raises(
+            JobFailedError, match="HVD_TRAIN_ENV takes names of variables"
+        ) as caught:
             worker_environment.for_other_hosts({"HVD_TRAIN_ENV": f"GOOD,{text}"})
         assert caught.value.exit_code == 2
         assert "=" not in str(caught.value)
 
 
-AWKWARD = {"A": "two\nlines\n", "B": 'it\'s "$HOME" `id` \\', "C": os.fsdecode(b"\xff\xfe"), "E": ""}
-SHOW = "import os, sys; print(os.getcwd(), [os.environb.get(b'%c' % n) for n in b'ABCE'], repr(sys.stdin.read()))"
+AWKWARD = {
+    "A": "two\nlines\n",
+    "B": 'it\'s "$HOME" `id` \\',
+    "C": os.fsdecode(b"\xff\xfe"),
+    "E": "",
+}
+SHOW = (
+    "import os, sys; print(os.getcwd(), [os.environb.get(b'%c' % n) for n in b'ABCE'], "
+    "repr(sys.stdin.read()))"
+)
 
 
 def test_variables_arrive_whole_through_standard_input() -> None:
@@ -71,7 +118,9 @@ def test_variables_arrive_whole_through_standard_input() -> None:
     for shell in ("sh", "bash"):
         done = subprocess.run([shell, "-c", script], input=given, capture_output=True, check=True)
         assert done.stdout.decode() == f"{folder} {values} ''\n"
-    script, given = worker_environment.on_other_host("exec touch started", {"HOROVOD_RANK": "1"}, str(folder))
+    script, given = worker_environment.on_other_host(
+        "exec touch started", {"HOROVOD_RANK": "1"}, str(folder)
+    )
     for end in range(len(given) - 2):
         subprocess.run(["sh", "-c", script], input=given[:end], capture_output=True, check=False)
     assert not list(folder.iterdir())
@@ -88,7 +137,9 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     server.shutdown_server()
 
 
-def test_only_the_job_reads_and_changes_its_function(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_job_reads_and_changes_its_function(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key = signature.key_of_job()
     for other in ("", signature.make_key()):
         monkeypatch.setenv(signature.KEY, other)
@@ -98,7 +149,9 @@ def test_only_the_job_reads_and_changes_its_function(port: int, monkeypatch: pyt
             http_client.read_data_from_kvstore(LOOPBACK, port, "runfunc", "func")
     monkeypatch.setenv(signature.KEY, key)
     with socket.create_connection((LOOPBACK, port)):
-        assert http_client.read_data_from_kvstore(LOOPBACK, port, "runfunc", "func") == "the function"
+        assert (
+            http_client.read_data_from_kvstore(LOOPBACK, port, "runfunc", "func") == "the function"
+        )
 
 
 def test_an_unsigned_answer_is_not_unpickled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +169,10 @@ def test_the_store_waits_until_all_ranks_have_written(port: int) -> None:
     environ = {client.ADDRESS: LOOPBACK, client.PORT: str(port), client.KEY: signature.key_of_job()}
     assert client.get(environ, "global/0-of-3") == ""  # after a second
     with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(client.get, environ, f"global/{rank}-of-3") for rank in ("0", "1", "2", "all")]
+        asked = [
+            pool.submit(client.get, environ, f"global/{rank}-of-3")
+            for rank in ("0", "1", "2", "all")
+        ]
         for rank, parts in enumerate(("0to10to2", "1to01to2", "2to02to1")):
             client.put(environ, f"global/{rank}", parts)
     found = [answer.result() for answer in asked]
@@ -124,13 +180,17 @@ def test_the_store_waits_until_all_ranks_have_written(port: int) -> None:
 
 
 # The interface between hosts (patch S4)
-def test_a_name_that_only_ssh_knows_has_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_only_ssh_knows_has_an_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_program(tmp_path, "ssh", f'[ "$3" = unknown ] || echo "hostname {LOOPBACK}"')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(network, "resolve_host_address", {LOOPBACK: LOOPBACK}.get)
     settings = SimpleNamespace(nics=None, verbose=0)
     assert driver_service.get_common_interfaces(settings, ["h1", "alias"], ["alias"]) == [LOOPBACK]
-    with pytest.raises(ValueError, match=r"no address is known for unknown.* --network-interfaces eth0$"):
+    with pytest.raises(
+        ValueError, match=r"no address is known for unknown.* --network-interfaces eth0$"
+    ):
         driver_service.get_common_interfaces(settings, ["h1", "unknown"], ["unknown"])
 
 
@@ -143,11 +203,24 @@ def test_a_rank_keeps_the_interface_that_the_user_named() -> None:
 
 # The guard of an MPI rank (patch L1)
 def test_a_guarded_rank_commits_and_its_code_is_reported() -> None:
-    """The guard stays until mpirun ends it, because mpirun would kill the other ranks at its end."""
-    script = "trap 'sleep 0.2; echo committed; exit 3' TERM; echo trains; while :; do sleep 0.02; done"
-    command = [sys.executable, "-I", "-S", mpi_rank.__file__, "300", shlex.join(["sh", "-c", script])]
+    """The guard stays until mpirun ends it, because mpirun would kill
+    the other ranks at its end.
+    """
+    script = (
+        "trap 'sleep 0.2; echo committed; exit 3' TERM; echo trains; while :; do sleep 0.02; done"
+    )
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        mpi_rank.__file__,
+        "300",
+        shlex.join(["sh", "-c", script]),
+    ]
     env = {**os.environ, "PMI_RANK": "3"}
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as guard:
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as guard:
         assert guard.stdout is not None
         assert guard.stdout.readline() == "trains\n"
         guard.send_signal(signal.SIGUSR1)
@@ -159,7 +232,14 @@ def test_a_guarded_rank_commits_and_its_code_is_reported() -> None:
 
 
 def test_a_rank_ends_with_its_guard() -> None:
-    command = [sys.executable, "-I", "-S", mpi_rank.__file__, "300", "sh -c 'echo trains; exec sleep 1000'"]
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        mpi_rank.__file__,
+        "300",
+        "sh -c 'echo trains; exec sleep 1000'",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as guard:
         assert guard.stdout is not None
         assert guard.stdout.readline() == "trains\n"

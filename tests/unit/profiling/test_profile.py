@@ -34,14 +34,19 @@ def steps_in(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [span for span in spans if span["name"].startswith("ProfilerStep#")]
 
 
-def test_chosen_steps_are_traced_over_the_end_of_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+def test_chosen_steps_are_traced_over_the_end_of_an_epoch(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """The trace holds these steps alone, and the weights are the same without it."""
     assert equal(weights(profile="9:12"), weights(output_dir=Path("other")))
     spans = spans_of("steps-9-to-12-rank-0.json.gz")
     steps = steps_in(spans)
     assert [step["name"] for step in steps] == [f"ProfilerStep#{number}" for number in range(9, 13)]
-    inside = [span for span in spans if span["name"] == "aten::addmm" and steps[0]["ts"] <= span["ts"]]
-    assert len(inside) > 5 + 3 + 5 + 5  # one call for each micro-batch, and an evaluation after step 10
+    inside = [
+        span for span in spans if span["name"] == "aten::addmm" and steps[0]["ts"] <= span["ts"]
+    ]
+    # one call for each micro-batch, and an evaluation after step 10
+    assert len(inside) > 5 + 3 + 5 + 5
     output = capsys.readouterr().out
     assert "profile of steps 9 to 12: run/profile/steps-9-to-12-rank-0.json.gz" in output
     assert output.count("aten::") >= 5  # of the ten largest costs, in whatever order
@@ -92,5 +97,8 @@ def test_a_full_disk_costs_the_profile_only(
 
     monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", full)
     weights(profile="2:3")
-    line = "no profile of steps 2 to 3: cannot write run/profile/steps-2-to-3-rank-0.json.gz: No space left"
+    line = (
+        "no profile of steps 2 to 3: cannot write "
+        "run/profile/steps-2-to-3-rank-0.json.gz: No space left"
+    )
     assert line in capsys.readouterr().err

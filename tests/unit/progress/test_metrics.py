@@ -17,10 +17,16 @@ def test_means_are_of_all_samples(parts: list[tuple[int, int, int]]) -> None:
     """Sums and what divides them are added up before the division."""
     total = Totals()
     for count, loss, tokens in parts:
-        total += Totals(count, {"loss": loss, "tokens": tokens}, {"loss": count, "tokens": 2 * tokens})
+        total += Totals(
+            count, {"loss": loss, "tokens": tokens}, {"loss": count, "tokens": 2 * tokens}
+        )
     counts, losses, tokens = [*zip(*parts, strict=True)] or [(), (), ()]
     assert total.count == sum(counts)
-    expected = {"loss": sum(losses) / sum(counts), "tokens": 0.5 if any(tokens) else math.nan} if parts else {}
+    expected = (
+        {"loss": sum(losses) / sum(counts), "tokens": 0.5 if any(tokens) else math.nan}
+        if parts
+        else {}
+    )
     assert total.means() == pytest.approx(expected, nan_ok=True)
 
 
@@ -39,7 +45,9 @@ def test_each_phase_has_its_mean_seconds_per_step() -> None:
     assert split.take() is None
     for wait in (1.0, 3.0) * 500:
         seconds = (wait, 2.0, 4.0, 2.0, 1.0)
-        for phase, passed in zip(("data", "forward", "backward", "forward", "optimizer"), seconds, strict=True):
+        for phase, passed in zip(
+            ("data", "forward", "backward", "forward", "optimizer"), seconds, strict=True
+        ):
             clock.time += passed
             split.mark(phase)
         clock.time += 1000

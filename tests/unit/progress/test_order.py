@@ -25,7 +25,9 @@ from hvd_train.progress.order import (
 )
 
 
-@given(num_samples=st.integers(1, 3000), seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 10**6))
+@given(
+    num_samples=st.integers(1, 3000), seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 10**6)
+)
 def test_an_order_is_a_permutation(num_samples: int, seed: int, epoch: int) -> None:
     assert np.array_equal(np.sort(EpochOrder(seed, epoch, num_samples)[:]), np.arange(num_samples))
 
@@ -37,7 +39,11 @@ def test_orders_and_random_numbers_never_change() -> None:
     assert EpochOrder(0, 1, 1000)[:8].tolist() == [496, 413, 123, 495, 776, 969, 432, 270]
     assert EpochOrder(7, 0, 1000)[:8].tolist() == [476, 746, 89, 599, 629, 560, 1, 692]
     assert EpochOrder(7, 3, 100_003)[:4].tolist() == [85199, 80323, 80088, 7669]
-    assert [key(0), key(1, 2), key(2, 1)] == [9248179162272254404, 17286951778007540066, 6020280326711147963]
+    assert [key(0), key(1, 2), key(2, 1)] == [
+        9248179162272254404,
+        17286951778007540066,
+        6020280326711147963,
+    ]
     assert uniforms(0, 0, np.array([0, 1]), 2).tolist() == [
         [0.9686768054962158, 0.16500449180603027],
         [0.5145959854125977, 0.9227016568183899],
@@ -48,7 +54,9 @@ def test_orders_and_random_numbers_never_change() -> None:
 def test_a_slice_is_part_of_the_whole(num_samples: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, num_samples))
     stop = data.draw(st.integers(start, num_samples + 100))
-    assert np.array_equal(EpochOrder(5, 6, num_samples)[start:stop], EpochOrder(5, 6, num_samples)[:][start:stop])
+    assert np.array_equal(
+        EpochOrder(5, 6, num_samples)[start:stop], EpochOrder(5, 6, num_samples)[:][start:stop]
+    )
     assert Order(num_samples)[start:stop].tolist() == list(range(start, min(stop, num_samples)))
 
 
@@ -63,11 +71,15 @@ def test_a_slice_is_part_of_the_whole(num_samples: int, data: st.DataObject) -> 
         (1, BatchLayout(4, 2), [[1]]),
     ],
 )
-def test_a_last_single_sample_joins_others(samples: int, layout: BatchLayout, sizes: list[list[int]]) -> None:
+def test_a_last_single_sample_joins_others(
+    samples: int, layout: BatchLayout, sizes: list[list[int]]
+) -> None:
     """Batch norm cannot train on one sample; if each micro-batch has one, nothing changes."""
     steps = list(assignments(Order(samples), 0, layout, 0, 1))
     assert [[len(micro.samples) for micro in step.micro_batches] for step in steps] == sizes
-    assert [(step.size, step.num_micro_batches) for step in steps] == [(sum(step), len(step)) for step in sizes]
+    assert [(step.size, step.num_micro_batches) for step in steps] == [
+        (sum(step), len(step)) for step in sizes
+    ]
     assert set(micro_batch_sizes(layout, samples)) == {size for step in sizes for size in step}
 
 
@@ -75,7 +87,9 @@ def test_a_last_single_sample_joins_others(samples: int, layout: BatchLayout, si
     ("global_batch", "sizes"),
     [(1, [1]), (37, [19, 18]), (383, [48] * 7 + [47]), (384, [24] * 16), (1000, [32] * 31 + [8])],
 )
-def test_a_global_batch_alone_has_the_same_layout_on_any_number_of_ranks(global_batch: int, sizes: list[int]) -> None:
+def test_a_global_batch_alone_has_the_same_layout_on_any_number_of_ranks(
+    global_batch: int, sizes: list[int]
+) -> None:
     batch = BatchConfig(global_batch_size=global_batch)
     layout = choose_layout(batch, 1, 10_000)
     assert {choose_layout(batch, size, 10_000) for size in (2, 3, 4, 64)} == {layout}
@@ -84,14 +98,25 @@ def test_a_global_batch_alone_has_the_same_layout_on_any_number_of_ranks(global_
 
 
 def test_batch_settings_decide_the_layout_or_are_refused() -> None:
-    with pytest.raises(UsageError, match="--accumulation-steps with --global-batch-size needs --batch-size"):
+    with pytest.raises(
+        UsageError, match="--accumulation-steps with --global-batch-size needs --batch-size"
+    ):
         choose_layout(BatchConfig(global_batch_size=64, accumulation_steps=2), 2, 1000)
-    with pytest.raises(UsageError, match=r"1001 samples is larger than the training set of 1000.*size 1000 or less"):
+    with pytest.raises(
+        UsageError, match=r"1001 samples is larger than the training set of 1000.*size 1000 or less"
+    ):
         choose_layout(BatchConfig(global_batch_size=1001), 1, 1000)
-    assert choose_layout(BatchConfig(batch_size=8, accumulation_steps=3), 2, 1000) == BatchLayout(48, 8)
-    assert choose_layout(BatchConfig(global_batch_size=64, batch_size=8), 3, 1000) == BatchLayout(64, 8)
+    assert choose_layout(BatchConfig(batch_size=8, accumulation_steps=3), 2, 1000) == BatchLayout(
+        48, 8
+    )
+    assert choose_layout(BatchConfig(global_batch_size=64, batch_size=8), 3, 1000) == BatchLayout(
+        64, 8
+    )
     batch = BatchConfig(batch_size=30, accumulation_steps=2)
-    assert [resized_layout(batch, size, 190) for size in (3, 4)] == [BatchLayout(180, 30), BatchLayout(190, 30)]
+    assert [resized_layout(batch, size, 190) for size in (3, 4)] == [
+        BatchLayout(180, 30),
+        BatchLayout(190, 30),
+    ]
 
 
 @given(samples=st.lists(st.integers(0, 2**40), min_size=1, max_size=20), data=st.data())
@@ -108,7 +133,9 @@ def test_other_samples_have_another_fingerprint(samples: list[int], data: st.Dat
 
 def test_the_parts_of_an_epoch_add_up_to_all_samples() -> None:
     order = EpochOrder(3, 1, 1000)
-    assert added(fingerprint(order[start : start + 7]) for start in range(0, 1000, 7)) == fingerprint(np.arange(1000))
+    assert added(
+        fingerprint(order[start : start + 7]) for start in range(0, 1000, 7)
+    ) == fingerprint(np.arange(1000))
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=50))
@@ -117,4 +144,7 @@ def test_fingerprints_are_summed_over_ranks_in_float32(of_ranks: list[int]) -> N
     assert sums.dtype == torch.float32
     assert from_bytes(sums.tolist()) == added(of_ranks)
     ranks = 65_000
-    assert from_bytes((torch.tensor(in_bytes(2**64 - 1)) * ranks).tolist()) == (2**64 - 1) * ranks % 2**64
+    assert (
+        from_bytes((torch.tensor(in_bytes(2**64 - 1)) * ranks).tolist())
+        == (2**64 - 1) * ranks % 2**64
+    )

@@ -12,7 +12,13 @@ from hvd_train.progress.schedule import learning_rate_factor, peak_learning_rate
 
 @pytest.mark.parametrize(
     ("scaling", "batch", "expected"),
-    [("none", 1024, 0.1), ("linear", 1024, 0.4), ("linear", 64, 0.025), ("sqrt", 1024, 0.2), ("sqrt", 64, 0.05)],
+    [
+        ("none", 1024, 0.1),
+        ("linear", 1024, 0.4),
+        ("linear", 64, 0.025),
+        ("sqrt", 1024, 0.2),
+        ("sqrt", 64, 0.05),
+    ],
 )
 def test_the_peak_follows_the_global_batch(scaling: str, batch: int, expected: float) -> None:
     optimizer = OptimizerConfig(learning_rate=0.1, lr_base_batch=256, lr_scaling=scaling)
@@ -26,11 +32,23 @@ SCHEDULES: dict[str, tuple[dict[str, Any], dict[float, float]]] = {
         {"epochs": 90, "schedule": "step", "decay_epochs": (30, 60, 80), "decay_factor": 0.1},
         {0: 1, 29.99: 1, 30: 0.1, 59.9: 0.1, 60: 0.01, 80: 0.001},
     ),
-    "constant": ({"epochs": 10, "schedule": "constant", "warmup_epochs": 2}, {1: 0.5, 2: 1.0, 9.9: 1.0}),
-    "cosine with a floor": ({"epochs": 4, "schedule": "cosine", "final_factor": 0.2}, {0: 1, 2: 0.6, 4: 0.2, 5: 0.2}),
-    "linear": ({"epochs": 6, "schedule": "linear", "warmup_epochs": 2, "final_factor": 0.5}, {1: 0.5, 4: 0.75, 6: 0.5}),
+    "constant": (
+        {"epochs": 10, "schedule": "constant", "warmup_epochs": 2},
+        {1: 0.5, 2: 1.0, 9.9: 1.0},
+    ),
+    "cosine with a floor": (
+        {"epochs": 4, "schedule": "cosine", "final_factor": 0.2},
+        {0: 1, 2: 0.6, 4: 0.2, 5: 0.2},
+    ),
+    "linear": (
+        {"epochs": 6, "schedule": "linear", "warmup_epochs": 2, "final_factor": 0.5},
+        {1: 0.5, 4: 0.75, 6: 0.5},
+    ),
     "own": ({"schedule": f"{__name__}:a_third"}, {0: 1 / 3, 9: 1 / 3}),
-    "only warm-up": ({"epochs": 3, "schedule": "cosine", "warmup_epochs": 3}, {2.99: 2.99 / 3, 3: 0}),
+    "only warm-up": (
+        {"epochs": 3, "schedule": "cosine", "warmup_epochs": 3},
+        {2.99: 2.99 / 3, 3: 0},
+    ),
 }
 
 
@@ -43,13 +61,17 @@ def test_the_rate_is_a_function_of_the_epochs_done(name: str) -> None:
     """It rises linearly in the warm-up, then follows the schedule to its end."""
     settings, factors = SCHEDULES[name]
     for done, factor in factors.items():
-        assert learning_rate_factor(ScheduleConfig(**settings), done) == pytest.approx(factor, rel=1e-12, abs=1e-12)
+        assert learning_rate_factor(ScheduleConfig(**settings), done) == pytest.approx(
+            factor, rel=1e-12, abs=1e-12
+        )
 
 
 def test_one_cycle_is_that_of_torch() -> None:
     """torch counts the steps of its warm-up from 1."""
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    of_torch = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2.0, total_steps=101, pct_start=31 / 101)
+    of_torch = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=2.0, total_steps=101, pct_start=31 / 101
+    )
     for step in range(101):
         factor = learning_rate_factor(ScheduleConfig(epochs=100, schedule="one-cycle"), step)
         share = of_torch.get_last_lr()[0] / 2

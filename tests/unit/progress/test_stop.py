@@ -31,7 +31,9 @@ def test_a_second_signal_ends_the_process_as_usual() -> None:
         "    signal.raise_signal(signal.SIGTERM); print('noted', stop.received, flush=True)\n"
         "    signal.raise_signal(signal.SIGTERM); print('still here')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "noted 15\n")
 
 
@@ -63,7 +65,11 @@ def test_hangups_never_end_the_process(signals: str) -> None:
 @pytest.mark.parametrize("why", ["nohup", "elastic"])
 def test_a_hangup_is_ignored_under_nohup_and_in_elastic_workers(why: str) -> None:
     """The ssh of an elastic worker may be lost while its job continues."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if why == "nohup" else signal.getsignal(signal.SIGHUP)
+    before = (
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        if why == "nohup"
+        else signal.getsignal(signal.SIGHUP)
+    )
     try:
         with StopSignal(hangup=why == "nohup") as stop:
             signal.raise_signal(signal.SIGHUP)

@@ -12,17 +12,39 @@ import pytest
 
 from hvd_train import cli
 from hvd_train.report.page import Chart
-from tests.support.run_folders import composed, elastic_run, epoch, event, section, start, step, whole_run, write
+from tests.support.run_folders import (
+    composed,
+    elastic_run,
+    epoch,
+    event,
+    section,
+    start,
+    step,
+    whole_run,
+    write,
+)
 
 NO_VALIDATION = epoch(1, val_loss=None, val_top1=None, val_top5=None)
 CRAFTED = event("world", 2, "a lone surrogate: \ud800", previous_size="$x_{", world_size="$")
 SKIPPED = event("skipped", 2, "step 2 is skipped: its loss is not finite", step=2)
 BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "no validation": (lambda path: write(path, [start(), step(1), step(2), NO_VALIDATION]), "validation: no values"),
-    "interrupted": (lambda path: write(path, [start(), step(1), step(2)]), "broke off (killed or failed)"),
+    "no validation": (
+        lambda path: write(path, [start(), step(1), step(2), NO_VALIDATION]),
+        "validation: no values",
+    ),
+    "interrupted": (
+        lambda path: write(path, [start(), step(1), step(2)]),
+        "broke off (killed or failed)",
+    ),
     "no step": (lambda path: write(path, [start()]), "no values"),
-    "NaN": (lambda path: write(path, [start(), step(1), step(2, loss=None), SKIPPED, step(3)]), "not finite"),
-    "torn": (lambda path: write(path, [start(), step(1)], torn='{"kind'), "broke off (killed or failed)"),
+    "NaN": (
+        lambda path: write(path, [start(), step(1), step(2, loss=None), SKIPPED, step(3)]),
+        "not finite",
+    ),
+    "torn": (
+        lambda path: write(path, [start(), step(1)], torn='{"kind'),
+        "broke off (killed or failed)",
+    ),
     "elastic": (lambda path: write(path, elastic_run()), "3→2"),
     "crafted": (lambda path: write(path, [start(), step(1), CRAFTED, step(3)]), "$x_{→$"),
 }
@@ -39,7 +61,14 @@ def test_any_broken_run_has_a_page(name: str) -> None:
     """Each section is there and names missing values."""
     make, expected = BROKEN[name]
     text = composed(make(Path("a run")))
-    headings = ("Summary", "Learning curves", "Throughput", "Where the time goes", "Configuration", "Environment")
+    headings = (
+        "Summary",
+        "Learning curves",
+        "Throughput",
+        "Where the time goes",
+        "Configuration",
+        "Environment",
+    )
     sections = [section(text, heading) for heading in headings]
     assert all(each.strip() for each in sections)
     assert text.encode()
@@ -48,7 +77,9 @@ def test_any_broken_run_has_a_page(name: str) -> None:
 
 @pytest.mark.usefixtures("_no_charts")
 def test_many_runs_share_a_page() -> None:
-    """They are named by settings that differ, which are columns; what is equal stands above the table."""
+    """They are named by settings that differ, which are columns; what is
+    equal stands above the table.
+    """
     paths = [make(Path(f"runs/{name}")) for name, (make, _) in BROKEN.items()]
     paths += [write(Path(f"runs/good-{number}"), whole_run(), seed=number) for number in range(10)]
     text = composed(*paths)
@@ -103,7 +134,11 @@ class Elements(HTMLParser):
 def test_text_of_a_run_is_escaped() -> None:
     """The page loads nothing from outside, and the browser runs one script."""
     name = HOSTILE.replace("/", "")
-    path = write(Path(name), [start(), step(1), event("note", 1, HOSTILE), event("world", 2, HOSTILE)], model=HOSTILE)
+    path = write(
+        Path(name),
+        [start(), step(1), event("note", 1, HOSTILE), event("world", 2, HOSTILE)],
+        model=HOSTILE,
+    )
     facts = {"command": HOSTILE, "device": HOSTILE, "versions": {"a": HOSTILE}}
     (path / "environment.json").write_text(json.dumps(facts))
     elements = Elements(page := composed(path, write(Path("other"), [])))
@@ -112,7 +147,9 @@ def test_text_of_a_run_is_escaped() -> None:
     assert any(name in str(found.get("alt")) for _, found in elements.tags)
     assert [tag for tag, _ in elements.tags].count("script") == 1
     assert not {name for _, found in elements.tags for name in found} & {"onload", "onclick"}
-    targets = [str(found[name]) for _, found in elements.tags for name in ("href", "src") if name in found]
+    targets = [
+        str(found[name]) for _, found in elements.tags for name in ("href", "src") if name in found
+    ]
     assert not [target for target in targets if not target.startswith(("data:", "#"))]
     policies = [found["content"] for _, found in elements.tags if found.get("http-equiv")]
     script = re.findall("<script>(.*?)</script>", page, re.DOTALL)[0].encode()
@@ -156,7 +193,15 @@ def test_missing_values_are_gaps() -> None:
 
 def test_a_diverged_run_leaves_the_others_visible() -> None:
     """The axis is logarithmic then; the values for the pointer are those of the lines."""
-    chart = Chart("Loss", "epochs", [("a", (1, 2), (2.5, None)), ("b", (1, 2), (1e9, 2.0)), ("c", (1, 2), (2.0, 1.0))])
+    chart = Chart(
+        "Loss",
+        "epochs",
+        [("a", (1, 2), (2.5, None)), ("b", (1, 2), (1e9, 2.0)), ("c", (1, 2), (2.0, 1.0))],
+    )
     image, values = chart.shown()
     assert "1e+06" in image.decode()
-    assert [line["y"] for line in json.loads(values)["lines"]] == [[2.5, None], [1e9, 2.0], [2.0, 1.0]]
+    assert [line["y"] for line in json.loads(values)["lines"]] == [
+        [2.5, None],
+        [1e9, 2.0],
+        [2.0, 1.0],
+    ]

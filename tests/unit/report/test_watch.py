@@ -27,7 +27,14 @@ def test_a_finished_run_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     write(Path("run"), whole_run(), summary=True)
     assert cli.run(["watch", "run"]) == 0
     output = capsys.readouterr().out
-    for words in ("finished", "3 of 3", "images/s", "60.00% (epoch 1)", "done: top-1 60.00%", "digits-convnet"):
+    for words in (
+        "finished",
+        "3 of 3",
+        "images/s",
+        "60.00% (epoch 1)",
+        "done: top-1 60.00%",
+        "digits-convnet",
+    ):
         assert words in output
     assert "left" not in output
 
@@ -44,13 +51,18 @@ def test_the_view_estimates_the_time_left(monkeypatch: pytest.MonkeyPatch) -> No
 def test_absurd_numbers_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hvd_train.run_files.run_folder.in_use", lambda path: True)
     steps = [step(n, time=0.0, samples=n * 1e17, samples_per_second=5e-324) for n in range(1, 4)]
-    lines = [line | {"time": n * 1e-300} for n, line in enumerate([start(num_samples=10**17), *steps])]
+    lines = [
+        line | {"time": n * 1e-300} for n, line in enumerate([start(num_samples=10**17), *steps])
+    ]
     assert "left without evaluations" in shown(write(Path("run"), lines, epochs=10**17))
 
 
 def test_gaps_and_changes_are_shown() -> None:
     """Brackets are no markup."""
-    events = [event("world", 2, "world 3 -> 2 at step 2: a rank left"), event("note", 2, "[red]danger[/red]")]
+    events = [
+        event("world", 2, "world 3 -> 2 at step 2: a rank left"),
+        event("note", 2, "[red]danger[/red]"),
+    ]
     write(Path("[bold]run"), [start(), step(1), *events, step(2, loss=None)], torn="{")
     output = shown(Path("[bold]run"))
     for words in ("broke off", "world 3 -> 2", "not the last one", "val loss", "no values"):
@@ -59,7 +71,9 @@ def test_gaps_and_changes_are_shown() -> None:
     assert "[bold]run" in output
 
 
-def test_the_view_follows_a_run_to_its_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_view_follows_a_run_to_its_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(Path("run"), [start(), step(1)])
     monkeypatch.setattr("hvd_train.run_files.run_folder.in_use", lambda path: True)
     monkeypatch.setenv("FORCE_COLOR", "1")

@@ -21,13 +21,23 @@ def of(*lines: dict[str, object], torn: str = "") -> History:
 
 def test_the_time_between_a_stop_and_the_resume_does_not_count() -> None:
     end = event("end", 2, "stopped by SIGINT at step 1, committed")
-    run = of(start(), step(1), end, event("note", 9000), event("lost", 9000.5), start(9001), step(2, 9005))
+    run = of(
+        start(),
+        step(1),
+        end,
+        event("note", 9000),
+        event("lost", 9000.5),
+        start(9001),
+        step(2, 9005),
+    )
     assert [record["elapsed"] for record in run.steps] == [1.0, 6.0]
     assert run.state.startswith("broke off")
 
 
 def test_how_it_ended(tmp_path: Path) -> None:
-    for name, (message, state) in enumerate([("stopped by SIGINT", "stopped"), ("done: top-1 60%", "finished")]):
+    for name, (message, state) in enumerate(
+        [("stopped by SIGINT", "stopped"), ("done: top-1 60%", "finished")]
+    ):
         run = read(write(Path(str(name)), [start(), step(1), event("end", 5, message)]))
         assert (run.state.startswith(state), run.ended) == (True, True)
     folder = claim(recipes.digits().replace(output_dir=tmp_path / "run"), datetime.now())
@@ -40,7 +50,9 @@ def test_how_it_ended(tmp_path: Path) -> None:
 
 def test_torn_lines_are_left_out() -> None:
     """A killed process leaves one, and a training may be writing one."""
-    assert len(of(start(), step(1), torn='nonsense\n[1]\n{"kind": "step"}\n{"kind": "st').steps) == 1
+    assert (
+        len(of(start(), step(1), torn='nonsense\n[1]\n{"kind": "step"}\n{"kind": "st').steps) == 1
+    )
 
 
 def test_settings_of_other_versions_and_missing_files_are_read() -> None:
@@ -49,7 +61,12 @@ def test_settings_of_other_versions_and_missing_files_are_read() -> None:
     assert read(folder).settings == {"recipe": "old", "gone": 3}
     (folder / "metrics.jsonl").unlink()
     run = read(folder)
-    assert (run.world_size, run.samples_per_epoch, run.seconds, run.last_write) == (None, None, 0.0, None)
+    assert (run.world_size, run.samples_per_epoch, run.seconds, run.last_write) == (
+        None,
+        None,
+        0.0,
+        None,
+    )
 
 
 def test_speed_between_the_steps_of_an_epoch() -> None:
@@ -59,14 +76,23 @@ def test_speed_between_the_steps_of_an_epoch() -> None:
 
 
 def test_progress_of_records() -> None:
-    run = of(start(), step(8), event("world", 9), step(10), epoch(1), step(11, 21), event("world", 30))
-    assert [record["samples_done"] for record in (*run.steps, *run.epochs)] == [800, 1000, 1100, 1000]
+    run = of(
+        start(), step(8), event("world", 9), step(10), epoch(1), step(11, 21), event("world", 30)
+    )
+    assert [record["samples_done"] for record in (*run.steps, *run.epochs)] == [
+        800,
+        1000,
+        1100,
+        1000,
+    ]
     assert [record["epochs_done"] for record in run.events] == [0.0, 0.8, 1.1]
     lost = read(write(Path("lost"), [step(1), event("world", 2)]))
     assert [record["epochs_done"] for record in lost.events] == [None]
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "summary.json", "environment.json"])
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "metrics.jsonl", "summary.json", "environment.json"]
+)
 def test_a_damaged_or_planted_file_is_one_line(name: str) -> None:
     run = write(Path("run"), whole_run(), summary=True)
     for content in ("[" * 100_000, "[1, 2]", '"text"', "null", '{"kind": ["step"], "time": 1}'):
@@ -78,7 +104,9 @@ def test_a_damaged_or_planted_file_is_one_line(name: str) -> None:
                 read(run)
     (run / name).unlink()
     os.mkfifo(run / name)
-    with pytest.raises(UsageError, match=f"^cannot read run/{name}: it is no file, but a pipe or a device"):
+    with pytest.raises(
+        UsageError, match=f"^cannot read run/{name}: it is no file, but a pipe or a device"
+    ):
         read(run)
     (run / name).unlink()
     (run / name).touch()

@@ -19,7 +19,18 @@ from tests.support.faults import no_room
 
 
 def step_record(step: int, loss: float = 0.5) -> StepRecord:
-    return StepRecord(1, step, 10 * step, {"loss": loss}, 0.01, None, None, 0, 100.0, {"data": 0.25, "forward": 0.5})
+    return StepRecord(
+        1,
+        step,
+        10 * step,
+        {"loss": loss},
+        0.01,
+        None,
+        None,
+        0,
+        100.0,
+        {"data": 0.25, "forward": 0.5},
+    )
 
 
 def epoch_record(epoch: int, step: int) -> EpochRecord:
@@ -31,7 +42,10 @@ def lines() -> list[dict[str, Any]]:
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is not JSON")
 
-    return [json.loads(line, parse_constant=refuse) for line in Path("metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line, parse_constant=refuse)
+        for line in Path("metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def written() -> list[Any]:
@@ -39,7 +53,9 @@ def written() -> list[Any]:
 
 
 def shown(tag: str) -> list[tuple[int, float]]:
-    return [(event.step, event.value) for event in EventAccumulator("tensorboard").Reload().Scalars(tag)]
+    return [
+        (event.step, event.value) for event in EventAccumulator("tensorboard").Reload().Scalars(tag)
+    ]
 
 
 @contextmanager
@@ -73,24 +89,56 @@ def test_each_record_is_one_line_of_json() -> None:
 def test_tensorboard_shows_the_numbers_under_their_names() -> None:
     with journal() as opened:
         measures = {"loss": 0.5, "top1": 0.25, "top5": 0.75}
-        opened.step(StepRecord(1, 4, 40, measures, 0.125, None, 1024.0, 3, 100.0, {"forward": 0.5}, {"power_w": 400.0}))
+        opened.step(
+            StepRecord(
+                1,
+                4,
+                40,
+                measures,
+                0.125,
+                None,
+                1024.0,
+                3,
+                100.0,
+                {"forward": 0.5},
+                {"power_w": 400.0},
+            )
+        )
         opened.evaluation("val", {"loss": 0.25, "top1": 0.75, "top5": 1.0}, 4)
         opened.epoch(epoch_record(1, 4))
-    values = {"train/loss": 0.5, "train/top1": 0.25, "train/top5": 0.75, "train/learning_rate": 0.125}
-    values |= {"train/loss_scale": 1024.0, "train/skipped_steps": 3.0, "train/samples_per_second": 100.0}
+    values = {
+        "train/loss": 0.5,
+        "train/top1": 0.25,
+        "train/top5": 0.75,
+        "train/learning_rate": 0.125,
+    }
+    values |= {
+        "train/loss_scale": 1024.0,
+        "train/skipped_steps": 3.0,
+        "train/samples_per_second": 100.0,
+    }
     values |= {"val/loss": 0.25, "val/top1": 0.75, "val/top5": 1.0, "seconds/forward": 0.5}
     values |= {"seconds/epoch": 2.5, "gpu/power_w": 400.0}
-    assert {name: shown(name) for name in values} == {name: [(4, value)] for name, value in values.items()}
+    assert {name: shown(name) for name in values} == {
+        name: [(4, value)] for name, value in values.items()
+    }
     assert set(EventAccumulator("tensorboard").Reload().Tags()["scalars"]) == set(values)
 
 
 def test_a_change_of_world_says_who_when_and_why(capsys: pytest.CaptureFixture[str]) -> None:
     members = [Member("h1", 1), Member("h2", 2), Member("h3", 3)]
-    change = Change(tuple(members[:2]), (members[0], members[2]), "a rank was lost", step=7, steps_lost=3)
+    change = Change(
+        tuple(members[:2]), (members[0], members[2]), "a rank was lost", step=7, steps_lost=3
+    )
     with journal() as opened:
         opened.world(change.describe(1.25), change.facts(8, 1.25))
     (line,) = lines()
-    assert (line["name"], line["step"], line["seconds"], line["steps_lost"]) == ("world", 8, 1.25, 3)
+    assert (line["name"], line["step"], line["seconds"], line["steps_lost"]) == (
+        "world",
+        8,
+        1.25,
+        3,
+    )
     assert (line["why"], line["previous_size"], line["world_size"]) == ("a rank was lost", 2, 2)
     assert (line["left"], line["came"]) == ([str(members[1])], [str(members[2])])
     assert capsys.readouterr().out == f"{change.describe(1.25)}\n"
@@ -118,7 +166,9 @@ def test_a_torn_last_line_is_taken_out() -> None:
     assert written() == [1, 2, 3]
 
 
-def test_a_full_disk_costs_lines_of_metrics_but_none_of_the_ledger(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_costs_lines_of_metrics_but_none_of_the_ledger(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with journal(ledger=True) as opened:
         for step in range(1, 10):
             with no_room() if 3 <= step <= 6 else nullcontext():
@@ -144,7 +194,9 @@ SO_FAR = EpochRecord(2, 15, MEASURES, None, 10.0)
 PLAIN = EpochRecord(5, 50, {"loss": 0.5, "top1": 0.1}, None, 1234.0, 125.0)
 
 
-def test_progress_shows_the_time_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_shows_the_time_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(journals, "_LINE_SECONDS", 0.0)
     monkeypatch.setattr("time.strftime", lambda form: "12:34:56")
     with journal() as opened:
@@ -156,13 +208,21 @@ def test_progress_shows_the_time_left(monkeypatch: pytest.MonkeyPatch, capsys: p
         opened.epoch(replace(epoch_record(2, 20), total_seconds=50.0))
     assert capsys.readouterr().out.splitlines() == [
         "12:34:56  epoch 2/5  step 15  50%  loss 0.5000  top-1  25.00%  10 images/s  5:50 left",
-        "epoch 2/5  loss 0.5000  top-1  10.00%  val loss 0.2500  val top-1  75.00%      100 images/s  2.5 s, 30 s left",
+        (
+            "epoch 2/5  loss 0.5000  top-1  10.00%  val loss 0.2500  val top-1  75.00%      100 "
+            "images/s  2.5 s, 30 s left"
+        ),
         "epoch 5/5  loss 0.5000  top-1  10.00%    1,234 images/s  2:05, 0 s left",
-        "epoch 2/5  loss 0.5000  top-1  10.00%  val loss 0.2500  val top-1  75.00%      100 images/s  2.5 s, 10 s left",
+        (
+            "epoch 2/5  loss 0.5000  top-1  10.00%  val loss 0.2500  val top-1  75.00%      100 "
+            "images/s  2.5 s, 10 s left"
+        ),
     ]
 
 
-def test_messages_are_text_and_do_not_act_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_messages_are_text_and_do_not_act_on_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with journal() as opened:
         opened.event("note", "a [bold] \x1b]0;title\x07 \u202e message")
     assert capsys.readouterr().out == "a [bold] \ufffd]0;title\ufffd \ufffd message\n"

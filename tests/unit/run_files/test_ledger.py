@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import ORDERS, EpochOrder, fingerprint
-from hvd_train.run_files.ledger import Audit, Entry, LedgerFile, audit, audit_entries, extended, parse, read
+from hvd_train.run_files.ledger import (
+    Audit,
+    Entry,
+    LedgerFile,
+    audit,
+    audit_entries,
+    extended,
+    parse,
+    read,
+)
 from hvd_train.run_files.run_folder import RunFolder
 
 IMAGENET = 1_281_167
@@ -31,7 +40,9 @@ def steps_of(
     order = EpochOrder(SEED, epoch, num_samples)[:]
     for number, start in enumerate(range(0, num_samples, batch), step):
         stop = min(start + batch, num_samples)
-        yield Entry(epoch, (number, number), world_size, (start, stop), fingerprint(order[start:stop]))
+        yield Entry(
+            epoch, (number, number), world_size, (start, stop), fingerprint(order[start:stop])
+        )
 
 
 def joined(steps: list[Entry], num_samples: int = 100) -> list[Entry]:
@@ -73,7 +84,9 @@ def test_steps_are_joined_and_none_is_lost(num_samples: int, batch: int, sizes: 
     assert len(entries) == len(steps) or num_samples > 100 * batch
     report = audit_entries(entries, num_samples, seed=SEED)
     assert (report.faults, report.steps) == ((), len(steps))
-    world_sizes = [entry.world_size for entry in entries for _ in range(entry.steps[0], entry.steps[1] + 1)]
+    world_sizes = [
+        entry.world_size for entry in entries for _ in range(entry.steps[0], entry.steps[1] + 1)
+    ]
     assert world_sizes == [step.world_size for step in steps]
 
 
@@ -81,7 +94,10 @@ def test_an_epoch_of_imagenet_takes_20_kb_and_can_be_audited() -> None:
     entries = joined(list(steps_of(0, IMAGENET, BATCH, world_size=1024)), IMAGENET)
     report = audit_entries(entries, IMAGENET, seed=SEED)
     assert (report.faults, report.epochs, report.steps) == ((), 1, 5005)
-    late = [replace(e, epoch=90, steps=(e.steps[0] + 90 * 5005, e.steps[1] + 90 * 5005)) for e in entries]
+    late = [
+        replace(e, epoch=90, steps=(e.steps[0] + 90 * 5005, e.steps[1] + 90 * 5005))
+        for e in entries
+    ]
     assert sum(len(entry.line()) for entry in late) < 20_000
 
 
@@ -94,7 +110,9 @@ CHANGES: dict[str, Callable[[Entry], list[Entry]]] = {
     "a step is there twice": lambda entry: [entry, entry],
     "an epoch too late": lambda entry: [replace(entry, epoch=entry.epoch + 1)],
     "an epoch too early": lambda entry: [replace(entry, epoch=entry.epoch - 1)],
-    "another number": lambda entry: [replace(entry, steps=(entry.steps[0] + 1, entry.steps[1] + 1))],
+    "another number": lambda entry: [
+        replace(entry, steps=(entry.steps[0] + 1, entry.steps[1] + 1))
+    ],
     "a sample before": lambda entry: moved(entry, -1, 0),
     "a sample less": lambda entry: moved(entry, 0, -1),
     "a sample more": lambda entry: moved(entry, 0, 1),
@@ -117,7 +135,10 @@ def test_what_is_wrong_is_named(change: str, place: int) -> None:
 
 def test_an_order_without_all_samples_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = np.array([3, *range(1, 100)])
-    entries = [replace(entry, fingerprint=fingerprint(wrong[slice(*entry.positions)])) for entry in exact(3)]
+    entries = [
+        replace(entry, fingerprint=fingerprint(wrong[slice(*entry.positions)]))
+        for entry in exact(3)
+    ]
     monkeypatch.setitem(ORDERS, "shuffled", lambda *_: wrong)
     (fault, *_) = audit_entries(entries, 100, SEED).faults
     assert fault == "line 10: epoch 0 does not have all samples"
@@ -133,7 +154,12 @@ def test_a_run_from_a_file_may_begin_within_an_epoch() -> None:
 def test_the_last_start_of_the_run_counts(tmp_path: Path) -> None:
     """A run that was started again in its folder may have another training set."""
     note = {**START, "name": "note", "num_samples": 7}
-    noise = ('"start" torn', '["start", "num_samples"]', {"kind": "event", "time": 0, "name": "start"}, note)
+    noise = (
+        '"start" torn',
+        '["start", "num_samples"]',
+        {"kind": "event", "time": 0, "name": "start"},
+        note,
+    )
     write(tmp_path, *noise, {**START, "num_samples": 90, "seed": 1}, START, *noise)
     assert (audit(tmp_path).faults, audit(tmp_path).num_samples) == ((), 100)
 
@@ -202,7 +228,9 @@ class Run:
     def trains_to(self, step: int, world_size: int = 2) -> Run:
         """Take the steps up to `step`; at the end of an epoch the ledger is forced to disk."""
         for entry in STEPS[self.step : step]:
-            self.recent = extended(self.recent, Entry(**{**vars(entry), "world_size": world_size}), 1000)
+            self.recent = extended(
+                self.recent, Entry(**{**vars(entry), "world_size": world_size}), 1000
+            )
             self.file.took(self.recent[-1])
             self.file.sync(self.step // 500)  # writes nothing that later steps join
             if entry.positions[1] == 1000:
@@ -213,9 +241,18 @@ class Run:
 
 @pytest.mark.parametrize(
     ("done", "lines", "world_size", "torn"),
-    [(613, 0, 1, 0), (613, 20, 2, 30), (615, 1, 1, 30), (615, 20, 2, 0), (1000, 1, 2, 0), (1000, 20, 1, 30)],
+    [
+        (613, 0, 1, 0),
+        (613, 20, 2, 30),
+        (615, 1, 1, 30),
+        (615, 20, 2, 0),
+        (1000, 1, 2, 0),
+        (1000, 20, 1, 30),
+    ],
 )
-def test_the_next_rank_0_fills_the_ledger(done: int, lines: int, world_size: int, torn: int, tmp_path: Path) -> None:
+def test_the_next_rank_0_fills_the_ledger(
+    done: int, lines: int, world_size: int, torn: int, tmp_path: Path
+) -> None:
     """What the file lacks comes from the state, and nothing comes twice."""
     run = Run(tmp_path, [], 0).trains_to(done)
     whole = (tmp_path / "ledger.jsonl").read_bytes().splitlines(keepends=True)

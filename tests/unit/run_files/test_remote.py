@@ -32,20 +32,26 @@ def test_an_empty_machine_continues_the_run_to_the_bit(capsys: pytest.CaptureFix
     settings = {"epochs": 2, "ledger": True, "commit_steps": 3}
     _, expected = trained(LocalWorld(), small_config(output_dir=Path("alone"), **settings))
     trained(StoppingWorld(after=7), small_config(output_dir=Path("one"), copy_to=URL, **settings))
-    result, weights = trained(LocalWorld(), small_config(output_dir=Path("two"), copy_to=URL, **settings))
+    result, weights = trained(
+        LocalWorld(), small_config(output_dir=Path("two"), copy_to=URL, **settings)
+    )
     assert (result.finished, audit(Path("two")).faults) == (True, ())
     assert equal(weights, expected)
     assert "resuming at epoch 1, step 7" in capsys.readouterr().out
 
 
 def names(folder: str) -> set[str]:
-    return {path.rpartition("/")[2] for path in fsspec.filesystem("memory").find(f"/bucket/run/{folder}")}
+    return {
+        path.rpartition("/")[2]
+        for path in fsspec.filesystem("memory").find(f"/bucket/run/{folder}")
+    }
 
 
 def test_a_url_as_run_folder_is_copied_from_a_folder_of_that_name() -> None:
     trained(LocalWorld(), small_config(output_dir=Path(URL), epochs=1, commit_steps=2))
     here = {path.name for path in Path("runs/memory/bucket/run/checkpoints").iterdir()}
-    assert names("checkpoints") == here != set()  # how many commits there were depends on the speed of the disk
+    # how many commits there were depends on the speed of the disk
+    assert names("checkpoints") == here != set()
     assert {"config.yaml", "metrics.jsonl", "summary.json", "model-final.pt"} <= names("")
     assert ".lock" not in names("")
 
@@ -83,7 +89,9 @@ def test_a_name_that_leaves_the_folder_is_refused(storage: Any) -> None:
     assert not Path("two").exists()
 
 
-def test_a_storage_that_cannot_be_written_is_one_line_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storage_that_cannot_be_written_is_one_line_at_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Missing(MemoryFileSystem):
         def pipe_file(self, path: str, value: bytes, **_: Any) -> None:
             raise FileNotFoundError("The specified bucket does not exist")
@@ -92,7 +100,9 @@ def test_a_storage_that_cannot_be_written_is_one_line_at_the_start(monkeypatch: 
         (Missing(), "FileNotFoundError: The specified bucket does"),
         (Broken(), "ConnectionError: no r"),
     ):
-        monkeypatch.setattr(remote, "file_system", lambda url, system=system: (system, "/bucket/run"))
+        monkeypatch.setattr(
+            remote, "file_system", lambda url, system=system: (system, "/bucket/run")
+        )
         with pytest.raises(UsageError, match=rf"--copy-to {URL}: cannot write there \({why}"):
             trained(LocalWorld(), small_config(output_dir=Path("one"), copy_to=URL))
         assert not Path("one").exists()
@@ -102,7 +112,9 @@ def test_a_storage_that_cannot_be_written_is_one_line_at_the_start(monkeypatch: 
 def test_a_storage_that_fails_does_not_end_the_training(
     when: str, storage: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """But if the last copy fails, all ranks have exit code 74, and the same command copies again."""
+    """But if the last copy fails, all ranks have exit code 74, and the
+    same command copies again.
+    """
     put = MemoryFileSystem.put_file
     failures = [1 if when == "meanwhile" else 10**9]
 
@@ -126,7 +138,9 @@ def test_a_storage_that_fails_does_not_end_the_training(
 
 
 def job(folder: str, lines: list[str], *, beats: bool = True) -> Copies:
-    """Return the copies of a job that has claimed this folder; it shows no sign of life without `beats`."""
+    """Return the copies of a job that has claimed this folder; it shows no
+    sign of life without `beats`.
+    """
     copies = Copies(URL, Path(folder), lines.append)
     copies.fetch()
     Path(folder).mkdir(exist_ok=True)
@@ -138,11 +152,16 @@ def job(folder: str, lines: list[str], *, beats: bool = True) -> Copies:
 
 
 def test_a_url_belongs_to_one_living_job(storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second one stops with one line, before it changes anything, and continues the run once the first has ended."""
+    """A second one stops with one line, before it changes anything, and continues the run
+    once the first has ended.
+    """
     monkeypatch.setattr(remote, "BEAT_S", 0.01)
     lines = list[str]()
     first = job("one", lines)
-    with pytest.raises(UsageError, match=rf"{URL}: a job on {socket.gethostname()} .* copies there: name another URL"):
+    with pytest.raises(
+        UsageError,
+        match=rf"{URL}: a job on {socket.gethostname()} .* copies there: name another URL",
+    ):
         job("two", lines)
     assert not Path("two").exists()
     Path("one/model.pt").write_text("weights")
@@ -151,9 +170,12 @@ def test_a_url_belongs_to_one_living_job(storage: Any, monkeypatch: pytest.Monke
     assert Path("two/model.pt").read_text() == "weights"
     second.close()
     storage.pipe_file("/bucket/config.yaml", b"")
-    Copies("memory://bucket", Path("whole"), lines.append).fetch()  # a program's folder, with a run in it
+    # a program's folder, with a run in it
+    Copies("memory://bucket", Path("whole"), lines.append).fetch()
     Copies(URL, Path("whole/run"), lines.append)
-    with pytest.raises(UsageError, match="has copied there since: remove one to continue from there"):
+    with pytest.raises(
+        UsageError, match="has copied there since: remove one to continue from there"
+    ):
         job("one", lines)
     job("two", lines).close()
 

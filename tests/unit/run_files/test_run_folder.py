@@ -43,7 +43,10 @@ def test_the_same_command_finds_its_run_again_and_another_one_is_refused() -> No
     assert released(claim(named(log_steps=3), LATER)).earlier
     assert config_file.load(Path("mine/config.yaml")).run.log_steps == 3
     before = Path("mine/config.yaml").read_bytes()
-    with pytest.raises(UsageError, match=r"mine is a run with other settings \(seed: 7, not 0\): type --resume never"):
+    with pytest.raises(
+        UsageError,
+        match=r"mine is a run with other settings \(seed: 7, not 0\): type --resume never",
+    ):
         claim(named(seed=7), LATER)
     assert Path("mine/config.yaml").read_bytes() == before
 
@@ -83,7 +86,9 @@ def test_a_folder_in_which_another_process_trains_is_refused() -> None:
 def test_the_same_command_finds_its_own_unfinished_run() -> None:
     mine = Config().replace(recipe="digits")
     found = released(claim(mine, NOON))
-    for number, other in enumerate((mine.replace(seed=5, resume="never"), mine.replace(recipe="digits2"))):
+    for number, other in enumerate(
+        (mine.replace(seed=5, resume="never"), mine.replace(recipe="digits2"))
+    ):
         released(claim(other, LATER.replace(minute=number)))
     finished = released(claim(mine.replace(resume="never"), LATER.replace(minute=5)))
     (finished.path / run_folder.SUMMARY).write_text("{}")
@@ -112,8 +117,12 @@ def test_a_folder_is_taken_back_from_a_process_that_does_not_react() -> None:
     taken.release()
 
 
-def first(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, other: Callable[[], object]) -> None:
-    """Let another process act just before the first call of a function, which may be another one's later."""
+def first(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, other: Callable[[], object]
+) -> None:
+    """Let another process act just before the first call of a function, which
+    may be another one's later.
+    """
     call = getattr(module, name)
 
     def called(*given: Any, **options: Any) -> Any:
@@ -125,7 +134,9 @@ def first(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, other: Callab
 
 
 @pytest.mark.parametrize("resume", ["auto", "never"])
-def test_a_lock_of_a_folder_that_was_moved_aside_does_not_count(resume: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_of_a_folder_that_was_moved_aside_does_not_count(
+    resume: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another command makes a new folder between the opening of the lock file and the lock."""
     released(claim(named(), NOON))
     others = list[RunFolder]()
@@ -138,7 +149,9 @@ def test_a_lock_of_a_folder_that_was_moved_aside_does_not_count(resume: str, mon
 
 
 def test_a_lock_that_was_replaced_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An elastic job takes its folder back, and the process that it has evicted ends, while another job locks it."""
+    """An elastic job takes its folder back, and the process that it has evicted ends,
+    while another job locks it.
+    """
     evicted = claim(named(), NOON)
     others = list[RunFolder]()
 
@@ -175,7 +188,9 @@ def test_a_busy_folder_of_another_job_is_skipped_and_noted() -> None:
         claim(mine, LATER, wait=True)
     assert refused.value.path == busy.path
     fresh = released(claim(mine, LATER))
-    assert fresh.notes == (f"{busy.path} has the same settings and is being trained by another job; this is a new run",)
+    assert fresh.notes == (
+        f"{busy.path} has the same settings and is being trained by another job; this is a new run",
+    )
     released(busy)
 
 
@@ -189,7 +204,9 @@ def test_a_run_folder_with_a_planted_link_is_not_taken(name: str) -> None:
     for link in (path.symlink_to, path.hardlink_to)[: 1 + written_in_place]:
         path.unlink(missing_ok=True)
         link(Path("outside").resolve())
-        with pytest.raises(UsageError, match=f"mine/{name} is a symlink or a device: remove it, or name another"):
+        with pytest.raises(
+            UsageError, match=f"mine/{name} is a symlink or a device: remove it, or name another"
+        ):
             claim(named(), LATER)
     assert Path("outside").read_text() == "precious"
 

@@ -17,7 +17,9 @@ from tests.support.worlds import StoppingWorld
 
 
 def test_a_table_has_each_value_once_after_a_resume() -> None:
-    config = small_config(output_dir=Path("run"), log_to="csv", log_steps=2, epochs=1, commit_steps=5)
+    config = small_config(
+        output_dir=Path("run"), log_to="csv", log_steps=2, epochs=1, commit_steps=5
+    )
     trained(StoppingWorld(after=6), config)
     trained(LocalWorld(), config)
     rows = list(csv.DictReader((Path("run") / "metrics.csv").open()))
@@ -37,7 +39,8 @@ class Wandb:
         self.answers = threading.Event()
         self.answers.set()
 
-    def init(self, *, id: str | None, config: dict[str, Any], **_: Any) -> Any:  # noqa: A002  # its name
+    # its name
+    def init(self, *, id: str | None, config: dict[str, Any], **_: Any) -> Any:  # noqa: A002
         self.answers.wait()
         name = id or f"run {len(self.runs)}"
         self.settings, lines = config, self.runs.setdefault(name, [])
@@ -63,7 +66,9 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> Wandb:
 
 
 def test_a_run_that_resumes_is_one_run_at_the_tracker(wandb: Wandb) -> None:
-    config = small_config(output_dir=Path("run"), log_to="wandb", log_steps=2, epochs=1, commit_steps=5)
+    config = small_config(
+        output_dir=Path("run"), log_to="wandb", log_steps=2, epochs=1, commit_steps=5
+    )
     trained(StoppingWorld(after=6), config)
     trained(LocalWorld(), config)
     (lines,) = wandb.runs.values()
@@ -77,21 +82,38 @@ def test_a_tracker_that_fails_does_not_end_the_training(
 ) -> None:
     """It fails at a value, or when it is closed."""
     wandb.most = 2
-    result, _ = trained(LocalWorld(), small_config(log_to="wandb,csv", log_steps=log_steps, epochs=1))
+    result, _ = trained(
+        LocalWorld(), small_config(log_to="wandb,csv", log_steps=log_steps, epochs=1)
+    )
     assert result.finished
-    assert capsys.readouterr().out.count("--log-to wandb: ConnectionError: no route; nothing more goes there") == 1
+    assert (
+        capsys.readouterr().out.count(
+            "--log-to wandb: ConnectionError: no route; nothing more goes there"
+        )
+        == 1
+    )
 
 
-@pytest.mark.parametrize(("most", "line"), [(10_000, "records are not sent"), (2, "and 2 records wait")])
+@pytest.mark.parametrize(
+    ("most", "line"), [(10_000, "records are not sent"), (2, "and 2 records wait")]
+)
 def test_training_does_not_wait_for_a_server_that_is_down(
-    most: int, line: str, wandb: Wandb, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    most: int,
+    line: str,
+    wandb: Wandb,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wandb.answers.clear()
     monkeypatch.setattr(trackers, "_LAST_SECONDS", 0.1)
     monkeypatch.setattr(trackers, "_MOST_WAITING", most)
     result, _ = trained(LocalWorld(), small_config(log_to="wandb", log_steps=10, epochs=1))
     assert result.finished
-    (said,) = (each for each in capsys.readouterr().out.splitlines() if each.startswith("--log-to wandb: no answer"))
+    (said,) = (
+        each
+        for each in capsys.readouterr().out.splitlines()
+        if each.startswith("--log-to wandb: no answer")
+    )
     assert line in said
     wandb.answers.set()
 
@@ -102,10 +124,17 @@ def test_a_library_that_exits_does_not_end_the_training(
     monkeypatch.setattr(wandb, "init", lambda **_: sys.exit("not logged in"))
     result, _ = trained(LocalWorld(), small_config(log_to="wandb", epochs=1))
     assert result.finished
-    assert capsys.readouterr().out.count("--log-to wandb: SystemExit: not logged in; nothing more goes there") == 1
+    assert (
+        capsys.readouterr().out.count(
+            "--log-to wandb: SystemExit: not logged in; nothing more goes there"
+        )
+        == 1
+    )
 
 
 def test_a_library_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="--log-to mlflow: mlflow is not installed: pip install mlflow"):
+    with pytest.raises(
+        UsageError, match="--log-to mlflow: mlflow is not installed: pip install mlflow"
+    ):
         trackers.check(["csv", "mlflow"])

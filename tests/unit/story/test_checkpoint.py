@@ -40,13 +40,21 @@ def state_at(step: int) -> TrainState:
         model.bias.fill_(float(step))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     return TrainState(
-        model, {"": optimizer}, torch.amp.GradScaler("cpu", enabled=False), BatchLayout(4, 2), Progress(1, 8, step)
+        model,
+        {"": optimizer},
+        torch.amp.GradScaler("cpu", enabled=False),
+        BatchLayout(4, 2),
+        Progress(1, 8, step),
     )
 
 
 def store(lines: list[str] | None = None, keep: int = 3) -> Store:
     RUN.mkdir(exist_ok=True)
-    return Store(RunFolder(RUN), CONFIG.replace(keep_checkpoints=keep), ([] if lines is None else lines).append)
+    return Store(
+        RunFolder(RUN),
+        CONFIG.replace(keep_checkpoints=keep),
+        ([] if lines is None else lines).append,
+    )
 
 
 def commit(*steps: int, keep: int = 3) -> list[str]:
@@ -79,7 +87,9 @@ def test_a_checkpoint_is_read_back_bit_for_bit() -> None:
     state = state_at(0)
     state.load(snapshot)
     assert state.digest() == state_at(5).digest()
-    path_of(RUN, 5).write_bytes(path_of(RUN, 5).read_bytes().replace(torch.full((2,), 5.0).numpy().tobytes(), bytes(8)))
+    path_of(RUN, 5).write_bytes(
+        path_of(RUN, 5).read_bytes().replace(torch.full((2,), 5.0).numpy().tobytes(), bytes(8))
+    )
     with pytest.raises(BadCheckpoint, match="checksum"):
         read(path_of(RUN, 5))
 
@@ -121,7 +131,9 @@ def test_a_checkpoint_with_code_in_it_is_not_run() -> None:
     torch.save({"model": Malicious()}, buffer)
     payload = buffer.getvalue()
     header = {"digest": hashlib.blake2b(payload, digest_size=32).hexdigest()}
-    path_of(RUN, 6).write_bytes((MAGIC + json.dumps(header).encode() + b"\n").ljust(1 << 16) + payload)
+    path_of(RUN, 6).write_bytes(
+        (MAGIC + json.dumps(header).encode() + b"\n").ljust(1 << 16) + payload
+    )
     with pytest.raises(BadCheckpoint, match="not loaded"):
         read(path_of(RUN, 6))
     lines: list[str] = []
@@ -139,17 +151,25 @@ def test_the_newest_whole_checkpoint_is_used() -> None:
     path_of(RUN, 2).write_bytes(b"")
     lines: list[str] = []
     assert newest_step(lines.append) == 1
-    assert [path_of(RUN, step).name in line for step, line in zip((3, 2), lines, strict=True)] == [True, True]
+    assert [path_of(RUN, step).name in line for step, line in zip((3, 2), lines, strict=True)] == [
+        True,
+        True,
+    ]
     assert steps_on_disk() == [3, 2, 1]
     path_of(RUN, 1).write_bytes(b"")
-    says = r"^no checkpoint of run can be read: .*0003\.ckpt is damaged.*0002\.ckpt.*0001\.ckpt.*--resume never"
+    says = (
+        r"^no checkpoint of run can be read: .*0003\.ckpt is "
+        r"damaged.*0002\.ckpt.*0001\.ckpt.*--resume never"
+    )
     with pytest.raises(NoneReadable, match=says):
         newest_good(RUN, pytest.fail)
 
 
 def test_a_checkpoint_of_a_former_version_is_not_skipped() -> None:
     commit(1)
-    path_of(RUN, 1).write_bytes(path_of(RUN, 1).read_bytes().replace(MAGIC, b"hvd_train checkpoint\n"))
+    path_of(RUN, 1).write_bytes(
+        path_of(RUN, 1).read_bytes().replace(MAGIC, b"hvd_train checkpoint\n")
+    )
     with pytest.raises(UsageError, match=r"0001\.ckpt is of an earlier version of hvd_train"):
         newest_good(RUN, lambda message: None)
 
@@ -158,7 +178,9 @@ class NotPlain:
     """Is pickled, but torch.load refuses it."""
 
 
-@pytest.mark.parametrize("value", [NotPlain(), np.float64(1), lambda: 1], ids=["a class", "numpy", "a function"])
+@pytest.mark.parametrize(
+    "value", [NotPlain(), np.float64(1), lambda: 1], ids=["a class", "numpy", "a function"]
+)
 def test_a_checkpoint_that_could_not_be_read_is_not_written(value: object) -> None:
     """A line says what it has; the last one that can be read stays."""
     lines = list[str]()
@@ -170,11 +192,17 @@ def test_a_checkpoint_that_could_not_be_read_is_not_written(value: object) -> No
     disk.close()
     assert steps_on_disk() == [1]
     (line,) = lines
-    assert re.match(r"not written, since it could not be read again: run/.*0002\.ckpt \(.*(NotPl|numpy|function)", line)
+    assert re.match(
+        r"not written, since it could not be read again: run/.*0002\.ckpt "
+        r"\(.*(NotPl|numpy|function)",
+        line,
+    )
 
 
 def test_the_newest_checkpoints_are_kept() -> None:
-    """Foreign files stay, a damaged file does not push out a good one, and a line names a commit that was cut off."""
+    """Foreign files stay, a damaged file does not push out a good one, and a line names
+    a commit that was cut off.
+    """
     (RUN / "checkpoints").mkdir(parents=True)
     for name in ("mine.ckpt", "step-0000000009.ckpt.partial"):
         (RUN / "checkpoints" / name).write_text("not yours")
@@ -183,7 +211,11 @@ def test_the_newest_checkpoints_are_kept() -> None:
     assert [line.split(" ")[2] for line in lines] == ["step-0000000009.ckpt"]
     commit(1, 2, 3, 4, 5, keep=2)
     assert steps_on_disk() == [5, 4]
-    assert sorted(path.name[:6] for path in (RUN / "checkpoints").iterdir()) == ["mine.c", "step-0", "step-0"]
+    assert sorted(path.name[:6] for path in (RUN / "checkpoints").iterdir()) == [
+        "mine.c",
+        "step-0",
+        "step-0",
+    ]
     path_of(RUN, 5).write_bytes(b"torn")
     commit(4, keep=1)
     assert newest_step() == 4
@@ -193,7 +225,9 @@ def test_commits_are_written_one_at_a_time_in_their_order(monkeypatch: pytest.Mo
     """A busy disk postpones a commit, but not the last one; closing the store loses none."""
     may_write = threading.Event()
     write = checkpoint.write_into
-    monkeypatch.setattr(checkpoint, "write_into", lambda *given: may_write.wait(60) and write(*given))
+    monkeypatch.setattr(
+        checkpoint, "write_into", lambda *given: may_write.wait(60) and write(*given)
+    )
     disk = store()
     assert disk.commit(state_at(1))
     assert not disk.commit(state_at(2))
@@ -238,12 +272,16 @@ def test_a_full_disk_costs_no_checkpoint_that_is_there() -> None:
     disk.close()
     assert steps_on_disk() == [5]
     first, second, _, final = lines
-    assert first.startswith("cannot write run/checkpoints/step-0000000002.ckpt: No space left on device; earlier ch")
+    assert first.startswith(
+        "cannot write run/checkpoints/step-0000000002.ckpt: No space left on device; earlier ch"
+    )
     assert final == "cannot write run/model-final.pt: No space left on device"
     assert "step-0000000003.ckpt: No space left" in second
 
 
-def test_a_full_disk_costs_all_checkpoints_but_the_newest_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_costs_all_checkpoints_but_the_newest_whole_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """For a commit and for weights."""
     write = checkpoint.write_into
     save = torch.save
@@ -274,7 +312,9 @@ def test_a_full_disk_costs_all_checkpoints_but_the_newest_whole_one(monkeypatch:
     assert steps_on_disk() == [8]
 
 
-def test_a_process_that_was_stopped_does_not_replace_a_newer_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_was_stopped_does_not_replace_a_newer_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """When it continues, another process has taken the folder over and written the same step."""
     fsync = os.fsync
     config = small_config(output_dir=RUN)

@@ -1,4 +1,6 @@
-"""What ends a job, with which exit code, and where the same command resumes: the table in docs/elastic.md."""
+"""What ends a job, with which exit code, and where the same command resumes: the
+table in docs/elastic.md.
+"""
 
 import multiprocessing
 import os
@@ -77,7 +79,10 @@ ENDS = {
     "different weights": (LocalWorld, fails(ReplicasDiffer()), 4, 0),
     "a step that fails repeatedly": (LocalWorld, fails(FaultRepeats()), 5, 3),
     "the launcher": (Stops, nothing, 75, 1),
-    **{number.name: (LocalWorld, sent(number), 128 + number, 4) for number in (signal.SIGHUP, signal.SIGTERM)},
+    **{
+        number.name: (LocalWorld, sent(number), 128 + number, 4)
+        for number in (signal.SIGHUP, signal.SIGTERM)
+    },
 }
 
 
@@ -115,7 +120,9 @@ def kills_itself() -> None:
 
 
 def test_kill_9_of_all() -> None:
-    """A second signal and too few workers end the processes in the same way; test_roster.py has the code 69."""
+    """A second signal and too few workers end the processes in the same way;
+    test_roster.py has the code 69.
+    """
     process = multiprocessing.get_context("fork").Process(target=kills_itself)
     process.start()
     process.join(120)
@@ -124,8 +131,18 @@ def test_kill_9_of_all() -> None:
 
 
 def test_the_exit_codes_are_documented() -> None:
-    table = (DOCS / "elastic.md").read_text(encoding="utf-8").partition("| what ends it |")[2].partition("\n\n")[0]
-    codes = {word.strip() for row in table.splitlines() for cell in row.split("|")[2:3] for word in cell.split(",")}
+    table = (
+        (DOCS / "elastic.md")
+        .read_text(encoding="utf-8")
+        .partition("| what ends it |")[2]
+        .partition("\n\n")[0]
+    )
+    codes = {
+        word.strip()
+        for row in table.splitlines()
+        for cell in row.split("|")[2:3]
+        for word in cell.split(",")
+    }
     assert {*map(str, (0, 1, 2, 3, 4, 5, 6, 69, 74, 75, 129, 130, 138, 143))} <= codes
 
 

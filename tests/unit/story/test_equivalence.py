@@ -58,7 +58,9 @@ KINDS = {
 def test_resume_is_bit_identical(kind: str, stops: tuple[int, ...]) -> None:
     settings, make, data = KINDS[kind]
     config = small_config(epochs=3, **settings)
-    undisturbed, expected = trained(LocalWorld(), config.replace(output_dir=Path("undisturbed")), make, data)
+    undisturbed, expected = trained(
+        LocalWorld(), config.replace(output_dir=Path("undisturbed")), make, data
+    )
     config = config.replace(output_dir=Path("stopped"))
     done = 0
     for stop in stops:
@@ -72,7 +74,12 @@ def test_resume_is_bit_identical(kind: str, stops: tuple[int, ...]) -> None:
     assert [getattr(result, name) for name in same] == [getattr(undisturbed, name) for name in same]
     assert written(Path("stopped")) == written(Path("undisturbed"))
     for name in ("model-final.pt", "model-best.pt"):
-        assert equal(*(torch.load(Path(folder) / name, weights_only=True) for folder in ("stopped", "undisturbed")))
+        assert equal(
+            *(
+                torch.load(Path(folder) / name, weights_only=True)
+                for folder in ("stopped", "undisturbed")
+            )
+        )
 
 
 @pytest.mark.parametrize(("before", "steps"), [(12, 13), (20, 20)])
@@ -116,19 +123,37 @@ def test_resume_after_a_crash_is_bit_identical(crash: int) -> None:
 def written(folder: Path) -> list[dict[str, object]]:
     """Return the steps and epochs in metrics.jsonl, without times."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    clock = ("time", "samples_per_second", "seconds", "total_seconds", "peak_memory_gib", "gpu", "split")
-    return [{k: v for k, v in line.items() if k not in clock} for line in lines if line["kind"] != "event"]
+    clock = (
+        "time",
+        "samples_per_second",
+        "seconds",
+        "total_seconds",
+        "peak_memory_gib",
+        "gpu",
+        "split",
+    )
+    return [
+        {k: v for k, v in line.items() if k not in clock}
+        for line in lines
+        if line["kind"] != "event"
+    ]
 
 
 @given(data=st.data())
 def test_each_sample_counts_once(data: st.DataObject) -> None:
-    """Through any resizes each sample of an epoch counts once, and not alone in a micro-batch (batch norm)."""
+    """Through any resizes each sample of an epoch counts once, and not alone in a
+    micro-batch (batch norm).
+    """
     num_samples = data.draw(st.integers(1, 120), label="samples")
-    layout = BatchLayout(data.draw(st.integers(1, num_samples), label="global batch"), data.draw(st.integers(1, 50)))
+    layout = BatchLayout(
+        data.draw(st.integers(1, num_samples), label="global batch"), data.draw(st.integers(1, 50))
+    )
     per_worker = data.draw(st.booleans(), label="per worker")
     alone = 1 in (num_samples, layout.micro_batch) or (layout.global_batch == 1 and not per_worker)
     fewest = 1 if alone else 2
-    epoch_order = EpochOrder(data.draw(st.integers(0, 2**63 - 1)), data.draw(st.integers(0, 99)), num_samples)
+    epoch_order = EpochOrder(
+        data.draw(st.integers(0, 2**63 - 1)), data.draw(st.integers(0, 99)), num_samples
+    )
     cursor = 0
     taken = []
     sizes = []
@@ -137,13 +162,20 @@ def test_each_sample_counts_once(data: st.DataObject) -> None:
         if per_worker:
             layout = BatchLayout(min(layout.micro_batch * size, num_samples), layout.micro_batch)
         steps = data.draw(st.integers(1, 8), label="steps until it changes")
-        ranks = [islice(assignments(epoch_order, cursor, layout, rank, size), steps) for rank in range(size)]
+        ranks = [
+            islice(assignments(epoch_order, cursor, layout, rank, size), steps)
+            for rank in range(size)
+        ]
         before = cursor
         for parts in zip(*ranks, strict=True):
             micros = [micro for part in parts for micro in part.micro_batches]
-            assert sorted(micro.number for micro in micros) == list(range(parts[0].num_micro_batches))
+            assert sorted(micro.number for micro in micros) == list(
+                range(parts[0].num_micro_batches)
+            )
             assert {part.size for part in parts} == {sum(len(micro.samples) for micro in micros)}
-            assert all(fewest <= len(micro.samples) < layout.micro_batch + fewest for micro in micros)
+            assert all(
+                fewest <= len(micro.samples) < layout.micro_batch + fewest for micro in micros
+            )
             micros.sort(key=lambda micro: micro.number)
             sizes.append([len(micro.samples) for micro in micros])
             taken += [int(index) for micro in micros for index in micro.samples]
@@ -151,7 +183,9 @@ def test_each_sample_counts_once(data: st.DataObject) -> None:
         assert cursor > before, f"no step takes the samples since {before}"
     if not per_worker:
         steps_of_one = assignments(epoch_order, 0, layout, 0, 1)
-        assert sizes == [[len(micro.samples) for micro in step.micro_batches] for step in steps_of_one]
+        assert sizes == [
+            [len(micro.samples) for micro in step.micro_batches] for step in steps_of_one
+        ]
         assert len(sizes) == len(layout.batches(range(num_samples)))
     assert taken == epoch_order[:].tolist()
     assert sorted(taken) == list(range(num_samples))

@@ -37,7 +37,9 @@ def resumed(file: Path, *, steps: int | None = 1, **settings: Any) -> tuple[Snap
 
 def test_a_finished_run_continues_for_more_epochs() -> None:
     """From its folder; a damaged checkpoint is skipped with a note."""
-    _, expected = trained(LocalWorld(), small_config(output_dir=FIRST, epochs=2, commit_steps=4, schedule="constant"))
+    _, expected = trained(
+        LocalWorld(), small_config(output_dir=FIRST, epochs=2, commit_steps=4, schedule="constant")
+    )
     before = {path.name: path.read_bytes() for path in FIRST.glob("*.jsonl")}
     newest = checkpoint.committed(FIRST)[0]
     newest.write_bytes(newest.read_bytes()[:-1])
@@ -72,7 +74,9 @@ def test_settings_of_the_optimizer_hold() -> None:
 
 
 def test_another_batch_size_holds_and_no_sample_comes_twice() -> None:
-    snapshot, _ = resumed(file_of(ledger=True), steps=None, ledger=True, epochs=2, global_batch_size=14, batch_size=7)
+    snapshot, _ = resumed(
+        file_of(ledger=True), steps=None, ledger=True, epochs=2, global_batch_size=14, batch_size=7
+    )
     assert BatchLayout(**snapshot["layout"]) == BatchLayout(14, 7)
     audit = ledger.audit(SECOND)
     assert (audit.faults, audit.epochs) == ((), 1)
@@ -80,8 +84,13 @@ def test_another_batch_size_holds_and_no_sample_comes_twice() -> None:
 
 def test_settings_of_the_checkpoint_keep_its_batch_layout() -> None:
     per_worker = {"global_batch_size": None, "batch_size": 5, "accumulation_steps": 2}
-    snapshot, notes = resumed(file_of(ledger=True, **per_worker), steps=12, ledger=True, **per_worker)
-    assert (BatchLayout(**snapshot["layout"]), "other settings" in notes) == (BatchLayout(10, 5), False)
+    snapshot, notes = resumed(
+        file_of(ledger=True, **per_worker), steps=12, ledger=True, **per_worker
+    )
+    assert (BatchLayout(**snapshot["layout"]), "other settings" in notes) == (
+        BatchLayout(10, 5),
+        False,
+    )
     assert ledger.audit(SECOND).faults == ()
 
 
@@ -89,14 +98,19 @@ def test_settings_of_the_checkpoint_keep_its_batch_layout() -> None:
     ("settings", "answer"),
     [
         ({"seed": 1}, "cannot continue with other settings \\(seed: 1, not 0\\)"),
-        ({"optimizer": "adamw"}, "other settings .optimizer: adamw, not sgd.; start a new run from weights"),
+        (
+            {"optimizer": "adamw"},
+            "other settings .optimizer: adamw, not sgd.; start a new run from weights",
+        ),
         ({"ema_decay": 0.9}, "other settings .ema_decay: 0.9, not None"),
         ({"epochs": 1}, "--epochs 2 or more"),
         ({"global_batch_size": 500}, "--global-batch-size 190"),
     ],
     ids=str,
 )
-def test_fixed_settings_are_refused_before_a_folder_is_made(settings: dict[str, Any], answer: str) -> None:
+def test_fixed_settings_are_refused_before_a_folder_is_made(
+    settings: dict[str, Any], answer: str
+) -> None:
     with pytest.raises(UsageError, match=answer):
         resumed(file_of(), **settings)
     assert not SECOND.exists()

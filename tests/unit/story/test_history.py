@@ -1,7 +1,8 @@
-"""Random plays of the protocol by which programs survive: deaths, newcomers and restarts, without threads.
+"""Random plays of the protocol by which programs survive: deaths, newcomers and
+restarts, without threads.
 
-A rank is a generator. It gives what it does with other ranks, and gets their values or a RankLost. Numbers stand for
-weights, so that equality is exact.
+A rank is a generator. It gives what it does with other ranks, and gets their values or a RankLost.
+Numbers stand for weights, so that equality is exact.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ STEPS_OF_EPOCH = 3
 START = Place()
 PLAYS = 2000
 Doing = Generator[tuple[str, Any], Any, Any]
-"""What a rank does: ("all", a value) gets the values of all ranks, and ("meet", a report) those of a new world."""
+"""What a rank does: ("all", a value) gets the values of all ranks, and ("meet", a
+report) those of a new world."""
 
 
 def mix(*values: object) -> int:
@@ -45,7 +47,9 @@ class State:
 
 
 class Rank:
-    """One process with a program, which registers a value, evaluates, and writes to its weights itself."""
+    """One process with a program, which registers a value, evaluates, and
+    writes to its weights itself.
+    """
 
     def __init__(self, name: str, job: Job) -> None:
         self.job = job
@@ -169,7 +173,9 @@ class Rank:
                             self.received = state
                             self.history.receive(reports[decision.root].state_at)
                     self.survives = not decision.from_disk
-                    assert len({*(yield "all", self.state.digest())}) == 1, "all ranks have the state that was sent"
+                    assert len({*(yield "all", self.state.digest())}) == 1, (
+                        "all ranks have the state that was sent"
+                    )
                 self.survives = True
                 self.compares = decision.compares
                 self.history.enter_world()
@@ -180,7 +186,13 @@ class Rank:
     def report(self) -> RankReport:
         history = self.history
         digest = str(self.state.digest()) if self.survives else ""
-        return RankReport(self.member, self.survives, digest=digest, waits=history.waits, state_at=history.state_at)
+        return RankReport(
+            self.member,
+            self.survives,
+            digest=digest,
+            waits=history.waits,
+            state_at=history.state_at,
+        )
 
     def snapshot(self) -> State:
         return replace(self.state, results=dict(self.history.results))
@@ -195,7 +207,10 @@ class Rank:
 
 
 class Job:
-    """Ranks that die and come. After a death some survivors have the values of all, and others have not."""
+    """Ranks that die and come.
+
+    After a death some survivors have the values of all, and others have not.
+    """
 
     def __init__(self, seed: int, *, deadly: float) -> None:
         self.random = random.Random(seed)
@@ -265,7 +280,9 @@ class Job:
 
     def go_on(self, rank: Rank, given: Any) -> None:
         try:
-            rank.waits = rank.doing.throw(given) if isinstance(given, RankLost) else rank.doing.send(given)
+            rank.waits = (
+                rank.doing.throw(given) if isinstance(given, RankLost) else rank.doing.send(given)
+            )
         except StopIteration:
             self.world.remove(rank)
             self.ended.append(rank)
@@ -284,7 +301,9 @@ def outcome(job: Job) -> set[tuple[int, int, tuple[tuple[int, int], ...]]]:
 def test_any_play_ends_as_the_undisturbed_one() -> None:
     """Each step counts once, none is lost, and all ranks end with the same weights and values."""
     (expected,) = outcome(played(0, deadly=0.0))
-    assert list(expected[2]) == [(epoch, step + 1) for epoch in range(EPOCHS) for step in range(STEPS_OF_EPOCH)]
+    assert list(expected[2]) == [
+        (epoch, step + 1) for epoch in range(EPOCHS) for step in range(STEPS_OF_EPOCH)
+    ]
     seen = dict.fromkeys(Job(0, deadly=0.0).seen, 0)
     for seed in range(PLAYS):
         job = played(seed, deadly=0.2 * (seed % 3 > 0))

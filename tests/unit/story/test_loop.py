@@ -30,7 +30,9 @@ def linear(num_classes: int) -> nn.Module:
 
 
 class Poisoned(nn.Module):
-    """A network whose first loss is not finite in some steps (one micro-batch each), counted from 1."""
+    """A network whose first loss is not finite in some steps (one
+    micro-batch each), counted from 1.
+    """
 
     def __init__(self, bad: Callable[[int], bool]) -> None:
         super().__init__()
@@ -48,16 +50,24 @@ class Poisoned(nn.Module):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_a_step_that_is_not_finite_changes_nothing(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_is_not_finite_changes_nothing(
+    optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Weights, statistics, optimizer and moving average stay; the step is counted and reported."""
     monkeypatch.setattr(Store, "commit", lambda store, state: store.commit_last(state).result())
-    config = small_config(epochs=1, ema_decay=0.9, optimizer=optimizer, commit_steps=1, keep_checkpoints=100)
-    result, _ = trained(LocalWorld(), config.replace(batch_size=20), lambda _: Poisoned(lambda step: step in (4, 6)))
+    config = small_config(
+        epochs=1, ema_decay=0.9, optimizer=optimizer, commit_steps=1, keep_checkpoints=100
+    )
+    result, _ = trained(
+        LocalWorld(), config.replace(batch_size=20), lambda _: Poisoned(lambda step: step in (4, 6))
+    )
     assert result.finished
     states = []
     for step in (3, 4, 5):
         snapshot = checkpoint.read(checkpoint.path_of(Path("run"), step))
-        tensors = tree_leaves((snapshot["model"], snapshot["average"], snapshot["optimizers"][""]["state"]))
+        tensors = tree_leaves(
+            (snapshot["model"], snapshot["average"], snapshot["optimizers"][""]["state"])
+        )
         states.append([torch.as_tensor(tensor) for tensor in tensors])
     assert all(map(torch.equal, states[0], states[1]))
     assert not all(map(torch.equal, states[1], states[2]))
@@ -75,7 +85,10 @@ def test_too_many_bad_steps_in_a_row_end_the_run(monkeypatch: pytest.MonkeyPatch
         make = lambda _, last=last: own_generator(Poisoned(lambda step: step >= 6 or last == 9))  # noqa: E731
         with pytest.raises(Diverged) as error:
             run_ranks(2, lambda world, make=make: trained(world, config, make))
-        assert f"steps in a row were skipped; in the last one, step {last}, the loss is not finite" in str(error.value)
+        assert (
+            f"steps in a row were skipped; in the last one, step {last}, the loss is not finite"
+            in str(error.value)
+        )
         newest = checkpoint.newest_good(Path("run"), pytest.fail)
         assert newest["progress"]["step"] == last
         assert all(bool(value.isfinite().all()) for value in newest["model"].values())
@@ -96,7 +109,9 @@ def committed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_learning_rate_records_and_commits_follow_the_samples(committed: list[int]) -> None:
     """The rate belongs to the middle of each batch; intervals count the steps of the whole run."""
-    config = small_config(epochs=2, warmup_epochs=2.0, learning_rate=0.5, log_steps=3, commit_steps=4)
+    config = small_config(
+        epochs=2, warmup_epochs=2.0, learning_rate=0.5, log_steps=3, commit_steps=4
+    )
     trained(LocalWorld(), config, linear)
     steps = records("step")
     assert [record["step"] for record in steps] == [3, 6, 9, 12, 15, 18]
@@ -125,13 +140,19 @@ class Ticking(nn.Module):
 def ticking(monkeypatch: pytest.MonkeyPatch) -> Ticking:
     model = Ticking()
 
-    monkeypatch.setattr(membership, "TrainingClock", lambda limit: TrainingClock(limit, lambda: model.now))
+    monkeypatch.setattr(
+        membership, "TrainingClock", lambda limit: TrainingClock(limit, lambda: model.now)
+    )
     return model
 
 
-def test_a_commit_is_due_some_seconds_after_the_one_before(ticking: Ticking, committed: list[int]) -> None:
+def test_a_commit_is_due_some_seconds_after_the_one_before(
+    ticking: Ticking, committed: list[int]
+) -> None:
     """If the disk is too busy, the next step tries again."""
-    trained(LocalWorld(), small_config(epochs=1, batch_size=20, commit_seconds=3.0), lambda _: ticking)
+    trained(
+        LocalWorld(), small_config(epochs=1, batch_size=20, commit_seconds=3.0), lambda _: ticking
+    )
     assert committed == [4, 8, 9]
 
 
@@ -141,11 +162,17 @@ def test_the_seconds_of_an_epoch_leave_out_pauses(ticking: Ticking) -> None:
     trained(StoppingWorld(after=4), config, lambda _: ticking)
     ticking.now += 5000.0
     trained(LocalWorld(), config, lambda _: ticking)
-    assert [(record["seconds"], record["total_seconds"]) for record in records("epoch")] == [(1009, 1009), (1010, 2019)]
+    assert [(record["seconds"], record["total_seconds"]) for record in records("epoch")] == [
+        (1009, 1009),
+        (1010, 2019),
+    ]
 
 
 def test_a_time_limit_ends_the_run_after_the_current_step(ticking: Ticking) -> None:
-    """Its weights are evaluated. The time counts over restarts, so that the same command does no more."""
+    """Its weights are evaluated.
+
+    The time counts over restarts, so that the same command does no more.
+    """
     config = small_config(batch_size=20, max_time="3s", eval_epochs=5)
     trained(StoppingWorld(after=2), config, lambda _: ticking)
     best = []

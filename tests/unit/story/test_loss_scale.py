@@ -19,7 +19,11 @@ from tests.support.launching import records
 from tests.support.runs import equal, small_config, trained
 from tests.support.worlds import own_generator, run_ranks
 
-HALF = [{"compression": "fp16"}, {"precision": "fp16"}, {"compression": "bf16", "precision": "bf16"}]
+HALF = [
+    {"compression": "fp16"},
+    {"precision": "fp16"},
+    {"compression": "bf16", "precision": "bf16"},
+]
 
 
 def masks(config: Any = None) -> tuple[TensorDataset, None]:
@@ -48,20 +52,26 @@ TASKS: dict[str, tuple[Callable[[int], nn.Module], Callable[[Any], Any]]] = {
 @pytest.mark.parametrize("half", HALF, ids=str)
 @pytest.mark.parametrize("name", TASKS)
 def test_no_step_of_a_loss_over_many_elements_is_skipped(name: str, half: dict[str, str]) -> None:
-    """Gradients of pictures of 512 pixels and texts of 4,096 tokens fit into fp16 from the first step on."""
+    """Gradients of pictures of 512 pixels and texts of 4,096 tokens fit into
+    fp16 from the first step on.
+    """
     make, data = TASKS[name]
     config = small_config(epochs=1, global_batch_size=2, batch_size=1, learning_rate=0.1, **half)
     task = open_task(Config().replace(task=name), ("a", "b"))
 
     def body(world: World) -> bool:
-        return equal(trained(world, config, make, data, task)[1], own_generator(make(0)).state_dict())
+        return equal(
+            trained(world, config, make, data, task)[1], own_generator(make(0)).state_dict()
+        )
 
     assert run_ranks(2, body) == [False, False]
     steps = records("step")
     assert [step["skipped_steps"] for step in steps] == [0, 0, 0]
 
 
-def played(loss_of: Callable[[nn.Module, tuple[Tensor, Tensor]], Mean | SumOfMeans], **settings: Any) -> list[bool]:
+def played(
+    loss_of: Callable[[nn.Module, tuple[Tensor, Tensor]], Mean | SumOfMeans], **settings: Any
+) -> list[bool]:
     """Return of each step of a loop whether it was skipped."""
     model = own_generator(nn.Conv2d(2, 2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-12)
@@ -76,7 +86,9 @@ def played(loss_of: Callable[[nn.Module, tuple[Tensor, Tensor]], Mean | SumOfMea
 
 
 def test_a_loss_scale_that_is_too_large_ends_no_run() -> None:
-    """It halves with each skipped step; these do not count as a divergence while the loss is finite."""
+    """It halves with each skipped step; these do not count as a divergence
+    while the loss is finite.
+    """
 
     def steep(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Mean:
         losses = F.cross_entropy(model(batch[0]), batch[1], reduction="sum")
@@ -89,11 +101,15 @@ def test_a_loss_scale_that_is_too_large_ends_no_run() -> None:
 
 
 def test_a_loss_of_several_terms_fits_into_half_precision() -> None:
-    """Once the counts of the first step are known, also in the micro-batches before the last one."""
+    """Once the counts of the first step are known, also in the
+    micro-batches before the last one.
+    """
 
     def terms(model: nn.Module, batch: tuple[Tensor, Tensor]) -> SumOfMeans:
         losses = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-        return Mean(losses.sum(), losses.numel()) + Mean(losses[batch[1] == 1].sum(), (batch[1] == 1).sum())
+        return Mean(losses.sum(), losses.numel()) + Mean(
+            losses[batch[1] == 1].sum(), (batch[1] == 1).sum()
+        )
 
     skipped = played(terms, epochs=2, precision="fp16", global_batch_size=2)
     assert not any(skipped[1:])

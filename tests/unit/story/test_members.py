@@ -15,8 +15,12 @@ def survivor(member: Member, step: int, epoch: int = 0, digest: str = "x") -> Ra
 
 
 def behind(member: Member, step: int, state_at: int, digest: str = "x") -> RankReport:
-    """Return the report of a survivor that has loaded a state which is further on than its program."""
-    return replace(survivor(member, step, digest=digest), step=state_at, state_at=(0, 2, state_at, 0))
+    """Return the report of a survivor that has loaded a state which is
+    further on than its program.
+    """
+    return replace(
+        survivor(member, step, digest=digest), step=state_at, state_at=(0, 2, state_at, 0)
+    )
 
 
 def root_of(reports: list[RankReport]) -> int:
@@ -49,7 +53,9 @@ def test_a_state_that_was_received_counts_before_the_program_is_there() -> None:
     """The rank that sent it may be gone when others have not loaded it yet."""
     assert root_of([survivor(A, 6), behind(B, 6, state_at=7), RankReport(C)]) == 1
     assert root_of([behind(A, 6, state_at=7), survivor(B, 7)]) == 1
-    assert not survivors_differ([survivor(A, 7), behind(B, 6, state_at=7), survivor(C, 6, digest="y")])
+    assert not survivors_differ(
+        [survivor(A, 7), behind(B, 6, state_at=7), survivor(C, 6, digest="y")]
+    )
     assert not survivors_differ([behind(B, 6, state_at=7), survivor(C, 6, digest="y")])
 
 
@@ -63,7 +69,10 @@ def test_survivors_of_one_step_with_different_weights_are_detected() -> None:
 def test_a_change_names_who_left_and_who_came() -> None:
     assert change_between((), [RankReport(A), RankReport(B)], step=0) is None
     for after, who in (
-        ([survivor(A, 7), RankReport(C)], "2 -> 2 at step 7: b (process 1) left and c (process 1) came"),
+        (
+            [survivor(A, 7), RankReport(C)],
+            "2 -> 2 at step 7: b (process 1) left and c (process 1) came",
+        ),
         ([survivor(A, 7), survivor(B, 7)], "2 -> 2 at step 7: the same ranks again"),
     ):
         line = f"world {who} (a rank was lost); 1.2 s to the next step, 0 steps lost"

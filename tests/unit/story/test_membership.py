@@ -1,4 +1,6 @@
-"""A process at a rendezvous: its report, repeated faults, and the state, which arrives whole or not at all."""
+"""A process at a rendezvous: its report, repeated faults, and the state, which
+arrives whole or not at all.
+"""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -80,7 +82,9 @@ def test_a_damaged_state_is_not_loaded() -> None:
         rank = world.place.rank
         state = state_after(3 if rank == 0 else 1, seed=rank)
         before = state.digest()
-        with pytest.raises(ReplicasDiffer, match=r"the state of rank 0 arrived damaged on ranks 2$"):
+        with pytest.raises(
+            ReplicasDiffer, match=r"the state of rank 0 arrived damaged on ranks 2$"
+        ):
             send_state(state, world, 0)
         return state.digest() == before
 

@@ -1,4 +1,6 @@
-"""Models as people bring them: the same on one and two ranks, after a resume, and in files of weights."""
+"""Models as people bring them: the same on one and two ranks, after a
+resume, and in files of weights.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Base(nn.Module):
 
 
 class Cached(Base):
-    """As rotary embeddings of Hugging Face: the module knows for how many places its cache has room."""
+    """As rotary embeddings of Hugging Face: the module knows for how many
+    places its cache has room.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,11 +183,21 @@ def made(name: str) -> Any:
 
 def played(world: World, model: Any, **changes: Any) -> Weights:
     """Train a model, and return its state_dict."""
-    settings = {"epochs": 2, "ema_decay": 0.5, "warmup_epochs": 0.0, "learning_rate": 0.1, **changes}
+    settings = {
+        "epochs": 2,
+        "ema_decay": 0.5,
+        "warmup_epochs": 0.0,
+        "learning_rate": 0.1,
+        **changes,
+    }
     dtype = next(iter(model.parameters())).dtype
     val = digits(NUM_VAL, "val", dtype)
     with Session(
-        model, momentum(model), digits(NUM_SAMPLES, "train", dtype), config=small_config(**settings), world=world
+        model,
+        momentum(model),
+        digits(NUM_SAMPLES, "train", dtype),
+        config=small_config(**settings),
+        world=world,
     ) as session:
         for epoch in session.epochs():
             for step in epoch:
@@ -195,7 +209,11 @@ def played(world: World, model: Any, **changes: Any) -> Weights:
 
 def tensors_of(state: Any) -> Weights:
     """Return the tensors of a state_dict, by their names in a model that is not compiled."""
-    return {buffers.plain_name(name): value.to_dense() for name, value in state.items() if isinstance(value, Tensor)}
+    return {
+        buffers.plain_name(name): value.to_dense()
+        for name, value in state.items()
+        if isinstance(value, Tensor)
+    }
 
 
 def not_compiled(name: str) -> Any:
@@ -214,10 +232,14 @@ def test_a_model_gives_the_same_on_any_number_of_ranks_and_resumes(name: str) ->
     assert not any("_orig_mod" in key for key in best)
     plain = not_compiled(name)
     if name != "a queue that grows":  # as plain torch, which has no room for it
-        plain.load_state_dict({key: io.BytesIO(v) if isinstance(v, bytes) else v for key, v in best.items()})
+        plain.load_state_dict(
+            {key: io.BytesIO(v) if isinstance(v, bytes) else v for key, v in best.items()}
+        )
 
 
-@pytest.mark.parametrize("state", [{"version": 3}, b"abc", io.BytesIO(b"abc"), torch.arange(3)], ids=type)
+@pytest.mark.parametrize(
+    "state", [{"version": 3}, b"abc", io.BytesIO(b"abc"), torch.arange(3)], ids=type
+)
 def test_extra_state_is_given_back_as_it_was(state: Any) -> None:
     played(LocalWorld(), own_generator(Extra(state)), epochs=1)
     again = own_generator(Extra(state))
@@ -234,11 +256,21 @@ def test_extra_state_is_given_back_as_it_was(state: Any) -> None:
     ("make", "settings", "says"),
     [
         (lambda: Extra(Base()), {}, "_extra_state is a Base, which a checkpoint cannot hold"),
-        (lambda: Extra({"a": 1}), {"weights_format": "safetensors"}, "_extra_state is no dense tensor: leave the flag"),
-        (lambda: Sparse(Tensor.to_sparse), {"weights_format": "safetensors"}, "adjacency is no dense tensor"),
+        (
+            lambda: Extra({"a": 1}),
+            {"weights_format": "safetensors"},
+            "_extra_state is no dense tensor: leave the flag",
+        ),
+        (
+            lambda: Sparse(Tensor.to_sparse),
+            {"weights_format": "safetensors"},
+            "adjacency is no dense tensor",
+        ),
     ],
 )
-def test_what_files_cannot_hold_is_one_line(make: Callable[[], nn.Module], settings: Any, says: str) -> None:
+def test_what_files_cannot_hold_is_one_line(
+    make: Callable[[], nn.Module], settings: Any, says: str
+) -> None:
     with pytest.raises(UsageError, match=says):
         played(LocalWorld(), make(), **settings)
     assert not Path("run").exists()
@@ -251,7 +283,9 @@ class Registers(Base):
 
 
 def test_a_saved_buffer_that_a_pass_registers_is_one_line() -> None:
-    with pytest.raises(UsageError, match="a forward pass has registered the buffer seen: register it in __init__"):
+    with pytest.raises(
+        UsageError, match="a forward pass has registered the buffer seen: register it in __init__"
+    ):
         played(LocalWorld(), own_generator(Registers()))
 
 
@@ -263,7 +297,16 @@ def test_a_model_that_cannot_be_copied_is_one_line() -> None:
 
 
 @pytest.mark.parametrize(("ranks", "size"), [(1, 5), (2, 5), (2, 10)])
-def test_a_buffer_that_each_micro_batch_changes_in_its_own_way_is_noted(ranks: int, size: int) -> None:
-    """Once, for the buffers of which a step keeps the first change only, also if a rank has one micro-batch."""
-    run_ranks(ranks, lambda world: played(world, own_generator(Late()), global_batch_size=20, batch_size=size))
-    assert [note.partition(";")[0] for note in notes()] == ["each micro-batch of a step has its own changes of centre"]
+def test_a_buffer_that_each_micro_batch_changes_in_its_own_way_is_noted(
+    ranks: int, size: int
+) -> None:
+    """Once, for the buffers of which a step keeps the first change only, also if a
+    rank has one micro-batch.
+    """
+    run_ranks(
+        ranks,
+        lambda world: played(world, own_generator(Late()), global_batch_size=20, batch_size=size),
+    )
+    assert [note.partition(";")[0] for note in notes()] == [
+        "each micro-batch of a step has its own changes of centre"
+    ]

@@ -18,7 +18,9 @@ from tests.support.runs import RUN, small_config, steps_on_disk
 
 
 def claim(config: Config, state: TrainState, output: Output | None = None) -> RunFolder:
-    return (output or Output(config, Program())).claim(state, None, BatchLayout(20, 4), 60, from_disk=True)
+    return (output or Output(config, Program())).claim(
+        state, None, BatchLayout(20, 4), 60, from_disk=True
+    )
 
 
 def opened(config: Config, state: TrainState) -> Output:
@@ -55,7 +57,9 @@ def elastic(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("elastic")
-def test_an_elastic_job_waits_for_the_end_of_another_process(clock: Clock, state: TrainState) -> None:
+def test_an_elastic_job_waits_for_the_end_of_another_process(
+    clock: Clock, state: TrainState
+) -> None:
     """For 45 s; it continues once the folder is free, and never takes another job's folder."""
     living = opened(small_config(), state)
     with pytest.raises(UsageError, match="another process is training in run"):
@@ -69,11 +73,16 @@ def test_an_elastic_job_waits_for_the_end_of_another_process(clock: Clock, state
 
 
 @pytest.mark.parametrize(
-    ("resume", "output_dir"), [("auto", None), ("never", "mine"), ("never", None), ("a/file.ckpt", None)]
+    ("resume", "output_dir"),
+    [("auto", None), ("never", "mine"), ("never", None), ("a/file.ckpt", None)],
 )
 @pytest.mark.usefixtures("elastic")
 def test_later_workers_of_a_job_continue_in_its_folder(
-    resume: str, output_dir: str | None, clock: Clock, state: TrainState, monkeypatch: pytest.MonkeyPatch
+    resume: str,
+    output_dir: str | None,
+    clock: Clock,
+    state: TrainState,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whatever the user typed. They wait for a former worker, and then take the folder over."""
     former = opened(small_config(output_dir=output_dir, recipe="few"), state)
@@ -99,7 +108,8 @@ def test_a_run_whose_checkpoints_are_damaged_does_not_begin_again(
     earlier.write("summary.json", {})
     earlier.close()
     if output_dir is None:
-        (folder / "summary.json").unlink()  # a run that has one is finished, and not continued by itself
+        # a run that has one is finished, and not continued by itself
+        (folder / "summary.json").unlink()
     (checkpoint,) = (folder / "checkpoints").iterdir()
     whole = checkpoint.read_bytes()
     checkpoint.write_bytes(whole[:-1])
@@ -112,7 +122,10 @@ def test_a_run_whose_checkpoints_are_damaged_does_not_begin_again(
 
     before = files()
     changed = config.replace(epochs=3) if output_dir else config
-    with pytest.raises(UsageError, match=rf"no checkpoint of {folder} can be read: .*0007\.ckpt is .*--resume never"):
+    with pytest.raises(
+        UsageError,
+        match=rf"no checkpoint of {folder} can be read: .*0007\.ckpt is .*--resume never",
+    ):
         claim(changed, state)
     assert files() == before
     checkpoint.write_bytes(whole)

@@ -30,15 +30,23 @@ FOLDS = ("first", "second", "third")
 Outcome = list[tuple[Weights, dict[str, float], int]]
 
 
-def folds(world: World, at: Callable[[str, int], None] = lambda *_: None, **changes: Any) -> Outcome:
-    """Return the weights, scores and steps of each fold, and let `at` know of each step that is trained."""
+def folds(
+    world: World, at: Callable[[str, int], None] = lambda *_: None, **changes: Any
+) -> Outcome:
+    """Return the weights, scores and steps of each fold, and let `at` know of
+    each step that is trained.
+    """
     found = Outcome()
     data = digits(runs.NUM_SAMPLES, "train")
     for number, name in enumerate(FOLDS):
         model = network()
-        config = small_config(warmup_epochs=0.0, learning_rate=0.1, epochs=1, ledger=True, **changes)
+        config = small_config(
+            warmup_epochs=0.0, learning_rate=0.1, epochs=1, ledger=True, **changes
+        )
         others = [sample for sample in range(len(data)) if sample % 3 != number]
-        with Session(model, momentum(model), Subset(data, others), config=config, name=name, world=world) as session:
+        with Session(
+            model, momentum(model), Subset(data, others), config=config, name=name, world=world
+        ) as session:
             for epoch in session.epochs():
                 for step in epoch:
                     at(name, step.number)
@@ -52,7 +60,9 @@ def folds(world: World, at: Callable[[str, int], None] = lambda *_: None, **chan
 
 
 def equal(found: Outcome, expected: Outcome, allowed: float = 0.0) -> None:
-    for (weights, scores, steps), (of_expected, figures, number) in zip(found, expected, strict=True):
+    for (weights, scores, steps), (of_expected, figures, number) in zip(
+        found, expected, strict=True
+    ):
         assert steps == number
         assert largest_difference(weights, of_expected) <= allowed
         assert scores == pytest.approx(figures, abs=max(allowed, 1e-12))
@@ -94,7 +104,9 @@ def test_a_newcomer_repeats_what_the_others_have_finished() -> None:
             job = world._job
             if (name, step) == ("third", 5) and world.place.size == 1:
                 with job.changed:
-                    assert job.changed.wait_for(lambda: job.roster.requested() == "change", DEADLINE_S)
+                    assert job.changed.wait_for(
+                        lambda: job.roster.requested() == "change", DEADLINE_S
+                    )
 
         return folds(world, at, output_dir=Path("elastic"))
 
@@ -122,7 +134,12 @@ class Deaf(ElasticThreadWorld):
 
 
 def test_a_rank_that_does_not_hear_of_the_end_of_a_training_comes_to_the_next() -> None:
-    job = run_elastic(lambda world: folds(world, output_dir=Path("deaf")), dict((("h1", 1), TWO)), first=2, kind=Deaf)
+    job = run_elastic(
+        lambda world: folds(world, output_dir=Path("deaf")),
+        dict((("h1", 1), TWO)),
+        first=2,
+        kind=Deaf,
+    )
     alone = folds(LocalWorld(), output_dir=Path("alone"))
     assert len(job.results) == 2
     for found in job.results:
@@ -130,7 +147,9 @@ def test_a_rank_that_does_not_hear_of_the_end_of_a_training_comes_to_the_next() 
 
 
 def small(name: str = "", **changes: Any) -> Result:
-    return train(small_config(epochs=1, **changes), model=runs.convnet, data=runs.few_digits, name=name)
+    return train(
+        small_config(epochs=1, **changes), model=runs.convnet, data=runs.few_digits, name=name
+    )
 
 
 def test_a_second_training_needs_a_name_or_another_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +177,9 @@ def test_a_name_is_the_name_of_a_folder(name: str) -> None:
 
 def test_a_run_is_evaluated_in_the_program_that_trained_it() -> None:
     result = small("one")
-    assert evaluate(Path("run/one"), model=runs.convnet, data=runs.few_digits).figures == result.best
+    assert (
+        evaluate(Path("run/one"), model=runs.convnet, data=runs.few_digits).figures == result.best
+    )
     assert small("two", weights="run/one/model-best.pt").steps == result.steps
 
 
@@ -172,14 +193,18 @@ def test_named_trainings_continue_those_of_another_folder() -> None:
 
 def test_a_stop_ends_the_trainings_that_follow() -> None:
     world = StoppingWorld(3)
-    result = train(small_config(), model=runs.convnet, data=runs.few_digits, name="one", world=world)
+    result = train(
+        small_config(), model=runs.convnet, data=runs.few_digits, name="one", world=world
+    )
     assert not result.finished
     with pytest.raises(Stopped):
         train(small_config(), model=runs.convnet, data=runs.few_digits, name="two", world=world)
     assert not Path("run/two").exists()
 
 
-def test_a_session_without_room_for_its_final_files_ends_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_without_room_for_its_final_files_ends_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With the exit code of `hvd-train train`; with room again the same program finishes."""
     with monkeypatch.context() as disk:
         disk.setattr(checkpoint, "write_into", full_disk)
@@ -201,30 +226,46 @@ def test_a_model_is_trained_again_with_another_optimizer() -> None:
             for step in session.steps():
                 for micro in step:
                     micro.backward(**measure(model, micro.batch))
-    first, last = (torch.load(f"run/{name}/model-final.pt", weights_only=True) for name in ("pretrain", "finetune"))
+    first, last = (
+        torch.load(f"run/{name}/model-final.pt", weights_only=True)
+        for name in ("pretrain", "finetune")
+    )
     assert 1e-4 < largest_difference(first, last) < 0.5
 
 
-def started_as(monkeypatch: pytest.MonkeyPatch, path: str, world: World | None = None, **changes: Any) -> Result:
+def started_as(
+    monkeypatch: pytest.MonkeyPatch, path: str, world: World | None = None, **changes: Any
+) -> Result:
     """Train as the script at `path` does, in a program of its own."""
     monkeypatch.setattr(sys, "argv", [path])
     script = sys.modules["__main__"]
     monkeypatch.setattr(script, "__file__", path, raising=False)
     monkeypatch.setattr(script, "__spec__", None)
     world = world or LocalWorld()
-    return train(small_config(epochs=1, **changes), model=runs.convnet, data=runs.few_digits, world=world)
+    return train(
+        small_config(epochs=1, **changes), model=runs.convnet, data=runs.few_digits, world=world
+    )
 
 
 def test_a_script_continues_its_own_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With equal settings, too. Runs of earlier versions name no script: the first one that asks continues them."""
+    """With equal settings, too.
+
+    Runs of earlier versions name no script: the first one that asks continues them.
+    """
     paths = "base.py", "other.py", "sub/base.py"
-    begun = [started_as(monkeypatch, path, StoppingWorld(3), output_dir=None).run_dir for path in paths]
+    begun = [
+        started_as(monkeypatch, path, StoppingWorld(3), output_dir=None).run_dir for path in paths
+    ]
     assert len({*begun}) == 3
-    for folder, path in zip(begun, ("./base.py", str(Path.cwd() / "other.py"), "sub/base.py"), strict=True):
+    for folder, path in zip(
+        begun, ("./base.py", str(Path.cwd() / "other.py"), "sub/base.py"), strict=True
+    ):
         assert folder is not None
         assert started_as(monkeypatch, path, StoppingWorld(1), output_dir=None).run_dir == folder
         for other in {*paths} - {str(Path(path).absolute().relative_to(Path.cwd()))}:
-            with pytest.raises(UsageError, match=r"other settings \(recipe: (sub\.)?\w+, not (sub\.)?\w+\)"):
+            with pytest.raises(
+                UsageError, match=r"other settings \(recipe: (sub\.)?\w+, not (sub\.)?\w+\)"
+            ):
                 started_as(monkeypatch, other, output_dir=folder)
     assert begun[0] is not None
     old = begun[0].rename("runs/custom-20251231-235959")
@@ -234,10 +275,14 @@ def test_a_script_continues_its_own_run_only(monkeypatch: pytest.MonkeyPatch) ->
     assert started_as(monkeypatch, "base.py", output_dir=None).run_dir != Path("runs", old.name)
 
 
-def test_another_host_may_have_a_script_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_another_host_may_have_a_script_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for host in ("one", "two"):
         folder = tmp_path / host
         folder.mkdir()
         monkeypatch.chdir(folder)
-        stopped = started_as(monkeypatch, str(folder / "mine.py"), StoppingWorld(3), output_dir=tmp_path / "run")
+        stopped = started_as(
+            monkeypatch, str(folder / "mine.py"), StoppingWorld(3), output_dir=tmp_path / "run"
+        )
     assert stopped.steps > 3

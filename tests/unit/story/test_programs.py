@@ -1,4 +1,6 @@
-"""A program gives the same on any number of ranks, after a resume and with a newcomer, and the same as plain torch."""
+"""A program gives the same on any number of ranks, after a resume and with a newcomer,
+and the same as plain torch.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,16 @@ from hvd_train.session import Session
 from hvd_train.tasks.task import Each, Mean, Total
 from hvd_train.world.world import LocalWorld
 from tests.support.elastic import TOLERANCE
-from tests.support.programs import DATA, INPUTS, Stop, check_survives, linear, momentum, played, take
+from tests.support.programs import (
+    DATA,
+    INPUTS,
+    Stop,
+    check_survives,
+    linear,
+    momentum,
+    played,
+    take,
+)
 from tests.support.runs import equal, largest_difference, small_config
 from tests.support.worlds import ThreadWorld, own_generator, run_ranks
 
@@ -31,7 +42,9 @@ def plain(session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop) 
 
 
 class Sharp(torch.optim.Optimizer):
-    """Sharpness-aware steps in two updates (Foret et al., arXiv 2010.01412), over an optimizer with a state."""
+    """Sharpness-aware steps in two updates (Foret et al., arXiv 2010.01412), over
+    an optimizer with a state.
+    """
 
     def __init__(self, params: Any, base: type[Optimizer], rho: float, **settings: Any) -> None:
         super().__init__(params, {"rho": rho, "climbs": True, **settings})
@@ -54,7 +67,9 @@ class Sharp(torch.optim.Optimizer):
 
 
 class Free(torch.optim.Optimizer):
-    """Without a schedule (Defazio et al., arXiv 2405.15682): `eval` puts averages in place of the weights."""
+    """Without a schedule (Defazio et al., arXiv 2405.15682): `eval` puts
+    averages in place of the weights.
+    """
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, {"lr": lr, "count": 0, "trains": True})
@@ -117,8 +132,12 @@ class Relative(torch.optim.Optimizer):
 def hooked(model: nn.Module) -> Optimizer:
     """Return an optimizer whose hooks halve a gradient and pull the weights towards zero."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    optimizer.register_step_pre_hook(lambda o, *_: [p.grad.mul_(0.5) for p in o.param_groups[0]["params"]] and None)
-    optimizer.register_step_post_hook(lambda o, *_: [p.data.mul_(0.99) for p in o.param_groups[0]["params"]] and None)
+    optimizer.register_step_pre_hook(
+        lambda o, *_: [p.grad.mul_(0.5) for p in o.param_groups[0]["params"]] and None
+    )
+    optimizer.register_step_post_hook(
+        lambda o, *_: [p.data.mul_(0.99) for p in o.param_groups[0]["params"]] and None
+    )
     return optimizer
 
 
@@ -137,13 +156,29 @@ def patched(model: nn.Module, rate: float = 0.1) -> Optimizer:
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     name: lambda model, kind=getattr(torch.optim, name): kind(model.parameters(), lr=0.01)  # noqa: B008
-    for name in ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "ASGD", "RMSprop", "Rprop")
+    for name in (
+        "SGD",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "NAdam",
+        "RAdam",
+        "Adagrad",
+        "Adadelta",
+        "ASGD",
+        "RMSprop",
+        "Rprop",
+    )
 }
 OPTIMIZERS |= {
     "Adafactor": lambda model: torch.optim.Adafactor(model.parameters(), lr=0.01),
     "Muon": lambda model: torch.optim.Muon([model.weight], lr=0.01),  # it takes matrices only
-    "fused SGD": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True),
-    "capturable AMSGrad": lambda model: torch.optim.Adam(model.parameters(), amsgrad=True, foreach=True, lr=0.01),
+    "fused SGD": lambda model: torch.optim.SGD(
+        model.parameters(), lr=0.1, momentum=0.9, fused=True
+    ),
+    "capturable AMSGrad": lambda model: torch.optim.Adam(
+        model.parameters(), amsgrad=True, foreach=True, lr=0.01
+    ),
     "an argument without a default": lambda model: Outside(model.parameters(), 0.5),
     "a learning rate of None": lambda model: Relative(model.parameters(), lr=None),
     "no learning rate": lambda model: Relative(model.parameters()),
@@ -166,7 +201,9 @@ def by_hand(
     loss_of: Callable[[Any, Any], Tensor] = mean_loss,
     before: Callable[[int], object] = lambda step: None,
 ) -> None:
-    """Train with plain torch on the same samples in the same order; `before` is called before each step."""
+    """Train with plain torch on the same samples in the same order; `before`
+    is called before each step.
+    """
     orders = [EpochOrder(small_config().seed, epoch, len(DATA))[:] for epoch in range(2)]
     for number, samples in enumerate(np.concatenate(orders).reshape(-1, 8), 1):
         before(number)
@@ -182,12 +219,17 @@ def test_every_optimizer_takes_its_own_steps(name: str) -> None:
     weights, _, _ = check_survives(plain, make=make, optimizer_of=OPTIMIZERS[name])
     model = make()
     by_hand(model, OPTIMIZERS[name](model))
-    # Rprop looks at signs, and Adam and others divide by the gradient: rounding of a small one is a large one.
-    assert largest_difference(weights, model.state_dict()) <= (1e-3 if name == "Rprop" else TOLERANCE)
+    # Rprop looks at signs, and Adam and others divide by the gradient: rounding of a small one is a
+    # large one.
+    assert largest_difference(weights, model.state_dict()) <= (
+        1e-3 if name == "Rprop" else TOLERANCE
+    )
 
 
 def test_an_optimizer_may_draw_random_numbers() -> None:
-    """They depend on the step alone, whatever this rank has drawn before; attributes of the object hold."""
+    """They depend on the step alone, whatever this rank has drawn before;
+    attributes of the object hold.
+    """
 
     def noisy(model: nn.Module) -> Optimizer:
         optimizer = Outside(model.parameters(), 0.5)
@@ -199,14 +241,21 @@ def test_an_optimizer_may_draw_random_numbers() -> None:
             torch.rand(step.number)
             for micro in step:
                 torch.rand(micro.number)
-                micro.backward(F.cross_entropy(model(micro.batch[0]), micro.batch[1], reduction="none"))
+                micro.backward(
+                    F.cross_entropy(model(micro.batch[0]), micro.batch[1], reduction="none")
+                )
 
     quiet, other = (
         played(LocalWorld(), program, Path(f"run-{number}"), optimizer_of=noisy)[0]
         for number, program in enumerate((plain, drawing))
     )
     assert equal(quiet, other)
-    without = played(LocalWorld(), plain, Path("without"), optimizer_of=OPTIMIZERS["an argument without a default"])[0]
+    without = played(
+        LocalWorld(),
+        plain,
+        Path("without"),
+        optimizer_of=OPTIMIZERS["an argument without a default"],
+    )[0]
     assert not equal(quiet, without)
 
 
@@ -310,7 +359,11 @@ def test_parameters_may_be_frozen_and_thawed_at_any_step(at_step: int, trains: b
 
     weights, _, _ = check_survives(program, make=begun, optimizer_of=decaying)
     model: Any = begun()
-    by_hand(model, decaying(model), before=lambda step: step == at_step and model[0].requires_grad_(trains))
+    by_hand(
+        model,
+        decaying(model),
+        before=lambda step: step == at_step and model[0].requires_grad_(trains),
+    )
     assert largest_difference(weights, model.state_dict()) <= TOLERANCE
 
 
@@ -324,7 +377,9 @@ def test_a_layer_may_be_set_to_evaluation_mode_at_any_step() -> None:
             take(step, model)
             stop(step.number)
 
-    check_survives(program, make=lambda: own_generator(nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3))))
+    check_survives(
+        program, make=lambda: own_generator(nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3)))
+    )
 
 
 def test_ranks_that_train_different_parameters_end_with_one_line() -> None:
@@ -359,7 +414,9 @@ class Heads(nn.Module):
         losses = torch.zeros(len(hidden))
         for number, rows in enumerate((batch[1] == 0, batch[1] != 0)):
             if rows.any():
-                losses[rows] = F.cross_entropy(self.heads[number](hidden[rows]), batch[1][rows], reduction="none")
+                losses[rows] = F.cross_entropy(
+                    self.heads[number](hidden[rows]), batch[1][rows], reduction="none"
+                )
         return losses
 
 
@@ -385,14 +442,24 @@ def test_a_parameter_that_no_sample_uses_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize("batch_size", [4, 8])
 def test_terms_of_a_loss_have_counts_of_their_own(batch_size: int) -> None:
-    """Each term is divided by its own count over all ranks, and left out if it counts nothing in a step."""
+    """Each term is divided by its own count over all ranks, and left out if it
+    counts nothing in a step.
+    """
 
-    def terms_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def terms_of(
+        model: nn.Module, batch: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         outputs = model(batch[0])
         losses = F.cross_entropy(outputs, batch[1], reduction="none")
         is_rare = (batch[1] == 2) & (batch[0].sum(1) > 0)
         is_even = batch[1] != 1
-        return (losses * is_rare).sum(), is_rare.sum(), outputs[is_even].square().sum(), is_even.sum(), losses
+        return (
+            (losses * is_rare).sum(),
+            is_rare.sum(),
+            outputs[is_even].square().sum(),
+            is_even.sum(),
+            losses,
+        )
 
     def program(session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop) -> None:
         own = session.register(losses=())
@@ -450,7 +517,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "complex parameters": lambda: own_generator(Complex()),
     "a sparse embedding": lambda: own_generator(Words()),
     "weight norm": lambda: own_generator(parametrizations.weight_norm(nn.Linear(8, 3))),
-    "orthogonal weights": lambda: nn.Sequential(parametrizations.orthogonal(linear_of(8, 8)), linear_of(8, 3)),
+    "orthogonal weights": lambda: nn.Sequential(
+        parametrizations.orthogonal(linear_of(8, 8)), linear_of(8, 3)
+    ),
 }
 
 
@@ -496,7 +565,9 @@ def test_an_optimizer_without_a_schedule_evaluates_its_averages() -> None:
                 take(step, model)
                 stop(step.number)
             optimizer.eval()
-            losses = session.evaluate(DATA, lambda m, b: {"loss": F.cross_entropy(m(b[0]), b[1], reduction="none")})
+            losses = session.evaluate(
+                DATA, lambda m, b: {"loss": F.cross_entropy(m(b[0]), b[1], reduction="none")}
+            )
             session.keep_best(losses["loss"], higher=False)
             optimizer.train()
 

@@ -17,12 +17,17 @@ def test_a_finished_run_prints_the_next_command() -> None:
         "files: runs/my run",
         "next:  hvd-train report 'runs/my run'",
     ]
-    assert ending(replace(DONE, saved=False), CLASSIFY).endswith("NOT all files could be written (see above)")
+    assert ending(replace(DONE, saved=False), CLASSIFY).endswith(
+        "NOT all files could be written (see above)"
+    )
 
 
 def test_a_stopped_run_names_the_signal_and_the_commit() -> None:
     stopped = replace(DONE, finished=False, stopped_by=signal.SIGTERM)
-    assert ending(stopped, CLASSIFY) == "stopped by SIGTERM at step 460, committed; the same command resumes from there"
+    assert (
+        ending(stopped, CLASSIFY)
+        == "stopped by SIGTERM at step 460, committed; the same command resumes from there"
+    )
     stopped = replace(stopped, saved=False)
     assert ending(stopped, CLASSIFY) == "stopped by SIGTERM at step 460, NOT committed (see above)"
 
@@ -30,4 +35,8 @@ def test_a_stopped_run_names_the_signal_and_the_commit() -> None:
 def test_the_summary_is_json_without_nan() -> None:
     values = summary(DONE, CONFIG)
     assert json.loads(json.dumps(values, allow_nan=False)) == values
-    assert (values["best_loss"], values["recipe"], values["run_dir"]) == (None, "digits", "runs/my run")
+    assert (values["best_loss"], values["recipe"], values["run_dir"]) == (
+        None,
+        "digits",
+        "runs/my run",
+    )

@@ -42,7 +42,9 @@ def smoothed(model: nn.Module, images: Tensor, targets: Tensor, step: int) -> Te
 
 
 def mixed(kind: Callable[..., nn.Module]) -> Loss:
-    """Mix the whole batch with torchvision and the random numbers of the step's only micro-batch."""
+    """Mix the whole batch with torchvision and the random numbers of
+    the step's only micro-batch.
+    """
 
     def loss(model: nn.Module, images: Tensor, targets: Tensor, step: int) -> Tensor:
         torch.manual_seed(key(0, 3, step, 0))
@@ -74,8 +76,16 @@ CASES: dict[str, tuple[dict[str, Any], Optimizer, Loss]] = {
     "sgd": ({}, sgd(), plain),
     "nesterov": ({"nesterov": True}, sgd(nesterov=True), plain),
     "adam": ({"optimizer": "adam", **SLOW}, adam(torch.optim.Adam, 5e-4), plain),
-    "adamw": ({"optimizer": "adamw", "weight_decay": 0.1, **SLOW}, adam(torch.optim.AdamW, 0.1), plain),
-    "another of torch": ({"optimizer": "torch.optim:RAdam", **SLOW}, adam(torch.optim.RAdam, 5e-4), plain),
+    "adamw": (
+        {"optimizer": "adamw", "weight_decay": 0.1, **SLOW},
+        adam(torch.optim.AdamW, 0.1),
+        plain,
+    ),
+    "another of torch": (
+        {"optimizer": "torch.optim:RAdam", **SLOW},
+        adam(torch.optim.RAdam, 5e-4),
+        plain,
+    ),
     "lars": ({"optimizer": "lars", "learning_rate": 0.5}, of_timm("Lars", **LARS), plain),
     "lamb": ({"optimizer": "lamb", "learning_rate": 0.01}, of_timm("Lamb", **LAMB), plain),
     "label smoothing": ({"label_smoothing": 0.1}, sgd(), smoothed),
@@ -89,13 +99,20 @@ def test_a_training_equals_plain_torch(name: str) -> None:
     """Equal weights after two epochs to 1e-5, in passes of 4 images here and of 20 there."""
     settings, optimizer, loss = CASES[name]
     config = small_config(
-        epochs=EPOCHS, augment="none", schedule="constant", warmup_epochs=0.0, **settings, output_dir=Path("run")
+        epochs=EPOCHS,
+        augment="none",
+        schedule="constant",
+        warmup_epochs=0.0,
+        **settings,
+        output_dir=Path("run"),
     )
     _, weights = trained(LocalWorld(), config)
     model = own_generator(runs.convnet(10))
     expected = reference(model, optimizer(model), loss)
     assert largest_difference(weights, expected) <= TOLERANCE
-    assert largest_difference(weights, own_generator(runs.convnet(10)).state_dict()) > 1e-3, "nothing was trained"
+    assert largest_difference(weights, own_generator(runs.convnet(10)).state_dict()) > 1e-3, (
+        "nothing was trained"
+    )
 
 
 def reference(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss) -> Weights:
@@ -127,7 +144,9 @@ FEWER = digits(train=without_first(1, FEW.train))
 
 def test_changed_data_are_refused() -> None:
     trained(StoppingWorld(14), small_config(), data=digits())
-    with pytest.raises(UsageError, match=r"189 images, the run had 190.*--resume never .*--weights FILE"):
+    with pytest.raises(
+        UsageError, match=r"189 images, the run had 190.*--resume never .*--weights FILE"
+    ):
         trained(LocalWorld(), small_config(), data=FEWER)
 
 
@@ -154,7 +173,10 @@ def test_another_validation_set_is_reported_or_refused(capsys: pytest.CaptureFix
 
 def test_ranks_with_different_data_are_refused() -> None:
     with pytest.raises(UsageError, match="the ranks differ in the data set"):
-        run_ranks(2, lambda world: trained(world, small_config(), data=(digits(), FEWER)[world.place.rank]))
+        run_ranks(
+            2,
+            lambda world: trained(world, small_config(), data=(digits(), FEWER)[world.place.rank]),
+        )
     assert not Path("run").exists()
 
 
@@ -172,12 +194,23 @@ def test_data_that_are_drawn_anew_are_refused() -> None:
     """By other ranks, and when the run resumes."""
 
     def run(world: World, seed: int) -> None:
-        train(small_config(), model=lambda: nn.Linear(4, 1), data=drawn(seed), task=regression(), world=world)
+        train(
+            small_config(),
+            model=lambda: nn.Linear(4, 1),
+            data=drawn(seed),
+            task=regression(),
+            world=world,
+        )
 
-    with pytest.raises(UsageError, match=r"the ranks differ in the items of the \w+ set: .* export PYTHONHASHSEED=0$"):
+    with pytest.raises(
+        UsageError,
+        match=r"the ranks differ in the items of the \w+ set: .* export PYTHONHASHSEED=0$",
+    ):
         run_ranks(2, lambda world: run(world, world.place.rank))
     run(StoppingWorld(3), 0)
-    with pytest.raises(UsageError, match=r"items of the training set differ from the run's .*--resume never"):
+    with pytest.raises(
+        UsageError, match=r"items of the training set differ from the run's .*--resume never"
+    ):
         run(LocalWorld(), 1)
     run(LocalWorld(), 0)
 

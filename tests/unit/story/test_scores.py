@@ -22,7 +22,9 @@ EVERYWHERE = [
 ]  # fmt: skip
 
 
-def evaluate_everywhere(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+def evaluate_everywhere(
+    session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop
+) -> None:
     done = iter(range(1, 100))
 
     def evaluate(name: str) -> None:
@@ -44,16 +46,28 @@ def evaluate_everywhere(session: Session, model: nn.Module, optimizer: torch.opt
 
 
 def written() -> list[list[tuple[int, str]]]:
-    """Return the step and the name of each evaluation in the table, in TensorBoard, and in metrics.jsonl."""
-    table = [(int(row["step"]), row["name"]) for row in csv.DictReader((FOLDER / "metrics.csv").open())]
+    """Return the step and the name of each evaluation in the table, in
+    TensorBoard, and in metrics.jsonl.
+    """
+    table = [
+        (int(row["step"]), row["name"]) for row in csv.DictReader((FOLDER / "metrics.csv").open())
+    ]
     board = EventAccumulator(str(FOLDER / "tensorboard")).Reload()
     shown = [(event.step, tag) for tag in board.Tags()["scalars"] for event in board.Scalars(tag)]
     plotted = [
-        [(step, name.removesuffix("/loss")) for step, name in values if name.endswith("/loss") and name != "train/loss"]
+        [
+            (step, name.removesuffix("/loss"))
+            for step, name in values
+            if name.endswith("/loss") and name != "train/loss"
+        ]
         for values in (table, shown)
     ]
     lines = map(json.loads, (FOLDER / "metrics.jsonl").read_text().splitlines())
-    events = [(line["step"], line["message"].split()[0]) for line in lines if line.get("name") == "evaluation"]
+    events = [
+        (line["step"], line["message"].split()[0])
+        for line in lines
+        if line.get("name") == "evaluation"
+    ]
     return [*plotted, events]
 
 
@@ -65,7 +79,9 @@ class Gone(BaseException):
     ("ranks", "error", "stop_at"),
     [(1, Interrupted, 5), *((2, Gone, at) for at in (1, 4, 5, 12))],
 )
-def test_scores_of_each_evaluation_are_written_once(ranks: int, error: type[BaseException], stop_at: int) -> None:
+def test_scores_of_each_evaluation_are_written_once(
+    ranks: int, error: type[BaseException], stop_at: int
+) -> None:
     """Also if the run stops after one of them, with a commit or without, and resumes."""
 
     def body(world: World, stops: bool) -> None:
@@ -73,7 +89,9 @@ def test_scores_of_each_evaluation_are_written_once(ranks: int, error: type[Base
             if stops and number == stop_at:
                 raise error
 
-        def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, _: Stop) -> None:
+        def program(
+            session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, _: Stop
+        ) -> None:
             evaluate_everywhere(session, model, optimizer, stop)
 
         played(world, program, FOLDER, log_to="csv,tensorboard", commit_steps=2)

@@ -55,12 +55,18 @@ Program = Callable[[Session, nn.Module, torch.optim.Optimizer, TensorDataset], N
 
 
 def played(
-    world: World, program: Program, make: Callable[[], Any] = network, order: Any = None, **changes: Any
+    world: World,
+    program: Program,
+    make: Callable[[], Any] = network,
+    order: Any = None,
+    **changes: Any,
 ) -> Outcome:
     """Return the weights and the registered values after a program on one rank."""
     model = make()
     optimizer: Any = (
-        momentum(model) if isinstance(model, nn.Module) else {name: momentum(each) for name, each in model.items()}
+        momentum(model)
+        if isinstance(model, nn.Module)
+        else {name: momentum(each) for name, each in model.items()}
     )
     config = small_config(learning_rate=0.1, warmup_epochs=0.0, **changes)
     data = digits(NUM_SAMPLES, "train")
@@ -69,7 +75,9 @@ def played(
     return to_host(session._ranks.parts.model.state_dict()), values_of(session._loops.own)
 
 
-def plain(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
+def plain(
+    session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset
+) -> None:
     for epoch in session.epochs():
         for step in epoch:
             for micro in step:
@@ -116,29 +124,45 @@ def nasty(
 
 
 def two_networks() -> dict[str, nn.Module]:
-    layers = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 64), nn.Sigmoid())
+    layers = nn.Sequential(
+        nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 64), nn.Sigmoid()
+    )
     critic = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 1))
     return {"maker": own_generator(layers), "critic": own_generator(critic)}
 
 
 def adversarial(
-    session: Session, models: Any, optimizers: Any, val: TensorDataset, at: Callable[[str, int], None] = lambda *_: None
+    session: Session,
+    models: Any,
+    optimizers: Any,
+    val: TensorDataset,
+    at: Callable[[str, int], None] = lambda *_: None,
 ) -> None:
-    """Train two networks against each other; a registered counter decides how often the critic is updated."""
+    """Train two networks against each other; a registered counter decides how
+    often the critic is updated.
+    """
     maker = models["maker"]
     critic = models["critic"]
     own = session.register(ticks=0)
 
     def fakes(micro: MicroBatch) -> Tensor:  # threads share torch's random numbers
-        made: Tensor = maker(torch.randn(len(micro), 8, generator=torch.Generator().manual_seed(micro.number)))
+        made: Tensor = maker(
+            torch.randn(len(micro), 8, generator=torch.Generator().manual_seed(micro.number))
+        )
         return made
 
     def losses(images: Tensor, real: float) -> Tensor:
         logits = critic(images).squeeze(1)
-        return F.binary_cross_entropy_with_logits(logits, torch.full_like(logits, real), reduction="none")
+        return F.binary_cross_entropy_with_logits(
+            logits, torch.full_like(logits, real), reduction="none"
+        )
 
     def distance(networks: nn.Module, batch: Any) -> dict[str, Measure]:
-        return {"distance": (networks["maker"](torch.ones(len(batch[0]), 8)) - batch[0].flatten(1)).square().mean(1)}
+        return {
+            "distance": (networks["maker"](torch.ones(len(batch[0]), 8)) - batch[0].flatten(1))
+            .square()
+            .mean(1)
+        }
 
     for epoch in session.epochs():
         for step in epoch:
@@ -159,11 +183,17 @@ def adversarial(
 
 
 def disturbed(
-    program: Program, events: list[Event], *hosts: tuple[str, int], make: Callable[[], Any] = network, **changes: Any
+    program: Program,
+    events: list[Event],
+    *hosts: tuple[str, int],
+    make: Callable[[], Any] = network,
+    **changes: Any,
 ) -> tuple[Outcome, Path]:
     folder = Path(f"session-{next(NUMBERS)}")
     changes = {"epochs": 2, "ledger": True, "output_dir": folder, "make": make, **changes}
-    job = run_elastic(lambda world: played(world, program, **changes), dict(hosts), events, first=len(hosts))
+    job = run_elastic(
+        lambda world: played(world, program, **changes), dict(hosts), events, first=len(hosts)
+    )
     assert all(values == job.results[0][1] for _, values in job.results)
     return job.results[0], folder
 
@@ -178,9 +208,16 @@ PROGRAMS: dict[str, tuple[Any, Callable[[], Any]]] = {
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     """Return what each program gives without faults, on one rank."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "sched_getaffinity", lambda pid: {0})  # as in each test: threads split sums
+        # as in each test: threads split sums
+        patch.setattr(os, "sched_getaffinity", lambda pid: {0})
         return {
-            name: played(LocalWorld(), program, make, epochs=2, output_dir=tmp_path_factory.mktemp("runs") / "run")
+            name: played(
+                LocalWorld(),
+                program,
+                make,
+                epochs=2,
+                output_dir=tmp_path_factory.mktemp("runs") / "run",
+            )
             for name, (program, make) in PROGRAMS.items()
         }
 
@@ -199,15 +236,23 @@ EVENTS = st.one_of(
     st.builds(KillMeeting, st.integers(1, 4), st.integers(0, 2), st.integers(1, 30)),
     st.builds(UnheardGather, st.integers(1, 4), st.integers(0, 2), st.integers(1, 8)),
     st.builds(
-        Hosts, st.integers(1, 20), st.lists(st.sampled_from([ONE, TWO, THREE]), min_size=1, unique=True).map(tuple)
+        Hosts,
+        st.integers(1, 20),
+        st.lists(st.sampled_from([ONE, TWO, THREE]), min_size=1, unique=True).map(tuple),
     ),
 )
 
 
-@pytest.mark.parametrize("plays", [10, pytest.param(150, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize(
+    "plays", [10, pytest.param(150, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_no_fault_changes_what_a_program_computes(name: str, plays: int, expected: dict[str, Outcome]) -> None:
-    """Ranks die in updates, evaluations and meetings, miss a result that others have, come and go."""
+def test_no_fault_changes_what_a_program_computes(
+    name: str, plays: int, expected: dict[str, Outcome]
+) -> None:
+    """Ranks die in updates, evaluations and meetings, miss a result that
+    others have, come and go.
+    """
     program, make = PROGRAMS[name]
 
     @settings(max_examples=plays, deadline=None)
@@ -219,7 +264,8 @@ def test_no_fault_changes_what_a_program_computes(name: str, plays: int, expecte
     any_history()
 
 
-# In the second world the ranks gather reports, claims, digests of the sent state, digests, and then begin the next sum.
+# In the second world the ranks gather reports, claims, digests of the sent state, digests, and then
+# begin the next sum.
 @pytest.mark.parametrize(
     "events",
     [
@@ -231,8 +277,12 @@ def test_no_fault_changes_what_a_program_computes(name: str, plays: int, expecte
     ],
     ids=str,
 )
-def test_a_second_fault_while_ranks_catch_up(events: list[Event], expected: dict[str, Outcome]) -> None:
-    """Some have loaded the state of the most advanced rank, others have not, and that rank may be gone."""
+def test_a_second_fault_while_ranks_catch_up(
+    events: list[Event], expected: dict[str, Outcome]
+) -> None:
+    """Some have loaded the state of the most advanced rank, others have not,
+    and that rank may be gone.
+    """
     found, folder = disturbed(nasty, events, ONE, TWO, THREE, commit_steps=1)
     check(found, expected["one network"], folder)
 
@@ -248,7 +298,9 @@ def test_a_second_fault_while_ranks_catch_up(events: list[Event], expected: dict
 def test_a_program_that_was_interrupted_resumes_to_the_bit(
     name: str, where: str, step: int, expected: dict[str, Outcome]
 ) -> None:
-    """Wherever its code was: a commit is made at a point, or only if the program has not changed weights since."""
+    """Wherever its code was: a commit is made at a point, or only if the program has
+    not changed weights since.
+    """
     (its_program, make), raised = PROGRAMS[name], list[str]()
 
     def interrupt(at: str, number: int) -> None:
@@ -256,12 +308,16 @@ def test_a_program_that_was_interrupted_resumes_to_the_bit(
             raised.append(at)
             raise Interrupted
 
-    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
+    def program(
+        session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset
+    ) -> None:
         its_program(session, model, optimizer, val, interrupt)
 
     folder = Path("interrupted")
     with pytest.raises(Interrupted):
-        played(LocalWorld(), program, make, epochs=2, ledger=True, output_dir=folder, commit_steps=4)
+        played(
+            LocalWorld(), program, make, epochs=2, ledger=True, output_dir=folder, commit_steps=4
+        )
     found = played(LocalWorld(), program, make, epochs=2, ledger=True, output_dir=folder)
     check(found, expected[name], folder, allowed=0)
 
@@ -269,7 +325,9 @@ def test_a_program_that_was_interrupted_resumes_to_the_bit(
 def test_all_ranks_know_the_measures_if_some_have_no_micro_batch() -> None:
     """Also if layers sum over the ranks in each pass."""
 
-    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
+    def program(
+        session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset
+    ) -> None:
         for step in next(session.epochs()):
             for micro in step:
                 images, labels = micro.batch
@@ -281,7 +339,10 @@ def test_all_ranks_know_the_measures_if_some_have_no_micro_batch() -> None:
 
     settings = {"batch_size": 10, "sync_batch_norm": True}
     results = run_ranks(
-        3, lambda world: played(world, program, make=lambda: own_generator(runs.batch_norm(10)), **settings)
+        3,
+        lambda world: played(
+            world, program, make=lambda: own_generator(runs.batch_norm(10)), **settings
+        ),
     )
     assert all(largest_difference(weights, results[0][0]) == 0 for weights, _ in results)
 
@@ -289,7 +350,9 @@ def test_all_ranks_know_the_measures_if_some_have_no_micro_batch() -> None:
 @pytest.mark.parametrize("what", ["rate", "value", "weights"])
 def test_code_that_differs_between_ranks_ends_the_job_within_an_epoch(what: str) -> None:
     def body(world: World) -> None:
-        def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
+        def program(
+            session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset
+        ) -> None:
             own = session.register(level=1)
             for epoch in session.epochs():
                 for step in epoch:
@@ -323,7 +386,9 @@ BY_HAND = r"gradients have changed between micro-batches: leave out loss.backwar
 
 
 def in_each_micro_batch(act: Callable[..., object]) -> Program:
-    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
+    def program(
+        session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset
+    ) -> None:
         for epoch in session.epochs():
             for step in epoch:
                 for micro in step:
@@ -338,26 +403,60 @@ def in_each_micro_batch(act: Callable[..., object]) -> Program:
 @pytest.mark.parametrize(
     ("act", "says"),
     [
-        (lambda s, m, o, micro: micro.backward(loss_of(m, micro).mean()), r"'loss' .*shape \[\] .*reduction='none'"),
+        (
+            lambda s, m, o, micro: micro.backward(loss_of(m, micro).mean()),
+            r"'loss' .*shape \[\] .*reduction='none'",
+        ),
         (lambda s, m, o, micro: [micro.backward(loss_of(m, micro)) for _ in "12"], "called twice"),
-        (lambda s, m, o, micro: [micro.backward(loss_of(m, micro)), "twice"][1], "step 1: its micro-batches come once"),
+        (
+            lambda s, m, o, micro: [micro.backward(loss_of(m, micro)), "twice"][1],
+            "step 1: its micro-batches come once",
+        ),
         (lambda s, m, o, micro: None, "step 1: micro.backward was not called"),
-        (lambda s, m, o, micro: micro.backward(loss_of(m, micro)) or "leave", "did not run to its end"),
-        (lambda s, m, o, micro: micro.backward(loss_of(m, micro)) or o.step(), r"leave out optimizer.step\(\)"),
+        (
+            lambda s, m, o, micro: micro.backward(loss_of(m, micro)) or "leave",
+            "did not run to its end",
+        ),
+        (
+            lambda s, m, o, micro: micro.backward(loss_of(m, micro)) or o.step(),
+            r"leave out optimizer.step\(\)",
+        ),
         (lambda s, m, o, micro: o.zero_grad(), r"leave out optimizer.step\(\) and zero_grad\(\)"),
         (lambda s, m, o, micro: s.register(late=1), "register state before the loop"),
-        (lambda s, m, o, micro: micro.backward(loss_of(m, micro), val_x=loss_of(m, micro)), "named 'val_x'"),
-        (lambda s, m, o, micro: micro.backward(loss_of(m, micro), **{f"m{micro.number}": loss_of(m, micro)}), "m0, m1"),
+        (
+            lambda s, m, o, micro: micro.backward(loss_of(m, micro), val_x=loss_of(m, micro)),
+            "named 'val_x'",
+        ),
+        (
+            lambda s, m, o, micro: micro.backward(
+                loss_of(m, micro), **{f"m{micro.number}": loss_of(m, micro)}
+            ),
+            "m0, m1",
+        ),
         (lambda s, m, o, micro: s.evaluate(DATA, measure), "an evaluation within a step"),
-        (lambda s, m, o, micro: micro.backward(loss_of(m, micro), wide=Each(torch.zeros(len(micro), 1 + micro.number))),
-         "other measures for one micro-batch than for another: wide"),
-        (lambda s, m, o, micro: loss_of(m, micro).mean().backward() or micro.backward(loss_of(m, micro)), BY_HAND),
+        (
+            lambda s, m, o, micro: micro.backward(
+                loss_of(m, micro), wide=Each(torch.zeros(len(micro), 1 + micro.number))
+            ),
+            "other measures for one micro-batch than for another: wide",
+        ),
+        (
+            lambda s, m, o, micro: (
+                loss_of(m, micro).mean().backward() or micro.backward(loss_of(m, micro))
+            ),
+            BY_HAND,
+        ),
         (lambda s, m, o, micro: micro.backward(loss_of(m, micro)) or m.zero_grad(), BY_HAND),
-        (lambda s, m, o, micro: micro.backward(loss_of(m, micro)) or clip_grad_norm_(m.parameters(), 1), BY_HAND),
+        (
+            lambda s, m, o, micro: (
+                micro.backward(loss_of(m, micro)) or clip_grad_norm_(m.parameters(), 1)
+            ),
+            BY_HAND,
+        ),
         (lambda s, m, o, micro: s.constant(m), "constant before the first loop"),
         (lambda s, m, o, micro: s.log(step=1), r"log\(step=...\): take another name"),
     ],
-)  # fmt: skip
+)
 def test_wrong_use_is_one_line(act: Callable[..., object], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         played(LocalWorld(), in_each_micro_batch(act))
@@ -366,14 +465,25 @@ def test_wrong_use_is_one_line(act: Callable[..., object], says: str) -> None:
 @pytest.mark.parametrize(
     ("act", "says"),
     [
-        (lambda step: next(iter(step)), r"step 1: iterate over step.update\('maker'\) or step.update\('critic'\)"),
+        (
+            lambda step: next(iter(step)),
+            r"step 1: iterate over step.update\('maker'\) or step.update\('critic'\)",
+        ),
         (lambda step: step.update("painter"), r"step 1: iterate over step.update\('maker'\) or"),
-        (lambda step: next(iter(step.update("maker"))), "step 1: its loop over micro-batches did not run to its end"),
+        (
+            lambda step: next(iter(step.update("maker"))),
+            "step 1: its loop over micro-batches did not run to its end",
+        ),
         (lambda step: None, "step 1: its loop over micro-batches did not run to its end"),
-        (lambda step: [next(iter(step.update(name))) for name in ("maker", "critic")], "in one loop"),
+        (
+            lambda step: [next(iter(step.update(name))) for name in ("maker", "critic")],
+            "in one loop",
+        ),
     ],
 )
-def test_wrong_use_of_several_optimizers_is_one_line(act: Callable[[Any], object], says: str) -> None:
+def test_wrong_use_of_several_optimizers_is_one_line(
+    act: Callable[[Any], object], says: str
+) -> None:
     def program(session: Session, *_: Any) -> None:
         for step in session.steps():
             act(step)
@@ -415,7 +525,9 @@ def test_a_step_counts_before_a_break(several: bool, ranks: int) -> None:
                     if step.number % 4 == 0:
                         break
                 assert session._ranks.state.progress.step == 4 * epoch.number
-                session.evaluate(val, lambda model, batch: {"loss": measure(unpacked(model), batch)["loss"]})
+                session.evaluate(
+                    val, lambda model, batch: {"loss": measure(unpacked(model), batch)["loss"]}
+                )
 
         make = lambda: {"a": network()} if several else network()  # noqa: E731
         played(world, program, make, epochs=2, ema_decay=0.5)
@@ -425,7 +537,10 @@ def test_a_step_counts_before_a_break(several: bool, ranks: int) -> None:
         return model["a"] if several else model  # type: ignore[index]
 
     found, *_ = run_ranks(ranks, body)
-    assert [(line["step"], "val_loss" in line) for line in records("epoch")] == [(4, True), (8, True)]
+    assert [(line["step"], "val_loss" in line) for line in records("epoch")] == [
+        (4, True),
+        (8, True),
+    ]
 
     # the same by plain torch
     model = network()
@@ -451,7 +566,9 @@ def test_a_step_begins_in_training_mode(frozen: bool) -> None:
     """A layer that the program has put in evaluation mode stays so."""
     modes = list[tuple[bool, bool]]()
 
-    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
+    def program(
+        session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset
+    ) -> None:
         for epoch in session.epochs():
             for step in epoch:
                 if frozen and step.number == 1:
@@ -464,13 +581,19 @@ def test_a_step_begins_in_training_mode(frozen: bool) -> None:
     make = lambda: own_generator(runs.batch_norm(10)).eval()  # noqa: E731
     played(LocalWorld(), program, make, epochs=2)
     assert {*modes} == {(True, not frozen)}
-    assert [note.partition(":")[0] for note in notes()] == ["the model was in evaluation mode when a step began"]
+    assert [note.partition(":")[0] for note in notes()] == [
+        "the model was in evaluation mode when a step began"
+    ]
 
 
 def test_per_worker_batches_in_a_loop_of_ones_own() -> None:
-    """The program sees the size of each step, also of one that was interrupted, and sets the learning rate."""
+    """The program sees the size of each step, also of one that was interrupted,
+    and sets the learning rate.
+    """
 
-    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
+    def program(
+        session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset
+    ) -> None:
         for epoch in session.epochs():
             for step in epoch:
                 optimizer.param_groups[0]["lr"] = 0.001 * session.global_batch
@@ -478,20 +601,32 @@ def test_per_worker_batches_in_a_loop_of_ones_own() -> None:
                     micro.backward(**measure(model, micro.batch))
                 assert step.scores.count == step.size
 
-    settings = {"on_resize": "per-worker", "global_batch_size": None, "batch_size": 10, "commit_steps": 1}
+    settings = {
+        "on_resize": "per-worker",
+        "global_batch_size": None,
+        "batch_size": 10,
+        "commit_steps": 1,
+    }
     _, folder = disturbed(program, [Kill(4, rank=1)], ONE, TWO, **settings)
     assert audit(folder).faults == ()
     steps = records("step", folder)
-    sizes = [after["samples"] - before["samples"] for before, after in itertools.pairwise([{"samples": 0}, *steps])]
+    sizes = [
+        after["samples"] - before["samples"]
+        for before, after in itertools.pairwise([{"samples": 0}, *steps])
+    ]
     assert sizes[:5] == [20, 20, 20, 20, 10]
     assert [step["learning_rate"] for step in steps[:5]] == [0.001 * size for size in sizes[:5]]
 
 
 def test_code_aside_leaves_no_trace() -> None:
-    """Pictures by a network in training mode, with dropout and batch norm, change no number of the training."""
+    """Pictures by a network in training mode, with dropout and batch norm, change
+    no number of the training.
+    """
 
     def program(looks: bool) -> Program:
-        def run(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
+        def run(
+            session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset
+        ) -> None:
             for epoch in session.epochs():
                 for step in epoch:
                     for micro in step:
@@ -512,7 +647,9 @@ def test_code_aside_leaves_no_trace() -> None:
     def make() -> nn.Module:
         return own_generator(nn.Sequential(runs.batch_norm(10), nn.Dropout(0.1)))
 
-    with_it, without = (played(LocalWorld(), program(looks), make, output_dir=Path(f"{looks}")) for looks in (1, 0))
+    with_it, without = (
+        played(LocalWorld(), program(looks), make, output_dir=Path(f"{looks}")) for looks in (1, 0)
+    )
     assert largest_difference(with_it[0], without[0]) == 0
     lines = [json.loads(line) for line in Path("1/metrics.jsonl").read_text().splitlines()]
     assert [line["noise"] for line in lines if line.get("name") == "log"]
@@ -520,7 +657,9 @@ def test_code_aside_leaves_no_trace() -> None:
 
 def test_a_teacher_is_a_constant() -> None:
     def body(world: World) -> None:
-        def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
+        def program(
+            session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset
+        ) -> None:
             teacher = session.constant(network())
             assert not teacher.training
             for step in session.steps():
@@ -528,7 +667,9 @@ def test_a_teacher_is_a_constant() -> None:
                     images, _ = micro.batch
                     wanted = teacher(images)
                     assert not wanted.requires_grad
-                    micro.backward(F.cross_entropy(model(images), wanted.softmax(1), reduction="none"))
+                    micro.backward(
+                        F.cross_entropy(model(images), wanted.softmax(1), reduction="none")
+                    )
 
         played(world, program)
 
@@ -566,7 +707,9 @@ LINEAR = nn.Linear(4, 2)
 DATA = TensorDataset(torch.zeros(8, 4), torch.zeros(8))
 
 
-@pytest.mark.parametrize("data", [torch.ones(8, 2), np.ones((8, 2), np.float32), [1.0] * 8, "a text."], ids=type)
+@pytest.mark.parametrize(
+    "data", [torch.ones(8, 2), np.ones((8, 2), np.float32), [1.0] * 8, "a text."], ids=type
+)
 def test_data_are_whatever_has_a_length_and_items(data: Any) -> None:
     with Session(LINEAR, SGD(ITS_PARAMETERS), data, **SMALL) as session:
         for step in session.steps():
@@ -586,13 +729,17 @@ def test_a_session_that_has_ended_trains_no_more() -> None:
 
 
 def test_a_foreign_parameter_that_is_added_later_is_one_line() -> None:
-    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
+    def program(
+        session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset
+    ) -> None:
         for step in session.steps():
             for micro in step:
                 micro.backward(loss_of(model, micro))
             optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
 
-    with pytest.raises(UsageError, match="the optimizer has 2 parameters that the model does not have"):
+    with pytest.raises(
+        UsageError, match="the optimizer has 2 parameters that the model does not have"
+    ):
         played(LocalWorld(), program)
 
 
@@ -608,7 +755,13 @@ TWO_OPTIMIZERS = {"a": SGD(ITS_PARAMETERS), "b": SGD(ITS_PARAMETERS[:1])}
     ("model", "optimizers", "data", "settings", "says"),
     [
         (TWO_LAYERS, OWN, DATA, {}, r"the optimizer has no 1\.weight, 1\.bias: give it these"),
-        (LINEAR, SGD([*ITS_PARAMETERS, MORE]), DATA, {}, "the optimizer has 1 parameter that the model does not have"),
+        (
+            LINEAR,
+            SGD([*ITS_PARAMETERS, MORE]),
+            DATA,
+            {},
+            "the optimizer has 1 parameter that the model does not have",
+        ),
         (PARALLEL, OWN, DATA, {}, "without DistributedDataParallel"),
         (nn.Sequential(nn.DataParallel(LINEAR)), OWN, DATA, {}, "without DataParallel"),
         (nn.Linear, OWN, DATA, {}, "the model is the class Linear; it must be a torch.nn.Module"),
@@ -618,23 +771,71 @@ TWO_OPTIMIZERS = {"a": SGD(ITS_PARAMETERS), "b": SGD(ITS_PARAMETERS[:1])}
         (nn.LazyLinear(2), OWN, DATA, {}, "weight has no shape yet: call the model once"),
         (LINEAR, [OWN], DATA, {}, "give several optimizers by name"),
         (LINEAR, {"one": [OWN]}, DATA, {}, "give several optimizers by name"),
-        (LINEAR, SGD, DATA, {}, "the optimizer is the class SGD; it must be a torch.optim.Optimizer"),
+        (
+            LINEAR,
+            SGD,
+            DATA,
+            {},
+            "the optimizer is the class SGD; it must be a torch.optim.Optimizer",
+        ),
         (LINEAR, None, DATA, {}, "the optimizer is of type NoneType"),
-        (LINEAR, torch.optim.lr_scheduler.StepLR(OWN, 1), DATA, {}, r"its scheduler by session\.register"),
-        (LINEAR, Distributed(ITS_PARAMETERS), DATA, {}, "is a hvd.DistributedOptimizer: give the plain one"),
+        (
+            LINEAR,
+            torch.optim.lr_scheduler.StepLR(OWN, 1),
+            DATA,
+            {},
+            r"its scheduler by session\.register",
+        ),
+        (
+            LINEAR,
+            Distributed(ITS_PARAMETERS),
+            DATA,
+            {},
+            "is a hvd.DistributedOptimizer: give the plain one",
+        ),
         (LINEAR, Sharp(ITS_PARAMETERS), DATA, {}, "Sharp evaluates the loss several times a step"),
         (LINEAR, Twice(ITS_PARAMETERS), DATA, {}, "Twice evaluates the loss several times a step"),
-        (LINEAR, OWN, DATA, {"compile": True}, r"no effect .*: call model\.compile\(\) before the session"),
+        (
+            LINEAR,
+            OWN,
+            DATA,
+            {"compile": True},
+            r"no effect .*: call model\.compile\(\) before the session",
+        ),
         (LINEAR, OWN, DataLoader(DATA), {}, "not a DataLoader"),
         (LINEAR, OWN, Stream(), {}, "map-style data set"),
-        (LINEAR, OWN, DATA, {"learning_rate": 0.3}, "learning_rate=0.3 has no effect in a loop of your own"),
-        (LINEAR, OWN, DATA, {"lr_scaling": "sqrt"}, "set the learning rate yourself, from session.global_batch"),
-        (LINEAR, OWN, DATA, {"learning_rate": 0.1}, "learning_rate=0.1 has no effect in a loop of your own"),
+        (
+            LINEAR,
+            OWN,
+            DATA,
+            {"learning_rate": 0.3},
+            "learning_rate=0.3 has no effect in a loop of your own",
+        ),
+        (
+            LINEAR,
+            OWN,
+            DATA,
+            {"lr_scaling": "sqrt"},
+            "set the learning rate yourself, from session.global_batch",
+        ),
+        (
+            LINEAR,
+            OWN,
+            DATA,
+            {"learning_rate": 0.1},
+            "learning_rate=0.1 has no effect in a loop of your own",
+        ),
         (LINEAR, OWN, DATA, {"epoch": 3}, "unknown setting 'epoch'"),
         (LINEAR, OWN, DATA, {"name": 3}, "name=3 is no text"),
         ({"keys": LINEAR}, OWN, DATA, {}, "'keys' cannot be the name of a model"),
         (LINEAR, TWO_OPTIMIZERS, DATA, {}, "two optimizers have weight"),
-        (LINEAR, torch.optim.LBFGS(ITS_PARAMETERS), DATA, {}, "evaluates the loss several times a step"),
+        (
+            LINEAR,
+            torch.optim.LBFGS(ITS_PARAMETERS),
+            DATA,
+            {},
+            "evaluates the loss several times a step",
+        ),
         (LINEAR, {"not one word": OWN}, DATA, {}, "'not one word' cannot be the name"),
     ],
 )
@@ -646,7 +847,13 @@ def test_what_cannot_be_trained_is_one_line(
     assert not Path("runs").exists()
 
 
-SMALL: dict[str, Any] = {"epochs": 3, "global_batch_size": 4, "batch_size": 2, "device": "cpu", "workers": 0}
+SMALL: dict[str, Any] = {
+    "epochs": 3,
+    "global_batch_size": 4,
+    "batch_size": 2,
+    "device": "cpu",
+    "workers": 0,
+}
 
 
 def halved(items: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
@@ -662,10 +869,18 @@ def test_an_evaluation_may_have_a_collate_of_its_own() -> None:
         return {"brightness": batch[0].mean((1, 2, 3))}
 
     model = network()
-    with Session(model, momentum(model), DATA, collate=halved, **SMALL, world=LocalWorld()) as session:
+    with Session(
+        model, momentum(model), DATA, collate=halved, **SMALL, world=LocalWorld()
+    ) as session:
         val = digits(NUM_VAL, "val")
-        for name, collate in {"its": None, "plain": torch.utils.data.default_collate, "again": halved}.items():
-            seen[name] = session.evaluate(val, measure_brightness, name=name, collate=collate)["brightness"]
+        for name, collate in {
+            "its": None,
+            "plain": torch.utils.data.default_collate,
+            "again": halved,
+        }.items():
+            seen[name] = session.evaluate(val, measure_brightness, name=name, collate=collate)[
+                "brightness"
+            ]
     assert seen["its"] == seen["again"] == pytest.approx(seen["plain"] / 2)
 
 
@@ -693,7 +908,9 @@ def test_a_set_that_is_made_for_each_evaluation_has_one_loader_process() -> None
     model = network()
     val = digits(NUM_VAL, "val")
     processes = []
-    with Session(model, momentum(model), digits(8, "train"), **{**SMALL, "workers": 1}, world=LocalWorld()) as session:
+    with Session(
+        model, momentum(model), digits(8, "train"), **{**SMALL, "workers": 1}, world=LocalWorld()
+    ) as session:
         for epoch in session.epochs():
             session.evaluate(Subset(val, range(epoch.number, epoch.number + 4)), measure)
             processes.append(len(multiprocessing.active_children()))
@@ -707,7 +924,9 @@ def test_a_set_that_is_made_for_each_evaluation_has_one_loader_process() -> None
 
 def test_ranks_that_evaluate_other_data_are_refused() -> None:
     def body(world: World) -> None:
-        def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
+        def program(
+            session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset
+        ) -> None:
             session.evaluate(digits(NUM_VAL, ("val", "train")[session.rank]), measure)
 
         played(world, program)
@@ -725,8 +944,12 @@ def test_a_set_that_changes_with_the_epochs_is_not_evaluated_as_well() -> None:
     data = Levels(*digits(NUM_SAMPLES, "train").tensors)
     model = network()
     with (
-        pytest.raises(UsageError, match=r"Levels.begin_epoch would change the set to evaluate, too"),
-        Session(model, momentum(model), Subset(data, range(90)), **SMALL, world=LocalWorld()) as session,
+        pytest.raises(
+            UsageError, match=r"Levels.begin_epoch would change the set to evaluate, too"
+        ),
+        Session(
+            model, momentum(model), Subset(data, range(90)), **SMALL, world=LocalWorld()
+        ) as session,
     ):
         session.evaluate(Subset(data, range(90, 100)), measure)
 
@@ -744,7 +967,9 @@ def taken(world: World, order: Any, **settings: Any) -> dict[tuple[int, int], li
     """Return the samples of each micro-batch of this rank, by step and number."""
     found = {}
 
-    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset) -> None:
+    def program(
+        session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset
+    ) -> None:
         for step in session.steps():
             for micro in step:
                 micro.backward(**measure(model, micro.batch))
@@ -756,18 +981,29 @@ def taken(world: World, order: Any, **settings: Any) -> dict[tuple[int, int], li
 
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize("order", [in_order, turned, drawn_order, None])
-def test_an_order_of_ones_own_is_the_same_on_any_number_of_ranks(order: Any, drop_last: bool) -> None:
-    """The last samples of each epoch, which do not fill a global batch, may be left out. The audit knows it."""
+def test_an_order_of_ones_own_is_the_same_on_any_number_of_ranks(
+    order: Any, drop_last: bool
+) -> None:
+    """The last samples of each epoch, which do not fill a global batch, may be left out.
+
+    The audit knows it.
+    """
     settings: dict[str, Any] = {"drop_last": drop_last, "global_batch_size": 20}
     alone = taken(LocalWorld(), order, **settings, output_dir=Path("alone"))
-    steps = [[n for (step, _), samples in alone.items() for n in samples if step == at] for at in (1, 2, 10, 11)]
+    steps = [
+        [n for (step, _), samples in alone.items() for n in samples if step == at]
+        for at in (1, 2, 10, 11)
+    ]
     if order in (in_order, turned):
         wanted = turned if order is turned else lambda seed, epoch: list(range(NUM_SAMPLES))
         assert steps[:2] == [wanted(0, 0)[:20], wanted(0, 0)[20:40]]
         assert steps[2] == (wanted(0, 1)[:20] if drop_last else wanted(0, 0)[180:])
     assert {len(step) for step in steps} == ({20} if drop_last else {20, 10})
     for folder, size in (("two", 2), ("three", 3)):
-        of_ranks = run_ranks(size, lambda world: taken(world, order, **settings, output_dir=Path(folder)))  # noqa: B023
+        of_ranks = run_ranks(
+            size,
+            lambda world: taken(world, order, **settings, output_dir=Path(folder)),  # noqa: B023
+        )
         assert dict(pair for each in of_ranks for pair in each.items()) == alone  # type: ignore[union-attr]
         report = audit(Path(folder))
         assert (report.faults, report.epochs, report.steps) == ((), 2, 18 if drop_last else 20)
@@ -783,7 +1019,10 @@ def test_a_run_keeps_its_order() -> None:
     def program(session: Session, *_: Any) -> None:
         for step in session.steps():
             for micro in step:
-                micro.backward(micro.batch[0].sum((1, 2, 3)) * next(session._ranks.parts.model.parameters()).sum())
+                micro.backward(
+                    micro.batch[0].sum((1, 2, 3))
+                    * next(session._ranks.parts.model.parameters()).sum()
+                )
             if step.number == 3:
                 raise Interrupted
 
@@ -799,12 +1038,15 @@ def test_a_run_keeps_its_order() -> None:
 @pytest.mark.parametrize(
     ("order", "says"),
     [
-        (lambda seed, epoch: range(9), r"order=<lambda> must return each number from 0 to 189 once, for epoch 0"),
+        (
+            lambda seed, epoch: range(9),
+            r"order=<lambda> must return each number from 0 to 189 once, for epoch 0",
+        ),
         (lambda seed, epoch: [0] * NUM_SAMPLES, "must return each number from 0 to 189 once"),
         (lambda seed, epoch, n: np.random.default_rng().permutation(n), "when it is called again"),
         ("in-order", "give a function, such as hvd_train.in_order"),
     ],
-)  # fmt: skip
+)
 def test_an_order_that_cannot_be_kept_is_one_line(order: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         played(LocalWorld(), plain, order=order)
@@ -812,7 +1054,9 @@ def test_an_order_that_cannot_be_kept_is_one_line(order: Any, says: str) -> None
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_session_reads_items_without_a_trace(workers: int) -> None:
-    """Numbers that the program draws after it was made are neither the first ones of its seed nor those of an item."""
+    """Numbers that the program draws after it was made are neither the first ones of its
+    seed nor those of an item.
+    """
     torch.manual_seed(5)
     first = torch.rand(3)
     model = network()
@@ -826,11 +1070,15 @@ def test_a_session_reads_items_without_a_trace(workers: int) -> None:
     assert not torch.equal(after, first)
 
 
-@pytest.mark.parametrize(("typed", "says"), [("--lr 0.1", "learning_rate=0.1"), ("--no-nesterov", "nesterov=False")])
+@pytest.mark.parametrize(
+    ("typed", "says"), [("--lr 0.1", "learning_rate=0.1"), ("--no-nesterov", "nesterov=False")]
+)
 def test_a_flag_without_effect_is_refused_with_its_default_value(
     typed: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["mine.py", "--epochs", "2", *typed.split()])
     _, config = parse_args()
-    with pytest.raises(UsageError, match=f"{says} has no effect in a loop of your own: leave it out"):
+    with pytest.raises(
+        UsageError, match=f"{says} has no effect in a loop of your own: leave it out"
+    ):
         Session(LINEAR, OWN, DATA, config=config.replace(epochs=3), world=LocalWorld())

@@ -35,7 +35,9 @@ def complete() -> TrainState:
     state.count_step(runs.totals(), skipped=False)
     state.best = state.last = Evaluation(1, {"loss": 0.5, "top1": 0.75})
     state.come_to(0, TAIL, SimpleNamespace(level=3))
-    state.history.results[0, TAIL, 0, 0] = Answer(Scores({"loss": 0.5}, 60, {"pairs": torch.ones(2, 2)}))
+    state.history.results[0, TAIL, 0, 0] = Answer(
+        Scores({"loss": 0.5}, 60, {"pairs": torch.ones(2, 2)})
+    )
     return state
 
 
@@ -44,14 +46,18 @@ def weight(state: TrainState) -> nn.Parameter:
 
 
 CHANGES: dict[str, Callable[[TrainState], object]] = {
-    "one bit of a weight": lambda state: weight(state).data.view(torch.int32)[-1, -1].bitwise_xor_(1),
+    "one bit of a weight": lambda state: (
+        weight(state).data.view(torch.int32)[-1, -1].bitwise_xor_(1)
+    ),
     "a buffer": lambda state: state.model.get_buffer("0.mean")[0, 0, 0].add_(1),
     "a moment": lambda state: state.optimizer.state[weight(state)]["exp_avg"][0, 0].add_(1),
     "the moving average": lambda state: state.result.get_parameter("2.weight").data[0, 0].add_(1),
     "the number of averaged steps": lambda state: state.average.n_averaged.add_(1),
     "the loss scale": lambda state: state.scaler.update(32.0),
     "the epoch": lambda state: setattr(state, "progress", replace(state.progress, epoch=1)),
-    "skipped steps": lambda state: setattr(state, "progress", replace(state.progress, skipped_in_row=1)),
+    "skipped steps": lambda state: setattr(
+        state, "progress", replace(state.progress, skipped_in_row=1)
+    ),
     "the sums of the epoch": lambda state: setattr(state, "totals", runs.totals(top1=0.0)),
     "the layout": lambda state: setattr(state, "layout", BatchLayout(20, 5)),
 }
@@ -75,7 +81,10 @@ def test_equal_tensors_have_the_same_digest_on_any_host() -> None:
         assert digest_of("step 3", tensors.items()) == "634b48708cdb7ccc1750c356885d3b4e"
     for shape in ((2, 3, 4, 5), (2, 1, 4, 5), (2, 3, 1, 1)):
         plain = torch.arange(24.0 * 5)[: torch.Size(shape).numel()].view(shape)
-        for lies in (plain.to(memory_format=torch.channels_last), plain.transpose(0, 1).contiguous().transpose(0, 1)):
+        for lies in (
+            plain.to(memory_format=torch.channels_last),
+            plain.transpose(0, 1).contiguous().transpose(0, 1),
+        ):
             assert digest_of("", [("weight", lies)]) == digest_of("", [("weight", plain)])
 
 
@@ -96,7 +105,9 @@ def test_later_steps_change_nothing_of_a_snapshot() -> None:
 
 
 def test_a_rank_that_is_behind_keeps_what_its_code_has_set() -> None:
-    """It gets weights, progress and what the last collective gave; a newcomer also gets the point."""
+    """It gets weights, progress and what the last collective gave; a
+    newcomer also gets the point.
+    """
     ahead = complete()
     behind = complete()
     newcomer = complete()
@@ -120,7 +131,9 @@ def test_ranks_that_deviate_are_named() -> None:
         state = state_after(1)
         if world.place.rank in (1, 3):
             state.model.get_parameter("5.bias").data.view(torch.int32)[0] ^= 1
-        with pytest.raises(ReplicasDiffer, match="ranks 1, 3 hold other weights than rank 0 at step 1"):
+        with pytest.raises(
+            ReplicasDiffer, match="ranks 1, 3 hold other weights than rank 0 at step 1"
+        ):
             confirm_equal(state, world)
 
     run_ranks(4, body)
@@ -128,10 +141,14 @@ def test_ranks_that_deviate_are_named() -> None:
 
 def test_a_snapshot_of_another_model_is_refused() -> None:
     other = own_generator(runs.convnet(10))
-    snapshot = TrainState(other, {"": torch.optim.AdamW(other.parameters())}, scaler(), BatchLayout(1, 1)).snapshot()
+    snapshot = TrainState(
+        other, {"": torch.optim.AdamW(other.parameters())}, scaler(), BatchLayout(1, 1)
+    ).snapshot()
     state = state_after(1)
     before = state.digest()
-    with pytest.raises(UsageError, match=r"of another model: 0\.bias \(8,\) for absent.* and \d+ more; start it"):
+    with pytest.raises(
+        UsageError, match=r"of another model: 0\.bias \(8,\) for absent.* and \d+ more; start it"
+    ):
         state.load(snapshot)
     assert state.digest() == before
 

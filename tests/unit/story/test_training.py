@@ -58,7 +58,9 @@ class Complete(ElasticThreadWorld):
         if roster.requested() != "train" or self._job.finish:
             return False
         slots = min(sum(roster.hosts.values()), roster.max_workers)
-        whole = all(roster.worker(one.number) and one.stage is Stage.TRAINING for one in roster.world)
+        whole = all(
+            roster.worker(one.number) and one.stage is Stage.TRAINING for one in roster.world
+        )
         return whole and len(roster.world) < slots
 
 
@@ -74,7 +76,9 @@ class Complete(ElasticThreadWorld):
     ids=str,
 )
 def test_deaths(events: list[Event]) -> None:
-    """If ranks die in any step or rendezvous, no finished step is lost and the weights do not change."""
+    """If ranks die in any step or rendezvous, no finished step is lost and
+    the weights do not change.
+    """
     job, folder = play(events, ONE, TWO, THREE)
     check(job, folder, PLAIN())
     assert job.sizes[:2] == [3, 2] or len(events) > 1
@@ -86,18 +90,25 @@ def test_deaths(events: list[Event]) -> None:
         ([Kill(7, 0), Hosts(12, (TWO, THREE, ("h4", 1)))], runs.remembers, {}),
         ([Kill(1, 1), Unheard(11, 0)], runs.remembers, {}),
         ([Kill(7, 0), Hosts(12, (ONE, TWO))], runs.batch_norm, {}),
-        ([Kill(7, 0), Hosts(12, (ONE, TWO))], runs.convnet, {"optimizer": "adamw", "learning_rate": 0.003}),
+        (
+            [Kill(7, 0), Hosts(12, (ONE, TWO))],
+            runs.convnet,
+            {"optimizer": "adamw", "learning_rate": 0.003},
+        ),
     ],
     ids=["all buffers", "all buffers, a step behind", "batch norm", "adamw"],
 )
-def test_survivors_and_newcomers_have_the_whole_state(events: list[Event], make: Any, changes: dict[str, Any]) -> None:
+def test_survivors_and_newcomers_have_the_whole_state(
+    events: list[Event], make: Any, changes: dict[str, Any]
+) -> None:
     """Running statistics, random states, counters, unsaved buffers, momentum and moments."""
     job, folder = play(events, ONE, TWO, THREE, make=make, kind=Complete, **changes)
     check(job, folder, undisturbed(make, **changes))
 
 
 @pytest.mark.parametrize(
-    ("rank", "step", "eval_epochs"), [(0, 1, 1), (0, 7, 1), (0, 10, 1), (0, 10, 2), (0, 20, 1), (1, 7, 1), (1, 10, 1)]
+    ("rank", "step", "eval_epochs"),
+    [(0, 1, 1), (0, 7, 1), (0, 10, 1), (0, 10, 2), (0, 20, 1), (1, 7, 1), (1, 10, 1)],
 )
 def test_a_rank_that_is_a_step_behind(rank: int, step: int, eval_epochs: int) -> None:
     """The step of the others counts, and rank 0 logs it although it missed it."""
@@ -126,14 +137,24 @@ def test_loader_processes_survive() -> None:
     [
         ([Hosts(5, (ONE, TWO))], (ONE,), {1, 2}),
         ([Hosts(5, (TWO,))], (ONE, TWO, THREE), {3, 1}),
-        ([Hosts(4, (TWO, THREE)), Hosts(9, (ONE, TWO, THREE)), Hosts(15, (ONE,))], (ONE, TWO), {2, 3, 1}),
+        (
+            [Hosts(4, (TWO, THREE)), Hosts(9, (ONE, TWO, THREE)), Hosts(15, (ONE,))],
+            (ONE, TWO),
+            {2, 3, 1},
+        ),
         ([Hosts(5, (("h1", 3),))], (("h1", 1),), {1, 3}),
         ([Tell(5, 0)], (ONE, TWO, THREE), {3, 2}),
-        ([Tell(5, 1), Tell(6, 0), Kill(12, 0), Hosts(12, (ONE, TWO, THREE))], (ONE, TWO, THREE), {3, 2, 1}),
+        (
+            [Tell(5, 1), Tell(6, 0), Kill(12, 0), Hosts(12, (ONE, TWO, THREE))],
+            (ONE, TWO, THREE),
+            {3, 2, 1},
+        ),
     ],
     ids=str,
 )
-def test_hosts_come_and_go(events: list[Event], hosts: tuple[tuple[str, int], ...], sizes: set[int]) -> None:
+def test_hosts_come_and_go(
+    events: list[Event], hosts: tuple[tuple[str, int], ...], sizes: set[int]
+) -> None:
     """Also if rank 0's host leaves the list or its worker gets a signal."""
     kind = ElasticThreadWorld if isinstance(events[0], Tell) else Complete
     job, folder = play(events, *hosts, kind=kind)
@@ -143,14 +164,27 @@ def test_hosts_come_and_go(events: list[Event], hosts: tuple[tuple[str, int], ..
 
 def test_per_worker_batches_and_the_learning_rate_follow_the_world() -> None:
     """A step that is interrupted keeps its size, for which the learning rate is set already."""
-    batch = {"on_resize": "per-worker", "lr_scaling": "linear", "global_batch_size": None, "batch_size": 10}
+    batch = {
+        "on_resize": "per-worker",
+        "lr_scaling": "linear",
+        "global_batch_size": None,
+        "batch_size": 10,
+    }
     config = small_config(epochs=2, ledger=True, schedule="constant", warmup_epochs=0.0, **batch)
-    run_elastic(lambda world: trained(world, config), dict([ONE, TWO]), [Kill(4, rank=1)], first=2, most=2)
+    run_elastic(
+        lambda world: trained(world, config), dict([ONE, TWO]), [Kill(4, rank=1)], first=2, most=2
+    )
     assert audit(Path("run")).faults == ()
     steps = [line for line in json_lines(Path("run/metrics.jsonl")) if line["kind"] == "step"]
     taken = np.diff([0, *(step["samples"] for step in steps)])
-    full = [(size, step) for size, step, after in zip(taken, steps, steps[1:], strict=False) if same_epoch(step, after)]
-    assert all(step["learning_rate"] == pytest.approx(0.05 * size / 256, rel=1e-12) for size, step in full)
+    full = [
+        (size, step)
+        for size, step, after in zip(taken, steps, steps[1:], strict=False)
+        if same_epoch(step, after)
+    ]
+    assert all(
+        step["learning_rate"] == pytest.approx(0.05 * size / 256, rel=1e-12) for size, step in full
+    )
     assert list(taken[:5]) == [20, 20, 20, 20, 10]
 
 
@@ -159,16 +193,22 @@ def same_epoch(step: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("event", "why"), [(Hosts(4, (TWO,)), "hosts came or went"), (Kill(4, rank=0), "a rank was lost")], ids=str
+    ("event", "why"),
+    [(Hosts(4, (TWO,)), "hosts came or went"), (Kill(4, rank=0), "a rank was lost")],
+    ids=str,
 )
 def test_a_new_rank_0_writes_into_the_same_folder(event: Event, why: str) -> None:
     """Also without --output-dir; metrics.jsonl has each change of world."""
     config = small_config(epochs=1, output_dir=None, recipe="few", resume="never", ledger=True)
-    job = run_elastic(lambda world: trained(world, config), dict([ONE, TWO]), [event], first=2, most=2)
+    job = run_elastic(
+        lambda world: trained(world, config), dict([ONE, TWO]), [event], first=2, most=2
+    )
     (folder,) = Path("runs").iterdir()
     report = audit(folder)
     assert (report.faults, report.epochs, report.steps) == ((), 1, 10)
-    assert [record.get("name") for record in json_lines(folder / "metrics.jsonl")].count("start") == 1
+    assert [record.get("name") for record in json_lines(folder / "metrics.jsonl")].count(
+        "start"
+    ) == 1
     first, *_ = events_of(folder)
     assert (first["previous_size"], first["world_size"], first["why"]) == (2, 1, why)
     assert {result.run_dir for result, _ in job.results} <= {folder, None}

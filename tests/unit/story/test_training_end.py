@@ -28,7 +28,17 @@ from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.session import Session
 from hvd_train.world.world import Gradients, LocalWorld
 from tests.support import programs, runs
-from tests.support.elastic import ONE, STEPS, THREE, TWO, ElasticThreadWorld, check, play, run_elastic, undisturbed
+from tests.support.elastic import (
+    ONE,
+    STEPS,
+    THREE,
+    TWO,
+    ElasticThreadWorld,
+    check,
+    play,
+    run_elastic,
+    undisturbed,
+)
 from tests.support.faults import full_disk
 from tests.support.launching import records
 from tests.support.runs import equal, small_config, trained
@@ -76,7 +86,9 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[Report]:
     """Return the reports to the driver: kind of error, what was being done, finished steps."""
     sent: list[Report] = []
 
-    def send(environ: Mapping[str, str], error: Exception, during: str = "building", step: int = 0) -> bool:
+    def send(
+        environ: Mapping[str, str], error: Exception, during: str = "building", step: int = 0
+    ) -> bool:
         sent.append((type(error), during, step))
         return False
 
@@ -85,7 +97,9 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[Report]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_the_best_weights_are_tested_at_the_end(ranks: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_best_weights_are_tested_at_the_end(
+    ranks: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     """On the validation set, so that the best scores must come out again."""
     config = small_config(best_by="loss", learning_rate=0.5, schedule="constant", epochs=4)
     results = run_ranks(ranks, lambda world: trained(world, config, data=with_a_test_set))
@@ -98,14 +112,18 @@ def test_the_best_weights_are_tested_at_the_end(ranks: int, capsys: pytest.Captu
         assert result.test["top1"] == pytest.approx(best["val_top1"])
         assert equal(weights, torch.load("run/model-final.pt", weights_only=True))
     assert f"test loss {best['val_loss']:.4f}, test top-1" in capsys.readouterr().out
-    assert json.loads(Path("run/summary.json").read_text())["test_top1"] == pytest.approx(best["val_top1"])
+    assert json.loads(Path("run/summary.json").read_text())["test_top1"] == pytest.approx(
+        best["val_top1"]
+    )
 
 
 def test_all_ranks_know_which_signal_stopped_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights are not the final ones, so they are not tested."""
     signal_ranks(monkeypatch, lambda name: name == "rank-1")
     results = run_ranks(2, lambda world: trained(world, small_config(), data=with_a_test_set)[0])
-    assert [(result.finished, result.stopped_by, result.saved) for result in results] == [(False, 15, True)] * 2
+    assert [(result.finished, result.stopped_by, result.saved) for result in results] == [
+        (False, 15, True)
+    ] * 2
     assert not any(result.test for result in results)
     assert not Path("run/model-final.pt").exists()
     assert not Path("run/summary.json").exists()
@@ -119,7 +137,9 @@ def test_all_ranks_know_which_signal_stopped_one_of_them(monkeypatch: pytest.Mon
         (1, "full", r"step \d is NOT committed \(see above\); the same command resumes"),
     ],
 )
-def test_a_lost_rank_ends_a_static_job(victim: int, disk: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_rank_ends_a_static_job(
+    victim: int, disk: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if disk:
         monkeypatch.setattr(checkpoint, "write_into", full_disk)
 
@@ -134,11 +154,15 @@ def test_a_stop_is_not_called_committed_if_it_is_not(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(checkpoint, "write_into", full_disk)
     signal_ranks(monkeypatch, lambda name: True)
     results = run_ranks(2, lambda world: trained(world, small_config())[0])
-    assert [(result.finished, result.stopped_by, result.saved) for result in results] == [(False, 15, False)] * 2
+    assert [(result.finished, result.stopped_by, result.saved) for result in results] == [
+        (False, 15, False)
+    ] * 2
 
 
 @pytest.mark.parametrize("what", [checkpoint.FINAL, run_folder.SUMMARY, ledger.LEDGER])
-def test_a_run_whose_final_files_are_not_on_disk_is_not_finished(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_final_files_are_not_on_disk_is_not_finished(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All ranks know it, and the same command finishes the run when there is room."""
     writing = RunFolder.writing
     appending = AppendedFile.write
@@ -166,7 +190,9 @@ def test_a_run_whose_final_files_are_not_on_disk_is_not_finished(what: str, monk
 
 
 @pytest.mark.parametrize("file", [f"checkpoints/step-{STEPS:010}.ckpt", checkpoint.FINAL])
-def test_a_rank_that_dies_in_the_last_write_is_replaced(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_dies_in_the_last_write_is_replaced(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writing = RunFolder.writing
     deaths = [Killed("while it writes")]
 
@@ -180,7 +206,8 @@ def test_a_rank_that_dies_in_the_last_write_is_replaced(file: str, monkeypatch: 
     check(job, folder, undisturbed())
     assert not deaths
     assert job.sizes[1] == 2
-    assert len(job.results) in (2, 3)  # a replacement that comes when all is done repeats it from the folder
+    # a replacement that comes when all is done repeats it from the folder
+    assert len(job.results) in (2, 3)
     assert all(result.finished and result.saved for result, _ in job.results)
     assert checkpoint.committed(folder)[0] == checkpoint.path_of(folder, STEPS)
     assert (folder / "summary.json").exists()
@@ -207,9 +234,13 @@ def test_the_steps_before_an_error_of_the_data_are_committed(reports: list[Repor
     assert reports == [(UsageError, "training", whole)]
 
 
-@pytest.mark.parametrize(("where", "committed"), [("in a step", [2]), ("after it", [3]), ("in its update", [])])
+@pytest.mark.parametrize(
+    ("where", "committed"), [("in a step", [2]), ("after it", [3]), ("in its update", [])]
+)
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_an_error_in_the_users_loop_is_raised_after_a_commit(ranks: int, where: str, committed: list[int]) -> None:
+def test_an_error_in_the_users_loop_is_raised_after_a_commit(
+    ranks: int, where: str, committed: list[int]
+) -> None:
     """Unless the third step may have changed some weights."""
 
     def body(world: ThreadWorld) -> None:
@@ -218,10 +249,14 @@ def test_an_error_in_the_users_loop_is_raised_after_a_commit(ranks: int, where: 
                 raise ZeroDivisionError
 
         def program(session: Session, model: nn.Module, *_: object) -> None:
-            session.before_update(lambda _: fail("in its update", session._ranks.state.progress.step + 1))
+            session.before_update(
+                lambda _: fail("in its update", session._ranks.state.progress.step + 1)
+            )
             for step in session.steps():
                 for micro in step:
-                    micro.backward(F.cross_entropy(model(micro.batch[0]), micro.batch[1], reduction="none"))
+                    micro.backward(
+                        F.cross_entropy(model(micro.batch[0]), micro.batch[1], reduction="none")
+                    )
                     fail("in a step", step.number)
                 fail("after it", step.number)
 
@@ -229,7 +264,9 @@ def test_an_error_in_the_users_loop_is_raised_after_a_commit(ranks: int, where: 
 
     with pytest.raises(ZeroDivisionError):
         run_ranks(ranks, body)
-    assert [path.name for path in checkpoint.committed(Path("run"))] == [f"step-{step:010}.ckpt" for step in committed]
+    assert [path.name for path in checkpoint.committed(Path("run"))] == [
+        f"step-{step:010}.ckpt" for step in committed
+    ]
 
 
 def test_a_killed_loader_process_ends_the_training_with_a_commit() -> None:
@@ -251,7 +288,9 @@ def test_an_error_before_the_first_step_leaves_nothing(reports: list[Report]) ->
     assert not Path("run").exists()
 
 
-def test_a_step_that_never_succeeds_ends_the_job_with_earlier_steps_committed(reports: list[Report]) -> None:
+def test_a_step_that_never_succeeds_ends_the_job_with_earlier_steps_committed(
+    reports: list[Report],
+) -> None:
     class Breaks(ElasticThreadWorld):
         @override
         def reduce(self) -> Gradients:
@@ -259,7 +298,15 @@ def test_a_step_that_never_succeeds_ends_the_job_with_earlier_steps_committed(re
                 raise RankLost("switch on fire")
             return super().reduce()
 
-    with pytest.raises(FaultRepeats, match="step 3 has failed 5 times in a row; the last time: switch on fire"):
-        run_elastic(lambda world: trained(world, small_config(epochs=1)), {"h1": 1}, first=1, most=1, kind=Breaks)
+    with pytest.raises(
+        FaultRepeats, match="step 3 has failed 5 times in a row; the last time: switch on fire"
+    ):
+        run_elastic(
+            lambda world: trained(world, small_config(epochs=1)),
+            {"h1": 1},
+            first=1,
+            most=1,
+            kind=Breaks,
+        )
     assert newest()["progress"]["step"] == 2
     assert reports == [(FaultRepeats, "training", 2)]

@@ -17,7 +17,8 @@ from tests.support.worlds import ThreadWorld, own_generator, run_ranks
 
 CPU = torch.device("cpu")
 
-# In float64: fewer than 1000 additions of numbers up to 10, in another order, differ by less than 1000 * 10 * 2**-53.
+# In float64: fewer than 1000 additions of numbers up to 10, in another order, differ by less than
+# 1000 * 10 * 2**-53.
 ROUNDINGS = 1.2e-12
 # The factor that clips to the norm 0.1 is in float32; a tenth of the gradient moves the weights.
 CLIPPED = ROUNDINGS + 0.1 * 0.1 * 2**-23
@@ -40,11 +41,15 @@ TARGETS = torch.arange(8)
 
 def batch(micro: int, rank: int = 0, size: int = 1) -> Batch:
     parts = list(zip(INPUTS.split(micro), TARGETS.split(micro), strict=True))
-    mine = tuple(MicroBatch(n, np.arange(len(parts[n][1])), parts[n]) for n in range(rank, len(parts), size))
+    mine = tuple(
+        MicroBatch(n, np.arange(len(parts[n][1])), parts[n]) for n in range(rank, len(parts), size)
+    )
     return Batch(8, len(parts), mine)
 
 
-def state_of(model: nn.Module, scale: float | None = None, world: World | None = None) -> TrainState:
+def state_of(
+    model: nn.Module, scale: float | None = None, world: World | None = None
+) -> TrainState:
     scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
     scaler.scale(torch.ones(()))
     (world or LocalWorld()).wrap(model)
@@ -58,10 +63,19 @@ def take(config: Config, state: TrainState, part: Batch) -> Answer:
 
 @pytest.mark.parametrize(
     ("micro", "clip", "scale"),
-    [(8, None, None), (3, None, None), (1, 1000.0, None), (3, 0.1, None), (8, 0.1, 1024.0), (8, 0.1, 65536.0)],
+    [
+        (8, None, None),
+        (3, None, None),
+        (1, 1000.0, None),
+        (3, 0.1, None),
+        (8, 0.1, 1024.0),
+        (8, 0.1, 65536.0),
+    ],
 )
 def test_a_step_equals_plain_torch(micro: int, clip: float | None, scale: float | None) -> None:
-    """Accumulated, clipped, scaled, and with an unused weight; the sums are of the weights before it."""
+    """Accumulated, clipped, scaled, and with an unused weight; the sums are
+    of the weights before it.
+    """
     model = InDoublePrecision()
     by_hand = InDoublePrecision()
     optimizer = torch.optim.SGD(by_hand.parameters(), lr=0.1)
@@ -83,7 +97,9 @@ def test_a_step_equals_plain_torch(micro: int, clip: float | None, scale: float 
 
 
 class LargeLayer(nn.Module):
-    """One large weight whose gradient has 64 elements of 2^12 and 2^24 of 1, times the label's part in the loss."""
+    """One large weight whose gradient has 64 elements of 2^12 and 2^24 of 1, times the
+    label's part in the loss.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,8 +115,14 @@ class LargeLayer(nn.Module):
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory"), "4 .*: type --batch-size 2 --accumulation-steps 4"),
-        (RuntimeError("pool_cuda does not have a deterministic implementation"), "--deterministic: pool_cuda has no"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory"),
+            "4 .*: type --batch-size 2 --accumulation-steps 4",
+        ),
+        (
+            RuntimeError("pool_cuda does not have a deterministic implementation"),
+            "--deterministic: pool_cuda has no",
+        ),
     ],
 )
 def test_what_the_settings_ask_too_much_is_one_line(error: Exception, says: str) -> None:
@@ -112,7 +134,9 @@ def test_what_the_settings_ask_too_much_is_one_line(error: Exception, says: str)
 
 def test_the_norm_of_a_large_gradient_is_accurate() -> None:
     """One float32 sum of squares would lose all ones next to 2^24: 0.8% of the norm."""
-    part = Batch(4, 1, (MicroBatch(0, np.arange(4), (INPUTS[:4], torch.ones(4, dtype=torch.long))),))
+    part = Batch(
+        4, 1, (MicroBatch(0, np.arange(4), (INPUTS[:4], torch.ones(4, dtype=torch.long))),)
+    )
     result = take(Config(), state_of(LargeLayer()), part)
     ones = 64 * 2**18
     large = 64 * 2.0**24
@@ -139,7 +163,9 @@ def test_clipping_rounds_the_same_whether_the_reduction_knows_the_squares() -> N
     assert runs.equal(*weights)
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
 def test_mixed_precision_keeps_weights_in_fp32(precision: str, dtype: torch.dtype) -> None:
     model, exact = (own_generator(runs.batch_norm(10)) for _ in range(2))
     seen = []
@@ -152,7 +178,9 @@ def test_mixed_precision_keeps_weights_in_fp32(precision: str, dtype: torch.dtyp
     assert result.totals.sums["loss"] == pytest.approx(plain.totals.sums["loss"], rel=0.02)
 
 
-@pytest.mark.parametrize("vote", [Votes(stop=True), Votes(commit=True), Votes(change=True), Votes(seconds=7.5)])
+@pytest.mark.parametrize(
+    "vote", [Votes(stop=True), Votes(commit=True), Votes(change=True), Votes(seconds=7.5)]
+)
 def test_votes_and_samples_of_all_ranks_come_with_the_gradients(vote: Votes) -> None:
     """Also to an idle rank; with the fingerprint of all samples if the run keeps a ledger."""
 

@@ -1,4 +1,6 @@
-"""State of the user's objects: it survives as it is, on any number of ranks, after a resume and in a newcomer."""
+"""State of the user's objects: it survives as it is, on any number of ranks, after a
+resume and in a newcomer.
+"""
 
 from collections import Counter, deque
 from collections.abc import Callable
@@ -52,12 +54,18 @@ SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "LambdaLR": lambda o: schedulers.LambdaLR(o, lambda step: 0.9**step),
     "LambdaLR of an object": lambda o: schedulers.LambdaLR(o, Warm(5)),
     "CyclicLR": lambda o: schedulers.CyclicLR(o, 0.01, 0.1, step_size_up=3),
-    "CyclicLR of a function": lambda o: schedulers.CyclicLR(o, 0.01, 0.1, 3, scale_fn=lambda x: 0.9**x),
+    "CyclicLR of a function": lambda o: schedulers.CyclicLR(
+        o, 0.01, 0.1, 3, scale_fn=lambda x: 0.9**x
+    ),
     "OneCycleLR": lambda o: schedulers.OneCycleLR(o, 0.1, total_steps=STEPS + 1),
     "ReduceLROnPlateau": lambda o: schedulers.ReduceLROnPlateau(o, patience=1, threshold=1.0),
     "SequentialLR": lambda o: schedulers.SequentialLR(
         o,
-        [schedulers.ConstantLR(o, 0.1, 2), schedulers.MultiStepLR(o, [1, 3]), schedulers.ExponentialLR(o, 0.9)],
+        [
+            schedulers.ConstantLR(o, 0.1, 2),
+            schedulers.MultiStepLR(o, [1, 3]),
+            schedulers.ExponentialLR(o, 0.9),
+        ],
         [3, 6],
     ),
     "ChainedScheduler": lambda o: schedulers.ChainedScheduler(
@@ -72,7 +80,9 @@ OF_TIMM: dict[str, dict[str, Any]] = {
 
 
 def scheduled(make: Callable[[torch.optim.Optimizer], Any]) -> Program:
-    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+    def program(
+        session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop
+    ) -> None:
         scheduler = make(optimizer)
         session.register(scheduler=scheduler)
         for step in session.steps():
@@ -91,7 +101,9 @@ def scheduled(make: Callable[[torch.optim.Optimizer], Any]) -> Program:
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler.step")
 def test_schedulers_of_torch_survive(name: str) -> None:
-    """Those that keep more than a count: functions, objects, other schedulers, measures, momentum."""
+    """Those that keep more than a count: functions, objects, other
+    schedulers, measures, momentum.
+    """
     check_survives(scheduled(SCHEDULERS[name]))
 
 
@@ -105,7 +117,9 @@ def test_schedulers_of_timm_survive(name: str) -> None:
 def test_a_scheduler_that_is_made_after_an_evaluation_survives() -> None:
     """Its constructor sets the rate of the first step again."""
 
-    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+    def program(
+        session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop
+    ) -> None:
         session.evaluate(DATA, measure, name="first")
         scheduled(SCHEDULERS["LambdaLR"])(session, model, optimizer, stop)
 
@@ -115,7 +129,9 @@ def test_a_scheduler_that_is_made_after_an_evaluation_survives() -> None:
 def test_a_rate_that_is_lowered_at_the_head_of_an_epoch_survives() -> None:
     """The code there runs again when a job resumes within the epoch."""
 
-    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+    def program(
+        session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop
+    ) -> None:
         for epoch in session.epochs():
             optimizer.param_groups[0]["lr"] *= 0.5
             for step in epoch:
@@ -160,19 +176,27 @@ class Meter:
 def test_values_of_numpy_and_of_other_classes_survive() -> None:
     """As they are: numbers of float32 round in another way than Python's."""
 
-    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+    def program(
+        session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop
+    ) -> None:
         phase = Phase.FIRST
         mean = Mean(np.float32(0), [np.float16(1)])
-        own = session.register(level=np.float32(0.1), lowest=np.inf, phase=phase, mean=mean, meter=Meter())
+        own = session.register(
+            level=np.float32(0.1), lowest=np.inf, phase=phase, mean=mean, meter=Meter()
+        )
         for step in session.steps():
-            optimizer.param_groups[0]["lr"] = np.float32(0.05 * (1 + np.cos(np.pi * step.position / 4)))
+            optimizer.param_groups[0]["lr"] = np.float32(
+                0.05 * (1 + np.cos(np.pi * step.position / 4))
+            )
             take(step, model)
             loss = step.scores["loss"]
             assert own.phase is Phase.FIRST or step.number > 4
             own.phase = Phase.SECOND if step.number > 3 else own.phase
             own.level = own.level * 0.9 + np.float32(step.number)
             own.lowest = np.minimum(own.lowest, own.level)
-            own.mean = Mean(own.mean.value + own.level / 7, [own.mean.history[0] * np.float16(1.01)])
+            own.mean = Mean(
+                own.mean.value + own.level / 7, [own.mean.history[0] * np.float16(1.01)]
+            )
             own.meter.add(step.number, 0.1 * step.number)
             session.log(loss=np.float32(loss), level=torch.tensor(1.0))
             stop(step.number)
@@ -183,18 +207,24 @@ def test_values_of_numpy_and_of_other_classes_survive() -> None:
 def test_a_rate_of_numpy_that_is_set_once_survives() -> None:
     """Adam divides it, and a quotient of float32 rounds in another way than a number of Python."""
 
-    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+    def program(
+        session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop
+    ) -> None:
         optimizer.param_groups[0]["lr"] = np.float32(0.01)
         optimizer.param_groups[0]["betas"] = (np.float32(0.8), np.float64(0.99))
         for step in session.steps():
             take(step, model)
             stop(step.number)
 
-    check_survives(program, optimizer_of=lambda model: torch.optim.Adam(model.parameters(), foreach=False))
+    check_survives(
+        program, optimizer_of=lambda model: torch.optim.Adam(model.parameters(), foreach=False)
+    )
 
 
 def test_a_rate_that_is_a_tensor_stays_the_users() -> None:
-    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+    def program(
+        session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop
+    ) -> None:
         rate = optimizer.param_groups[0]["lr"]
         for step in session.steps():
             rate.mul_(0.9)
@@ -209,7 +239,9 @@ def test_a_rate_that_is_a_tensor_stays_the_users() -> None:
 
 
 class Master(torch.optim.Optimizer):
-    """Keeps a copy of the weights in float32, and other things that torch's load_state_dict would change."""
+    """Keeps a copy of the weights in float32, and other things that torch's
+    load_state_dict would change.
+    """
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": 0.01, "kind": "master"})
@@ -220,9 +252,16 @@ class Master(torch.optim.Optimizer):
             for parameter in group["params"]:
                 state = self.state[parameter]
                 if not state:
-                    state.update(master=parameter.float().clone(), row=torch.zeros(2, dtype=torch.float64), name="w")
                     state.update(
-                        step=torch.tensor(0), past=deque(maxlen=2), sums=np.zeros(2), nested={"a": [torch.ones(2)]}
+                        master=parameter.float().clone(),
+                        row=torch.zeros(2, dtype=torch.float64),
+                        name="w",
+                    )
+                    state.update(
+                        step=torch.tensor(0),
+                        past=deque(maxlen=2),
+                        sums=np.zeros(2),
+                        nested={"a": [torch.ones(2)]},
                     )
                 assert state["name"] == "w"
                 state["master"].add_(parameter.grad.float(), alpha=-group["lr"])
@@ -238,32 +277,48 @@ def test_the_state_of_an_optimizer_keeps_its_types() -> None:
     """Weights are bfloat16 here."""
     found = list[dict[str, Any]]()
 
-    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+    def program(
+        session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop
+    ) -> None:
         for step in session.steps():
             for micro in step:
                 inputs, targets = micro.batch
-                micro.backward(F.cross_entropy(model(inputs.bfloat16()).float(), targets, reduction="none"))
+                micro.backward(
+                    F.cross_entropy(model(inputs.bfloat16()).float(), targets, reduction="none")
+                )
             stop(step.number)
         found.append(optimizer.state_dict()["state"])
 
-    check_survives(program, make=lambda: linear().bfloat16(), optimizer_of=lambda model: Master(model.parameters()))
+    check_survives(
+        program,
+        make=lambda: linear().bfloat16(),
+        optimizer_of=lambda model: Master(model.parameters()),
+    )
     alone, resumed, first, *others = found
     for one, two in [(alone, resumed), *((first, other) for other in others)]:
         check_alike(to_plain(two, ""), to_plain(one, ""), allowed=0.0)
-    assert [alone[0][key].dtype for key in ("master", "row", "step")] == [torch.float32, torch.float64, torch.int64]
+    assert [alone[0][key].dtype for key in ("master", "row", "step")] == [
+        torch.float32,
+        torch.float64,
+        torch.int64,
+    ]
     assert (alone[0]["past"].maxlen, type(alone[0]["sums"])) == (2, np.ndarray)
 
 
 def test_a_registered_optimizer_keeps_its_types() -> None:
     """It trains a network of the program's own, in bfloat16."""
 
-    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+    def program(
+        session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop
+    ) -> None:
         other = linear().bfloat16()
         aside = Master(other.parameters())
         session.register(other=other, aside=aside)
         for step in session.steps():
             take(step, model)
-            other(torch.full((2, 8), float(step.number)).bfloat16()).float().square().mean().backward()
+            other(
+                torch.full((2, 8), float(step.number)).bfloat16()
+            ).float().square().mean().backward()
             aside.step()
             aside.zero_grad()
             assert aside.state[other.weight]["master"].dtype == torch.float32
@@ -275,9 +330,13 @@ def test_a_registered_optimizer_keeps_its_types() -> None:
 def test_values_are_compared_and_not_their_texts() -> None:
     """Dicts and sets may have another order on another rank, and numbers another type."""
 
-    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+    def program(
+        session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop
+    ) -> None:
         names = ["a", "b", "c"][:: -1 if session.rank else 1]
-        own = session.register(counts=Counter[str](), seen=set[str](), last=0 if session.rank else 0.0)
+        own = session.register(
+            counts=Counter[str](), seen=set[str](), last=0 if session.rank else 0.0
+        )
         for name in names:
             own.counts[name] = 1
             own.seen = {name, *own.seen}
@@ -288,7 +347,9 @@ def test_values_are_compared_and_not_their_texts() -> None:
 
 
 def one_step(register: dict[str, Any], act: Callable[..., object]) -> Program:
-    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+    def program(
+        session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop
+    ) -> None:
         own = session.register(**register)
         for step in session.steps():
             take(step, model)
@@ -308,20 +369,53 @@ class Odd:
 @pytest.mark.parametrize(
     ("register", "act", "says"),
     [
-        ({"x": Odd()}, None, r"^register\(x=...\).state_dict\(\)\['path'\]\[0\]: PosixPath cannot be kept"),
-        ({"x": [schedulers.StepLR(momentum(linear()), 1)]}, None, r"x=...\)\[0\]: StepLR .* each under its own name"),
-        ({"x": 1}, lambda s, own, o: setattr(own, "x", {"a": np.array([None])}), r"register\(x=...\)\['a'\]: ndarray"),
-        ({}, lambda s, own, o: o.param_groups[0].update(lr=Path()), r"^optimizer.param_groups\[0\]\['lr'\]: PosixPath"),
-        ({}, lambda s, own, o: next(iter(o.state.values())).update(x=Path()), r"^optimizer.state_dict\(\)\['state'\]"),
-        ({}, lambda s, own, o: s.log(x=None), r"^session.log\(x=...\) is NoneType: it must be one number"),
-        ({}, lambda s, own, o: s.keep_best(np.zeros(2)), r"^session.keep_best\(...\) is ndarray of shape \[2\]"),
+        (
+            {"x": Odd()},
+            None,
+            r"^register\(x=...\).state_dict\(\)\['path'\]\[0\]: PosixPath cannot be kept",
+        ),
+        (
+            {"x": [schedulers.StepLR(momentum(linear()), 1)]},
+            None,
+            r"x=...\)\[0\]: StepLR .* each under its own name",
+        ),
+        (
+            {"x": 1},
+            lambda s, own, o: setattr(own, "x", {"a": np.array([None])}),
+            r"register\(x=...\)\['a'\]: ndarray",
+        ),
+        (
+            {},
+            lambda s, own, o: o.param_groups[0].update(lr=Path()),
+            r"^optimizer.param_groups\[0\]\['lr'\]: PosixPath",
+        ),
+        (
+            {},
+            lambda s, own, o: next(iter(o.state.values())).update(x=Path()),
+            r"^optimizer.state_dict\(\)\['state'\]",
+        ),
+        (
+            {},
+            lambda s, own, o: s.log(x=None),
+            r"^session.log\(x=...\) is NoneType: it must be one number",
+        ),
+        (
+            {},
+            lambda s, own, o: s.keep_best(np.zeros(2)),
+            r"^session.keep_best\(...\) is ndarray of shape \[2\]",
+        ),
     ],
-)  # fmt: skip
-def test_what_cannot_be_kept_is_refused_at_once(register: dict[str, Any], act: Any, says: str) -> None:
+)
+def test_what_cannot_be_kept_is_refused_at_once(
+    register: dict[str, Any], act: Any, says: str
+) -> None:
     """By its name, on all ranks, and not by the resumed job."""
     for size in (1, 2):
         with pytest.raises(UsageError, match=says):
-            run_ranks(size, lambda world, into=Path(f"{size}"): played(world, one_step(register, act), into))
+            run_ranks(
+                size,
+                lambda world, into=Path(f"{size}"): played(world, one_step(register, act), into),
+            )
 
 
 def measure(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Measure]:
@@ -334,7 +428,9 @@ def measure(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Measure
 def test_values_of_each_sample_are_in_no_checkpoint() -> None:
     """A newcomer gets them; a program that asks for those before its resume is told."""
 
-    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+    def program(
+        session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop
+    ) -> None:
         before = session.evaluate(DATA, measure, name="first")
         if asks:
             assert before.each("wide").shape == (40, 3000)
@@ -354,17 +450,25 @@ def test_values_of_each_sample_are_in_no_checkpoint() -> None:
     with pytest.raises(Interrupted):
         played(LocalWorld(), program, folder, stop_at=7)
     assert max(path.stat().st_size for path in committed(folder)) < 150_000
-    assert all(isinstance(read(path)["best"]["figures"]["best"], float) for path in committed(folder))
-    with pytest.raises(UsageError, match=r"^scores.each\('wide'\): this evaluation was before the job resumed"):
+    assert all(
+        isinstance(read(path)["best"]["figures"]["best"], float) for path in committed(folder)
+    )
+    with pytest.raises(
+        UsageError, match=r"^scores.each\('wide'\): this evaluation was before the job resumed"
+    ):
         played(LocalWorld(), program, folder)
     one, other = with_a_newcomer(lambda world: played(world, program, Path("newcomer")))
     assert equal(one[0], other[0])
 
 
 def test_a_finished_training_evaluates_again_for_values_of_each_sample() -> None:
-    """The code after its last step runs again, as for a fold whose program is stopped in a later one."""
+    """The code after its last step runs again, as for a fold whose program
+    is stopped in a later one.
+    """
 
-    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+    def program(
+        session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop
+    ) -> None:
         for epoch in session.epochs():
             for step in epoch:
                 take(step, model)
@@ -401,7 +505,9 @@ def test_a_queue_may_be_a_buffer_of_the_model() -> None:
 def test_a_step_that_an_error_ends_leaves_no_trace_in_buffers() -> None:
     """The commit is of the steps before, though a pass has moved the statistics of batch norm."""
 
-    def program(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+    def program(
+        session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop
+    ) -> None:
         for step in session.steps():
             for micro in step:
                 loss = F.cross_entropy(model(micro.batch[0]), micro.batch[1], reduction="none")

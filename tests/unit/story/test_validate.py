@@ -28,7 +28,9 @@ class Table(nn.Module):
         return images.flatten(1)
 
 
-def scores_of(model: nn.Module, data: Arrays, classes: tuple[str, ...], world: World, micro: int) -> Scores:
+def scores_of(
+    model: nn.Module, data: Arrays, classes: tuple[str, ...], world: World, micro: int
+) -> Scores:
     loader = ArrayLoader(data, PLAIN, CPU, seed=0)
     task = classification(Config(), classes)
     config = Config().replace(eval_batch_size=micro)
@@ -68,7 +70,11 @@ def test_an_evaluation_is_the_same_for_every_world_size(count: int) -> None:
     assert alone.count == count
     for size in (1, 2, 3, 4):
         for each in run_ranks(size, on_rank):
-            assert (each.count, each["top1"], each["top5"]) == (alone.count, alone["top1"], alone["top5"])
+            assert (each.count, each["top1"], each["top5"]) == (
+                alone.count,
+                alone["top1"],
+                alone["top5"],
+            )
             assert each["loss"] == pytest.approx(alone["loss"], rel=1e-12)
             np.testing.assert_equal(each.per_class, alone.per_class)
 

@@ -1,4 +1,6 @@
-"""The built-in tasks: equal on any number of ranks, resumed to the bit, and their figures worked out by hand."""
+"""The built-in tasks: equal on any number of ranks, resumed to the bit, and their
+figures worked out by hand.
+"""
 
 import copy
 import math
@@ -23,7 +25,9 @@ from tests.support.runs import Weights, equal, largest_difference, small_config
 from tests.support.worlds import StoppingWorld, own_generator, run_ranks
 
 
-def made(targets: Callable[[Tensor], Tensor], *shape: int) -> Callable[[Any], tuple[TensorDataset, TensorDataset]]:
+def made(
+    targets: Callable[[Tensor], Tensor], *shape: int
+) -> Callable[[Any], tuple[TensorDataset, TensorDataset]]:
     inputs = torch.rand(50, *shape, generator=torch.Generator().manual_seed(0))
     data = TensorDataset(inputs, targets(inputs))
     return lambda config: (data, data)
@@ -53,23 +57,31 @@ CASES: dict[str, tuple[Callable[[Any], Any], Callable[[], nn.Module]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_built_in_task_keeps_the_promises(name: str) -> None:
-    """1, 2 and 3 ranks have equal weights to 1e-5, also if two die; a resumed run has the bits of a whole one."""
+    """1, 2 and 3 ranks have equal weights to 1e-5, also if two die; a resumed run
+    has the bits of a whole one.
+    """
     data, network = CASES[name]
     config = small_config(epochs=4, task=name)
 
     def train_in(world: World, folder: str) -> tuple[Any, Weights]:
         model = own_generator(network())
-        result = train(config.replace(output_dir=Path(folder)), model=lambda: model, data=data, world=world)
+        result = train(
+            config.replace(output_dir=Path(folder)), model=lambda: model, data=data, world=world
+        )
         return result, to_host(model.state_dict())
 
     alone, expected = train_in(LocalWorld(), "alone")
     assert largest_difference(expected, own_generator(network()).state_dict()) > 1e-2
     for size in (2, 3):
-        for result, weights in run_ranks(size, lambda world: train_in(world, f"on-{world.place.size}")):
+        for result, weights in run_ranks(
+            size, lambda world: train_in(world, f"on-{world.place.size}")
+        ):
             assert largest_difference(weights, expected) <= 1e-5
             assert dict(result.scores) == pytest.approx(dict(alone.scores), abs=1e-4)
     deaths = [Kill(5, rank=1), Kill(9, rank=0)]
-    job = run_elastic(lambda world: train_in(world, "deaths"), dict([ONE, TWO, THREE]), deaths, first=3)
+    job = run_elastic(
+        lambda world: train_in(world, "deaths"), dict([ONE, TWO, THREE]), deaths, first=3
+    )
     assert all(largest_difference(weights, expected) <= 1e-5 for _, weights in job.results)
     stopped, _ = train_in(StoppingWorld(after=5), "stopped")
     assert not stopped.finished
@@ -83,7 +95,9 @@ def distillation(teacher: nn.Module, temperature: float = 4.0, share: float = 0.
     def measure(model: nn.Module, batch: Any) -> dict[str, Any]:
         images, labels = batch
         logits = model(images)
-        answers, wanted = ((each / temperature).log_softmax(1) for each in (logits, teacher(images)))
+        answers, wanted = (
+            (each / temperature).log_softmax(1) for each in (logits, teacher(images))
+        )
         soft = temperature**2 * F.kl_div(answers, wanted, reduction="none", log_target=True).sum(1)
         hard = F.cross_entropy(logits, labels, reduction="none")
         return {"loss": share * soft + (1 - share) * hard, "top1": logits.argmax(1) == labels}
@@ -92,7 +106,10 @@ def distillation(teacher: nn.Module, temperature: float = 4.0, share: float = 0.
 
 
 def test_a_student_learns_from_a_teacher_as_well_on_any_number_of_ranks() -> None:
-    """Labels alone would teach it something else. A run resumed in mid epoch has the bits, and the teacher stays."""
+    """Labels alone would teach it something else.
+
+    A run resumed in mid epoch has the bits, and the teacher stays.
+    """
     teacher = own_generator(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)), seed=5)
     before = to_host(teacher.state_dict())
 
@@ -100,7 +117,9 @@ def test_a_student_learns_from_a_teacher_as_well_on_any_number_of_ranks() -> Non
         model = own_generator(nn.Linear(4, 3))
         task = distillation(copy.deepcopy(teacher), 2.0, share)
         data = made(lambda x: torch.zeros(len(x), dtype=torch.int64), 4)
-        config = small_config(epochs=30, learning_rate=0.5, output_dir=Path(folder or f"{world.place.size}-{share}"))
+        config = small_config(
+            epochs=30, learning_rate=0.5, output_dir=Path(folder or f"{world.place.size}-{share}")
+        )
         train(config, model=lambda: model, data=data, task=task, world=world)
         return model
 
@@ -108,10 +127,16 @@ def test_a_student_learns_from_a_teacher_as_well_on_any_number_of_ranks() -> Non
     by_labels = student_of(LocalWorld(), 0.0)
     x = torch.rand(50, 4, generator=torch.Generator().manual_seed(0))
     wanted = teacher.eval()(x).log_softmax(1)
-    assert torch.dist(student(x).log_softmax(1), wanted) < 0.3 < torch.dist(by_labels(x).log_softmax(1), wanted)
+    assert (
+        torch.dist(student(x).log_softmax(1), wanted)
+        < 0.3
+        < torch.dist(by_labels(x).log_softmax(1), wanted)
+    )
     assert equal(to_host(teacher.state_dict()), before)
     for other in (*run_ranks(2, student_of), *run_ranks(3, student_of)):
-        assert largest_difference(to_host(other.state_dict()), to_host(student.state_dict())) <= 1e-5
+        assert (
+            largest_difference(to_host(other.state_dict()), to_host(student.state_dict())) <= 1e-5
+        )
     stopped = student_of(StoppingWorld(after=37), folder="stopped")
     assert checkpoint.newest_good(Path("stopped"), pytest.fail)["progress"]["cursor"] > 0
     resumed = student_of(LocalWorld(), folder="stopped")
@@ -145,7 +170,9 @@ def scores(name: str, output: Any, targets: Tensor, classes: tuple[str, ...] = (
     batch = torch.zeros(len(targets), 1), targets
     measuring = Measuring(task.measure)
     measures = measuring(Answers(output), batch, len(targets))
-    return scores_of(task, measuring.fields, numbers_of(measures, measuring.fields, torch.float64), len(targets))
+    return scores_of(
+        task, measuring.fields, numbers_of(measures, measuring.fields, torch.float64), len(targets)
+    )
 
 
 def test_figures_equal_values_worked_out_by_hand() -> None:
@@ -159,11 +186,19 @@ def test_figures_equal_values_worked_out_by_hand() -> None:
 
     logits = torch.zeros(1, 2, 1, 4)
     logits[0, 1, 0, 1:] = math.log(3.0)  # answers 0 1 1 1
-    found = scores("segmentation", {"out": logits}, torch.tensor([[[0, 0, 1, 255]]]), ("sky", "tree"))
+    found = scores(
+        "segmentation", {"out": logits}, torch.tensor([[[0, 0, 1, 255]]]), ("sky", "tree")
+    )
     assert found["loss"] == pytest.approx((math.log(2) + math.log(4) + math.log(4 / 3)) / 3)
-    assert (found["right"], found["mean_iou"], found.per_class) == (2 / 3, 0.5, {"sky": 0.5, "tree": 0.5})
+    assert (found["right"], found["mean_iou"], found.per_class) == (
+        2 / 3,
+        0.5,
+        {"sky": 0.5, "tree": 0.5},
+    )
 
-    found = scores("language-model", torch.zeros(2, 3, 7), torch.tensor([[1, 2, -100], [3, -100, -100]]))
+    found = scores(
+        "language-model", torch.zeros(2, 3, 7), torch.tensor([[1, 2, -100], [3, -100, -100]])
+    )
     assert found["perplexity"] == pytest.approx(7.0)
 
 
@@ -171,13 +206,21 @@ def test_figures_equal_values_worked_out_by_hand() -> None:
 def test_a_batch_of_another_form_is_refused(name: str) -> None:
     """It has a part more, is a dict, or has texts."""
     number = torch.zeros(2)
-    for batch, found in (((number,) * 3, "Tensor, Tensor, Tensor"), ({}, "dict"), ((number, ("a",)), "Tensor, tuple")):
+    for batch, found in (
+        ((number,) * 3, "Tensor, Tensor, Tensor"),
+        ({}, "dict"),
+        ((number, ("a",)), "Tensor, tuple"),
+    ):
         with pytest.raises(UsageError, match=rf"\({found}\): each item must be \(input, target\)"):
             open_task(small_config(task=name), ()).measure(nn.Identity(), batch)
 
 
-def with_wrong(name: str, part: int, at: int, value: float) -> Callable[[Any], tuple[TensorDataset, TensorDataset]]:
-    """Return the data of a case with a target that is `value` in one sample of the training or validation set."""
+def with_wrong(
+    name: str, part: int, at: int, value: float
+) -> Callable[[Any], tuple[TensorDataset, TensorDataset]]:
+    """Return the data of a case with a target that is `value` in one sample of the
+    training or validation set.
+    """
 
     def data(config: Any) -> tuple[TensorDataset, TensorDataset]:
         parts = [copy.deepcopy(each) for each in CASES[name][0](config)]
@@ -194,18 +237,32 @@ def with_wrong(name: str, part: int, at: int, value: float) -> Callable[[Any], t
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("segmentation", 3, "has the target 3: .*the model has classes 0 to 2, and 255 means that it does not count"),
+        (
+            "segmentation",
+            3,
+            (
+                "has the target 3: .*the model has classes 0 to 2, and 255 means "
+                "that it does not count"
+            ),
+        ),
         ("segmentation", -1, "has the target -1: --task segmentation"),
         ("segmentation", -100, "has the target -100"),
         ("segmentation", 250, "has the target 250"),
         ("language-model", 13, "has the target 13: .*classes 0 to 12, and -100 means"),
         ("language-model", -1, "has the target -1"),
-        *(("multi-label", value, f"has the target {value}: .*targets are 0 or 1") for value in (-1.0, 2.0, -100.0)),
+        *(
+            ("multi-label", value, f"has the target {value}: .*targets are 0 or 1")
+            for value in (-1.0, 2.0, -100.0)
+        ),
         ("multi-label", math.nan, "has the target nan"),
     ],
 )
-def test_a_target_out_of_range_is_named(name: str, value: float, says: str, part: int, at: int) -> None:
-    """With its sample, in the first two samples, which are measured before the first step, and in others."""
+def test_a_target_out_of_range_is_named(
+    name: str, value: float, says: str, part: int, at: int
+) -> None:
+    """With its sample, in the first two samples, which are measured before the
+    first step, and in others.
+    """
     network = CASES[name][1]
     config = small_config(task=name, epochs=1)
     with pytest.raises(UsageError, match=f"sample {at} {says}"):
@@ -218,5 +275,12 @@ def test_an_input_beyond_the_vocabulary_is_named() -> None:
         inputs[20, 0] = 13
         return TensorDataset(inputs, following), None
 
-    with pytest.raises(UsageError, match="the model cannot take inputs with values of 0 to 13: index out of range"):
-        train(small_config(task="language-model"), model=CASES["language-model"][1], data=data, world=LocalWorld())
+    with pytest.raises(
+        UsageError, match="the model cannot take inputs with values of 0 to 13: index out of range"
+    ):
+        train(
+            small_config(task="language-model"),
+            model=CASES["language-model"][1],
+            data=data,
+            world=LocalWorld(),
+        )

@@ -21,17 +21,24 @@ from tests.support import runs
 from tests.support.runs import largest_difference, small_config, trained
 from tests.support.worlds import own_generator, run_ranks
 
-SAMPLE = st.tuples(st.integers(0, 3000), st.booleans(), st.integers(0, 9))  # a loss, a hit, a number of tokens
+# a loss, a hit, a number of tokens
+SAMPLE = st.tuples(st.integers(0, 3000), st.booleans(), st.integers(0, 9))
 
 
 @given(st.lists(st.lists(SAMPLE, min_size=1, max_size=4), min_size=1, max_size=4))
 def test_measures_are_summed_and_divided_once(parts: list[list[tuple[int, bool, int]]]) -> None:
-    """A tensor and a plain Mean by samples, another Mean by its count; float16 does not overflow."""
+    """A tensor and a plain Mean by samples, another Mean by its count;
+    float16 does not overflow.
+    """
     fields = []
     summed = torch.zeros(9)
     for part in parts:
         loss, right, tokens = map(torch.tensor, zip(*part, strict=True))
-        measures = {"right": right, "loss": 10 * loss.half(), "tokens": Mean(2.0 * tokens.sum(), tokens.sum())}
+        measures = {
+            "right": right,
+            "loss": 10 * loss.half(),
+            "tokens": Mean(2.0 * tokens.sum(), tokens.sum()),
+        }
         measures |= {"all": Mean(3.0 * loss.sum()), "table": Total(torch.eye(2))}
         fields = fields_of(measures, len(part))
         summed += numbers_of(measures, fields, torch.float32)
@@ -53,7 +60,10 @@ LOSS = torch.ones(2)
 WRONG: dict[str, tuple[Any, str]] = {
     "no dict": (LOSS, "a tensor of shape \\[2\\]: return a dict of measures with a 'loss'"),
     "no loss": ({"accuracy": LOSS}, "return a dict of measures with a 'loss'"),
-    "scalar": ({"loss": LOSS.mean()}, "'loss' is a tensor of shape \\[\\] for 2 samples: .*reduction='none'"),
+    "scalar": (
+        {"loss": LOSS.mean()},
+        "'loss' is a tensor of shape \\[\\] for 2 samples: .*reduction='none'",
+    ),
     "float": ({"loss": LOSS, "right": 0.5}, "'right' is float for 2 samples"),
     "total": ({"loss": Total(LOSS)}, "'loss' is Total for 2 samples"),
     "each": ({"loss": Each(LOSS)}, "'loss' is Each for 2 samples"),
@@ -76,11 +86,21 @@ def test_wrong_measures_are_refused_before_training(case: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "task", "says"),
     [
-        ({}, Task(lambda *_: {"loss": LOSS}, best="top1"), "best is 'top1', but its evaluation has loss"),
-        ({"target_accuracy": 0.5}, Task(lambda *_: {"loss": LOSS}), "--target-accuracy is --target top1"),
+        (
+            {},
+            Task(lambda *_: {"loss": LOSS}, best="top1"),
+            "best is 'top1', but its evaluation has loss",
+        ),
+        (
+            {"target_accuracy": 0.5},
+            Task(lambda *_: {"loss": LOSS}),
+            "--target-accuracy is --target top1",
+        ),
     ],
 )
-def test_goals_that_a_task_does_not_have_are_refused(settings: Any, task: Task | None, says: str) -> None:
+def test_goals_that_a_task_does_not_have_are_refused(
+    settings: Any, task: Task | None, says: str
+) -> None:
     with pytest.raises(UsageError, match=says):
         trained(LocalWorld(), small_config(**settings), task=task)
 
@@ -97,9 +117,19 @@ def test_figures_of_numpy_and_torch_are_numbers(kind: Any) -> None:
     config = small_config(epochs=1)
     trained(LocalWorld(), config, task=task)
     result, _ = trained(LocalWorld(), config.replace(epochs=2), task=task)
-    assert (result.epochs, result.best["spread"], type(result.best["spread"]) in (int, float)) == (2, 2, True)
-    with pytest.raises(UsageError, match=r"the task's summary\['ap'\] is NoneType: it must be one number"):
-        trained(LocalWorld(), config, task=dataclasses.replace(task, summary=lambda scores: {"ap": None}))
+    assert (result.epochs, result.best["spread"], type(result.best["spread"]) in (int, float)) == (
+        2,
+        2,
+        True,
+    )
+    with pytest.raises(
+        UsageError, match=r"the task's summary\['ap'\] is NoneType: it must be one number"
+    ):
+        trained(
+            LocalWorld(),
+            config,
+            task=dataclasses.replace(task, summary=lambda scores: {"ap": None}),
+        )
 
 
 def test_a_figure_of_the_summary_decides_the_best_weights_and_the_end() -> None:
@@ -135,8 +165,12 @@ class Padded:
 
 
 def padded(items: list[dict[str, Any]]) -> Padded:
-    words = nn.utils.rnn.pad_sequence([item["words"] for item in items], batch_first=True, padding_value=-1)
-    return Padded(words, torch.stack([item["share"] for item in items]), [item["text"] for item in items])
+    words = nn.utils.rnn.pad_sequence(
+        [item["words"] for item in items], batch_first=True, padding_value=-1
+    )
+    return Padded(
+        words, torch.stack([item["share"] for item in items]), [item["text"] for item in items]
+    )
 
 
 class Embedded(nn.Module):
@@ -177,7 +211,9 @@ def test_items_may_be_any_trees_of_tensors() -> None:
         torch.manual_seed(0)
         model = own_generator(Embedded())
         config_here = config.replace(output_dir=Path(f"run-{world.place.size}"))
-        result = train(config_here, model=lambda: model, data=sentences, task=regression(), world=world)
+        result = train(
+            config_here, model=lambda: model, data=sentences, task=regression(), world=world
+        )
         return runs.to_host(model.state_dict()), dict(result.scores)
 
     ((alone, scores),) = run_ranks(1, on_rank)
@@ -190,9 +226,21 @@ def test_items_may_be_any_trees_of_tensors() -> None:
 @pytest.mark.parametrize(
     ("model", "task", "says"),
     [
-        (lambda: Embedded(), regression(None), r"do not fit into a batch \(.*, or give Task .*: collate="),
-        (lambda: Detached(), regression(), r"the loss depends on no trained parameter: leave out detach\(\)"),
-        (lambda num_classes: Embedded(), regression(), "needs num_classes, but .* the training set has no .*classes"),
+        (
+            lambda: Embedded(),
+            regression(None),
+            r"do not fit into a batch \(.*, or give Task .*: collate=",
+        ),
+        (
+            lambda: Detached(),
+            regression(),
+            r"the loss depends on no trained parameter: leave out detach\(\)",
+        ),
+        (
+            lambda num_classes: Embedded(),
+            regression(),
+            "needs num_classes, but .* the training set has no .*classes",
+        ),
     ],
 )
 def test_what_a_task_needs_of_data_and_model_is_said(model: Any, task: Task, says: str) -> None:

@@ -25,26 +25,44 @@ def test_replace_finds_a_field_in_any_group() -> None:
     changed = base.replace(epochs=3, seed=9)
     assert (changed.schedule.epochs, changed.seed, changed.data) == (3, 9, base.data)
     assert base == Config()
-    with pytest.raises(UsageError, match="unknown setting 'learning_rat'; did you mean 'learning_rate'"):
+    with pytest.raises(
+        UsageError, match="unknown setting 'learning_rat'; did you mean 'learning_rate'"
+    ):
         base.replace(learning_rat=1)
 
 
 def test_only_settings_that_do_not_change_the_result_may_differ_on_resume() -> None:
     base = Config()
     free = base.replace(
-        data_dir=Path("x"), workers=9, device="cuda", output_dir=Path("y"), resume="never", commit_steps=7,
-        commit_seconds=1.0, keep_checkpoints=9, log_steps=9, eval_epochs=9, patience=4,
-    )  # fmt: skip
+        data_dir=Path("x"),
+        workers=9,
+        device="cuda",
+        output_dir=Path("y"),
+        resume="never",
+        commit_steps=7,
+        commit_seconds=1.0,
+        keep_checkpoints=9,
+        log_steps=9,
+        eval_epochs=9,
+        patience=4,
+    )
     assert base.differences(free) == []
     other = base.replace(epochs=4, seed=2, decay_epochs=(1.0,))
-    assert base.differences(other) == ["seed: 0, not 2", "epochs: 10, not 4", "decay_epochs: [30, 60, 80], not [1.0]"]
+    assert base.differences(other) == [
+        "seed: 0, not 2",
+        "epochs: 10, not 4",
+        "decay_epochs: [30, 60, 80], not [1.0]",
+    ]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"batch_size": None, "global_batch_size": None}, "no batch size: give --batch-size"),
-        *(({"max_time": text}, "write it with its units") for text in ("", "2", "30m2h", "-1h", "1.h", ".h")),
+        *(
+            ({"max_time": text}, "write it with its units")
+            for text in ("", "2", "30m2h", "-1h", "1.h", ".h")
+        ),
         *(({"profile": text}, f"--profile {text}: ") for text in ("", "0:3", "5:4", "²", "1:")),
     ],
 )
@@ -56,13 +74,22 @@ def test_impossible_values_are_refused_in_one_line(changes: dict[str, Any], mess
 
 def test_time_limits_and_profiled_steps_are_parsed() -> None:
     """The last step is profiled, too."""
-    for text, seconds in (("2h30m", 9000), ("90m", 5400), ("45s", 45), ("1h0m5s", 3605), ("1.5h", 5400), (".5m", 30)):
+    for text, seconds in (
+        ("2h30m", 9000),
+        ("90m", 5400),
+        ("45s", 45),
+        ("1h0m5s", 3605),
+        ("1.5h", 5400),
+        (".5m", 30),
+    ):
         assert Config().replace(max_time=text).run.max_seconds == seconds
     for text, steps in (("20", range(20, 21)), ("20:25", range(20, 26)), ("1:50", range(1, 51))):
         assert Config().replace(profile=text).run.profiled_steps == steps
 
 
-TEXTS = st.text() | st.sampled_from(["no", "1e3", "~", "null", ": #", "- x", "2026-01-02", "0x1f", "20:25"])
+TEXTS = st.text() | st.sampled_from(
+    ["no", "1e3", "~", "null", ": #", "- x", "2026-01-02", "0x1f", "20:25"]
+)
 VALUES = {
     "recipe": TEXTS,
     "output_dir": st.none() | TEXTS.filter(bool).map(Path),
@@ -87,10 +114,23 @@ def test_a_written_config_is_read_back_unchanged(values: dict[str, Any]) -> None
 
 def test_values_in_a_file_are_read_as_they_are_typed() -> None:
     """YAML 1.1 has octal numbers, times of day, dates, and `off` as False."""
-    lines = ["seed: 010", "log_steps: 1_0", "profile: 20:25", "channels_last: off", "recipe: 2026-11-29", "freeze: no"]
+    lines = [
+        "seed: 010",
+        "log_steps: 1_0",
+        "profile: 20:25",
+        "channels_last: off",
+        "recipe: 2026-11-29",
+        "freeze: no",
+    ]
     lines += ["learning_rate: 1e-3", "nesterov: true", "patience: null", "target: ~", "weights:"]
     Path("config.yaml").write_text("\n".join([*lines, "decay_epochs: [3, 5]"]))
-    typed = {"seed": 10, "log_steps": 10, "profile": "20:25", "channels_last": "off", "recipe": "2026-11-29"}
+    typed = {
+        "seed": 10,
+        "log_steps": 10,
+        "profile": "20:25",
+        "channels_last": "off",
+        "recipe": "2026-11-29",
+    }
     typed |= {"freeze": "no", "learning_rate": 0.001, "nesterov": True, "decay_epochs": (3, 5)}
     assert config_file.load(Path("config.yaml")) == Config().replace(**typed)
 
@@ -107,7 +147,10 @@ def test_values_in_a_file_are_read_as_they_are_typed() -> None:
         ("decay_epochs: 3", "mine.yaml: --decay-epochs is 3; it must be a list"),
         ("precision: fp8", "mine.yaml: --precision is 'fp8'; it must be one of fp32, fp16, bf16"),
         # A few bytes that expand to gigabytes, endless nesting and impossible values.
-        ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "mine.yaml is not a YAML file: aliases are refused"),
+        (
+            "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n",
+            "mine.yaml is not a YAML file: aliases are refused",
+        ),
         ("[" * 5_000, "mine.yaml is not a YAML file: it nests too deep"),
     ],
     ids=lambda text: ascii(text[:30]),

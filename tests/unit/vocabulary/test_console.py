@@ -30,7 +30,9 @@ sys.stdout.flush()
 
 
 def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False, **options)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=250, check=False, **options
+    )
 
 
 @pytest.mark.parametrize("gone", ["stdout", "both"])
@@ -40,7 +42,9 @@ def test_a_program_outlives_its_console(gone: str) -> None:
     os.close(reader)
     streams = {name: writer for name in ("stdout", "stderr") if gone in (name, "both")}
     kept = {name: subprocess.PIPE for name in ("stdout", "stderr") if name not in streams}
-    done = subprocess.run([sys.executable, "-c", PRINTS], **streams, **kept, timeout=250, check=False)  # type: ignore[call-overload]
+    done = subprocess.run(
+        [sys.executable, "-c", PRINTS], **streams, **kept, timeout=250, check=False
+    )  # type: ignore[call-overload]
     os.close(writer)
     assert done.returncode == 0, done.stderr
     if gone == "stdout":
@@ -52,10 +56,19 @@ def test_a_program_outlives_its_console(gone: str) -> None:
 def test_a_line_is_written_as_one_piece(stream: str, unbuffered: str) -> None:
     """Launchers prefix each piece with a rank; PYTHONUNBUFFERED must not break lines."""
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-    program = f"import sys; from hvd_train.console import outlive; outlive(); print('a', 'line', file=sys.{stream})"
+    program = (
+        "import sys; from hvd_train.console import outlive; outlive(); print('a', "
+        f"'line', file=sys.{stream})"
+    )
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered, "PYTHONPATH": str(ROOT)}
     with ours, theirs:
-        subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=120, **{stream: theirs})
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=environment,
+            check=True,
+            timeout=120,
+            **{stream: theirs},
+        )
         assert ours.recv(100) == b"a line\n"
 
 
@@ -83,9 +96,15 @@ HOSTILE = "a\x1b]0;title\x07\x1b[2J\x7f\x9b31m\u202egnp\u2066\r\nb\tc"
 
 def test_control_characters_are_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     """So are C1 controls and changes of the text direction; letters of any language stay."""
-    assert printable(HOSTILE) == "a\ufffd]0;title\ufffd\ufffd[2J\ufffd\ufffd31m\ufffdgnp\ufffd\ufffd\ufffdb\ufffdc"
+    assert (
+        printable(HOSTILE)
+        == "a\ufffd]0;title\ufffd\ufffd[2J\ufffd\ufffd31m\ufffdgnp\ufffd\ufffd\ufffdb\ufffdc"
+    )
     assert printable(HOSTILE, keep="\n\t").endswith("\ufffd\nb\tc")
     assert printable("grün 猫 שלום") == "grün 猫 שלום"
     say(HOSTILE)
     printed = capsys.readouterr()
-    assert (printed.out, printed.err) == ("", f"hvd-train: {printable(HOSTILE, keep=chr(10) + chr(9))}\n")
+    assert (printed.out, printed.err) == (
+        "",
+        f"hvd-train: {printable(HOSTILE, keep=chr(10) + chr(9))}\n",
+    )

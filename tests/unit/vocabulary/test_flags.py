@@ -21,7 +21,11 @@ def test_files_may_follow_flags() -> None:
 
 def test_each_error_has_its_own_exit_code_and_can_be_sent() -> None:
     """The other ranks raise it too."""
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, HvdTrainError)]
+    kinds = [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, HvdTrainError)
+    ]
     own = [kind.exit_code for kind in kinds if "exit_code" in vars(kind)]
     assert sorted(own) == [1, 2, 3, 4, 5, 6]
     assert {*kinds} <= {*TYPES}
@@ -36,7 +40,10 @@ def test_own_code_is_found_in_the_current_folder() -> None:
     for reference, message in {
         "no_such.module:f": r"cannot import no_such\.module: No module named 'no_such'",
         "failing_networks:f": "'nothing' is not defined .*failing_networks.py, line 2, in <module>",
-        "ending_networks:f": r"cannot import ending_networks: it calls sys.exit\(2\) .*ending_networks.py, line 1",
+        "ending_networks:f": (
+            r"cannot import ending_networks: it calls "
+            r"sys.exit\(2\) .*ending_networks.py, line 1"
+        ),
         "./lib/mine:f": r"name a module, not a file: mine:f, with PYTHONPATH=\./lib",
         "../lib/mine.py:f": r"name a module, not a file: mine:f, with PYTHONPATH=\.\./lib",
     }.items():
@@ -48,17 +55,27 @@ def test_own_code_is_found_in_the_current_folder() -> None:
 
 def test_own_functions_take_a_value_in_any_way() -> None:
     """By name, by position, or without; a function that wants more is named, with what to write."""
-    for function in (lambda num_classes=3: num_classes, lambda n: n, lambda **named: named["num_classes"], lambda: 10):
+    for function in (
+        lambda num_classes=3: num_classes,
+        lambda n: n,
+        lambda **named: named["num_classes"],
+        lambda: 10,
+    ):
         assert plugin.call("--model m:f", function, "num_classes", 10) == 10
     assert plugin.call("--model m:f", lambda width=64: width, "num_classes", 10) == 64
 
     def net(*, width: int) -> None: ...
 
-    with pytest.raises(UsageError, match=r"--model m:f: net must accept num_classes: write `def net\(num_classes\)`"):
+    with pytest.raises(
+        UsageError,
+        match=r"--model m:f: net must accept num_classes: write `def net\(num_classes\)`",
+    ):
         plugin.call("--model m:f", net, "num_classes", 10)
 
 
-def test_the_digest_of_the_code_changes_with_any_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_digest_of_the_code_changes_with_any_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It distinguishes two checkouts of one version."""
     package = tmp_path / "hvd_train"
     shutil.copytree(Path(_version.__file__).parent, package)

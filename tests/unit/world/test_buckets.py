@@ -95,12 +95,14 @@ for moves, agrees in ((False, True), (False, False), (True, True)):
 
 world.close()
 print("done")
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.timeout(300)
 def test_a_broken_step_leaves_nothing_behind() -> None:
     environment = {**os.environ, "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
     command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=250, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

@@ -27,18 +27,30 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[str]]:
         return answers.pop(0)
 
     monkeypatch.setattr(client, "get", ask)
-    monkeypatch.setattr(client, "put", lambda environ, path, text, *rest: asked.append(f"{path} {text}"))
+    monkeypatch.setattr(
+        client, "put", lambda environ, path, text, *rest: asked.append(f"{path} {text}")
+    )
     return answers, asked
 
 
-def test_a_worker_reports_its_facts_and_gets_its_first_rank(driver: tuple[list[str], list[str]]) -> None:
+def test_a_worker_reports_its_facts_and_gets_its_first_rank(
+    driver: tuple[list[str], list[str]],
+) -> None:
     answers, asked = driver
     worker = {"HOROVOD_HOSTNAME": "h2", WORKER: "1007"}
     answers += ["", "2,3,0,1,2,3"]
     environment = dict(worker)
     elastic_world.wait_for_first_rank(environment, {"torch": "2.15"})
-    assert asked == ['facts/1007 {"who": "h2", "torch": "2.15"}', "problem/1007", "rank_and_size/h2:1007"]
-    assert [environment[f"HOROVOD_{name}"] for name in ("RANK", "SIZE", "LOCAL_RANK")] == ["2", "3", "0"]
+    assert asked == [
+        'facts/1007 {"who": "h2", "torch": "2.15"}',
+        "problem/1007",
+        "rank_and_size/h2:1007",
+    ]
+    assert [environment[f"HOROVOD_{name}"] for name in ("RANK", "SIZE", "LOCAL_RANK")] == [
+        "2",
+        "3",
+        "0",
+    ]
     environment = dict(worker)
     answers += ["h2 differs from the job in torch", "", "-1,3,-1,1,-1,3"]
     with pytest.raises(UsageError, match="h2 differs from the job in torch"):
@@ -51,7 +63,11 @@ def test_a_worker_reports_its_facts_and_gets_its_first_rank(driver: tuple[list[s
 def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
     """The place that each start of Horovod returns; the test must use all of them."""
     places: Starts = []
-    for name in ("HOROVOD_DISABLE_GROUP_FUSION", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "NCCL_RUNTIME_CONNECT"):
+    for name in (
+        "HOROVOD_DISABLE_GROUP_FUSION",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+        "NCCL_RUNTIME_CONNECT",
+    ):
         monkeypatch.setenv(name, "set by a test")
     monkeypatch.setenv("HVD_TRAIN_SLOT", "1")
     monkeypatch.setattr(elastic_world, "wait_for_first_rank", lambda *_: None)
@@ -68,7 +84,9 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
     assert places == []
 
 
-def test_a_worker_keeps_its_slot_and_so_its_gpu(starts: Starts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_keeps_its_slot_and_so_its_gpu(
+    starts: Starts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Horovod may number the ranks of a host differently in each world."""
     monkeypatch.setenv("HOROVOD_LOCAL_SIZE", "4")
     world = ElasticWorld()
@@ -94,4 +112,6 @@ def test_a_fault_and_a_change_lead_into_the_next_world(starts: Starts) -> None:
     world.meet(sync, RankLost("gone"))
     world.meet(sync)
     assert synced == [4, 3, 2, 3, 5]
-    assert os.environ["HOROVOD_LOCAL_RANK"] == "1007", "Horovod's core asks with the number, which no other worker has"
+    assert os.environ["HOROVOD_LOCAL_RANK"] == "1007", (
+        "Horovod's core asks with the number, which no other worker has"
+    )

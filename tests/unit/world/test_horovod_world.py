@@ -20,7 +20,11 @@ class FourRanks(HorovodWorld):
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> FourRanks:
-    for name in ("HOROVOD_DISABLE_GROUP_FUSION", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "NCCL_RUNTIME_CONNECT"):
+    for name in (
+        "HOROVOD_DISABLE_GROUP_FUSION",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+        "NCCL_RUNTIME_CONNECT",
+    ):
         monkeypatch.setenv(name, "set by a test")
     monkeypatch.setattr(hvd, "mpi_enabled", lambda: False)
     return FourRanks()
@@ -39,9 +43,14 @@ def world(monkeypatch: pytest.MonkeyPatch) -> FourRanks:
 )
 @pytest.mark.parametrize("found_at", ["begin", "wait"])
 def test_an_operation_that_breaks_is_a_lost_rank(
-    world: FourRanks, monkeypatch: pytest.MonkeyPatch, operation: Callable[[FourRanks], object], found_at: str
+    world: FourRanks,
+    monkeypatch: pytest.MonkeyPatch,
+    operation: Callable[[FourRanks], object],
+    found_at: str,
 ) -> None:
-    """The error may come when an operation begins or when it is awaited; the user reads its first line."""
+    """The error may come when an operation begins or when it is awaited; the
+    user reads its first line.
+    """
     broken = Mock(side_effect=HorovodInternalError("connection closed\nby peer"))
     for name in ("broadcast", "allgather", "grouped_allreduce_async_", "synchronize"):
         monkeypatch.setattr(hvd, name, broken)

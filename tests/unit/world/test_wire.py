@@ -19,7 +19,9 @@ KINDS = st.sampled_from([torch.uint8, torch.float16, torch.int32, torch.float64]
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), KINDS)), st.integers(1, 100))
-def test_large_tensors_are_split_and_small_ones_packed(sizes: list[tuple[int, torch.dtype]], most_bytes: int) -> None:
+def test_large_tensors_are_split_and_small_ones_packed(
+    sizes: list[tuple[int, torch.dtype]], most_bytes: int
+) -> None:
     """No operation exceeds the time limit of a slow link, none is empty, and few are nearly so."""
     tensors = [torch.arange(size).to(kind) for size, kind in sizes]
     copies = [torch.zeros_like(tensor) for tensor in tensors]

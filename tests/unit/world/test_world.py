@@ -33,7 +33,9 @@ def test_all_ranks_get_the_result_of_rank_0() -> None:
     assert run_ranks(3, body) == ["of rank 0"] * 3
 
 
-def test_rank_0_does_not_wait_for_its_work_when_another_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_does_not_wait_for_its_work_when_another_rank_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(world_module, "_EXCHANGE_S", 0.01)
 
     def body(world: ThreadWorld) -> None:
