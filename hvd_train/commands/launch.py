@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 
 from hvd_train import recipes
 from hvd_train.commands import tree
-from hvd_train.commands.train import settings_of
 from hvd_train.console import PROGRAM, say, show
 from hvd_train.errors import UsageError, unknown_name
 from hvd_train.launch import client, containers, hosts, launcher, ssh, start
@@ -151,6 +150,9 @@ def _command(words: Sequence[str], shown: Callable[[str], str]) -> list[str]:
             options = tree.read(words)
             if options.np or options.hosts:
                 raise UsageError("--np and --hosts are for launch: type them before `--`")
+            # The first host of a job in containers may have no package, not even yaml.
+            from hvd_train.commands.train import settings_of
+
             settings_of(options, notes=False)  # rank 0 prints them
         return [shown(PROGRAM), *words]
     if os.sep not in first:

@@ -51,7 +51,7 @@ def test_a_host_without_the_package(hosts: Hosts, tmp_path: Path) -> None:
 
 
 # The commands for hosts, with the hosts and data of this test.
-TYPED_HERE = ("Is the cluster ready?", "Start", "Many trainings in one allocation")
+TYPED_HERE = ("Is the cluster ready?", "Start", "A training for each value")
 DOCUMENTED = [
     line.replace("node[01-04]:8", "h[1-2]:1").replace("/data/imagenet", "data")
     for heading in TYPED_HERE
