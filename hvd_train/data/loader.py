@@ -4,6 +4,7 @@ import itertools
 import multiprocessing
 import signal
 import sys
+import threading
 import traceback
 import types
 import warnings
@@ -31,6 +32,7 @@ from hvd_train.errors import UsageError, first_line, place_in_user_code
 from hvd_train.progress import order
 from hvd_train.progress.order import Batch, Indices, MicroBatch
 
+_STARTING = threading.Lock()  # held while a loader takes the place of the program's script
 # micro-batches: to look up the samples of one alone takes as long as to fetch their images
 _AT_ONCE = 256
 # in a key of random numbers: separates a sample's transforms from other uses of the seed
@@ -448,23 +450,18 @@ class MapLoader(Loader):
             self._check(batch, micro.samples)
         return batch
 
-    def _read(self, epoch: int, wanted: Iterable[MicroBatch]) -> Iterator[Any]:
-        """Yield batches in host memory, or a UsageError.
-
-        Raises UsageError if a loader process ended.
-        """
-        self._sampler.epoch = epoch
-        self._sampler.micro_batches = wanted
+    def _start_reading(self) -> Iterator[Any]:
         # Terminals send these to all processes of a job. The training needs its loader processes
         # until its commit.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         # Processes that start here must not import the user's script, which would begin to train
         # there.
-        script, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
+        script = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Got pickle error")  # the error below says it
-                batches = iter(self._loader)
+                return iter(self._loader)
         except Exception as error:  # noqa: BLE001
             # a data set may raise anything when it is pickled
             reason = first_line(error)
@@ -474,6 +471,16 @@ class MapLoader(Loader):
         finally:
             sys.modules["__main__"] = script
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+
+    def _read(self, epoch: int, wanted: Iterable[MicroBatch]) -> Iterator[Any]:
+        """Yield batches in host memory, or a UsageError.
+
+        Raises UsageError if a loader process ended.
+        """
+        self._sampler.epoch = epoch
+        self._sampler.micro_batches = wanted
+        with _STARTING:
+            batches = self._start_reading()
         if self._num_workers > 0 and self._sent is None:
             self._sent = _Version(self._reader.data)
         try:

@@ -128,11 +128,11 @@ def circle() -> list[str]:
 
 
 def purpose(room: str) -> str:
-    """Return the first line of a room's `__init__.py`."""
+    """Return the first paragraph of a room's `__init__.py`."""
     if room in AT_THE_TOP:
         return AT_THE_TOP[room]
     text = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text())) or ""
-    return text.splitlines()[0]
+    return " ".join(text.partition("\n\n")[0].splitlines())
 
 
 def table() -> str:
