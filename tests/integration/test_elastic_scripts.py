@@ -43,16 +43,23 @@ def test_a_killed_worker_is_replaced_and_no_sample_is_lost(workers: int, tmp_pat
             wait_for(what, lambda: condition() or script.poll() is not None)
             assert script.poll() is None, log.read_text()
 
-        wait("ten steps", lambda: len(json_lines(folder / "ledger.jsonl")) > 10)
+        def sizes() -> list[int]:
+            lines = json_lines(folder / "metrics.jsonl")
+            return [line["world_size"] for line in lines if line.get("name") in ("start", "world")]
+
+        # On a slow machine the first world is smaller.
+        wait("all workers", lambda: sizes()[-1:] == [workers])
+        before = len(changes())
         next(
             one for one in ranks_of(script, "train") if one.cmdline()[1].endswith("hvd-train")
         ).kill()
-        wait("the survivor to continue", changes)
-        wait("a newcomer to join", lambda: any(change["came"] for change in changes()))
+        wait("the survivor to continue", lambda: changes()[before:])
+        wait("a newcomer to join", lambda: any(change["came"] for change in changes()[before:]))
         script.send_signal(signal.SIGTERM)
         assert script.wait(200) == 128 + signal.SIGTERM, log.read_text()
     assert "committed; the same command resumes from there" in log.read_text()
     report = audit(folder)
-    assert (report.faults, report.world_sizes) == ((), (workers - 1, workers))
-    assert changes()[0]["left"] and changes()[-1]["world_size"] == workers
+    assert report.faults == ()
+    assert {workers - 1, workers} <= {*report.world_sizes}
+    assert changes()[before]["left"] and changes()[-1]["world_size"] == workers
     assert all(change["steps_lost"] == 0 for change in changes())
