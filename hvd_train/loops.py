@@ -32,7 +32,6 @@ from hvd_train.progress.order import Indices
 from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, Stopped
 from hvd_train.run_files.journal import TAKEN, EpochRecord, StepRecord
-from hvd_train.run_files.ledger import Entry, extended
 from hvd_train.state import Answer, Evaluation, TrainState, set_values
 from hvd_train.tasks.task import LOSS, Goal, Measure, Measures, Measuring, Scores, Task
 from hvd_train.updater import Votes, key_of
@@ -280,7 +279,7 @@ class Loops:
         scores: Scores = self._history.take_result().scores
         if of_epoch:
             self._scores = scores
-            state.last = Evaluation(self._history.at.epoch + 1, scores.figures)
+            state.evaluate(Evaluation(self._history.at.epoch + 1, scores.figures))
         return scores
 
     def _take_name(self, name: str) -> None:
@@ -314,13 +313,10 @@ class Loops:
         before; return whether it is.
         """
         state = self.joined()
-        better = state.best is None or goal.better(
-            figures[goal.name], state.best.figures[goal.name]
-        )
-        if better:
-            state.best = Evaluation(self._history.at.epoch + 1, figures)
-            if (store := self.ranks.output.store) is not None:
-                store.save_weights(checkpoint.BEST, state)
+        better = state.keep_best(Evaluation(self._history.at.epoch + 1, figures), goal)
+        store = self.ranks.output.store
+        if better and store is not None:
+            store.save_weights(checkpoint.BEST, state)
         return better
 
     # What all ranks do together
@@ -437,7 +433,6 @@ class Loops:
                 self._begin_collective()
                 self.in_step = True
                 taken, agreed = yield from self._attempt(step, optimizers)
-                self.ranks.state.seconds = agreed.seconds
                 if is_only:
                     self.count_step(taken)
                 self._record(taken, (taken, agreed), is_whole=is_only)
@@ -510,18 +505,9 @@ class Loops:
         speed = stopwatch.samples_per_second
         if result.fingerprint is not None:
             # It is summed with the gradients, so every rank that has finished a step has its entry.
-            # This drops the entries of the epoch before. Their lines are on disk: all ranks have
-            # begun this step.
-            positions = progress.cursor - result.totals.count, progress.cursor
-            entry = Entry(
-                progress.epoch,
-                (progress.step,) * 2,
-                ranks.world.place.size,
-                positions,
-                result.fingerprint,
-            )
-            state.recent = extended(state.recent, entry, num_samples)
-            journal.took(state.recent[-1])
+            size = result.totals.count
+            world_size = ranks.world.place.size
+            journal.took(state.count_samples(result.fingerprint, size, world_size, num_samples))
         means = state.totals.means()
         so_far = EpochRecord(
             progress.epoch + 1, progress.step, means, None, speed, total_seconds=ranks.clock.seconds
@@ -538,7 +524,7 @@ class Loops:
                 step=progress.step,
             )
         if progress.step % ranks.config.run.log_steps == 0:
-            state.last_step = StepRecord(
+            record = StepRecord(
                 epoch=progress.epoch + 1,
                 step=progress.step,
                 samples=progress.epoch * num_samples + progress.cursor,
@@ -551,7 +537,8 @@ class Loops:
                 split=ranks.split.take(),
                 gpu=self._gpu_load(),
             )
-            journal.step(state.last_step)
+            state.log_step(record)
+            journal.step(record)
 
     def _end_epoch(self, number: int) -> None:
         """Log epoch `number` (from 0) and begin the next one, unless this rank got a

@@ -65,7 +65,9 @@ _SAME_STEP_FAULTS = 5
 class Overtaken(UsageError):
     """Other ranks are in a later training of the program: this one is over, with this `result`."""
 
-    result: Result
+    def __init__(self, message: str, result: Result) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 @sendable
@@ -167,12 +169,11 @@ def decide(reports: Sequence[RankReport], session: int = 1) -> Decision:
     """
     last = max(reports, key=lambda report: report.session)
     if session < last.session:
-        over = Overtaken(
+        raise Overtaken(
             f"the job is in training {last.session} of its program, and this host has no files of "
-            f"training {session}: name an --output-dir that all hosts share"
+            f"training {session}: name an --output-dir that all hosts share",
+            last.ended,
         )
-        over.result = last.ended
-        raise over
     if any(report.session < session for report in reports):
         raise RankLost("another rank is in the training before")
     survivors = [report for report in reports if report.survives]
@@ -345,7 +346,7 @@ class Membership:
         claim = together(world, lambda: self._claim(reports, decision))
         self._run_dir = folder = world.broadcast(self._run_dir, 0)
         assert folder is not None
-        world.program.folder = world.program.folder or (folder.parent if self.name else folder)
+        world.program.begin_in(folder.parent if self.name else folder)
 
         # All ranks load the state of one rank, unless all have it already.
         if decision.sends:
@@ -393,8 +394,6 @@ class Membership:
         place = self.world.place
         if place.rank != 0:
             return None
-        if decision.from_disk:
-            state.data = self.parts.identity
         if self.output.replays is not None:
             self.output.replay(state, self.output.replays)
             self._run_dir = self.output.replays
@@ -479,7 +478,7 @@ class Membership:
     def _resize(self) -> None:
         """Fit the global batch to the number of ranks. Called when no step is half done."""
         samples = self.parts.train_loader.num_samples
-        self.state.layout = resized_layout(self.config.batch, self.world.place.size, samples)
+        self.state.cut(resized_layout(self.config.batch, self.world.place.size, samples))
         self._resizes = False
 
     # Between two changes of the world

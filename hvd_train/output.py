@@ -122,7 +122,7 @@ class Output:
                     state, _adapted(found, state, self._config, layout, num_samples, notes.append)
                 )
             elif from_disk:
-                state.layout = check_fits(layout, num_samples)
+                state.cut(check_fits(layout, num_samples))
 
         if self._copy_to and config.run.output_dir:
             resumes = config.run.resume
@@ -170,8 +170,7 @@ class Output:
                 "weights: --weights FILE"
             )
             raise UsageError(f"{changes}; {again}")
-        state.load(snapshot)
-        state.data = data or earlier
+        state.load({**snapshot, "data": data or earlier})
 
     def open(self, claim: RunFolder | None, state: TrainState) -> None:
         """Write into the claimed folder from now on; without a claim, write nothing."""

@@ -400,6 +400,7 @@ def fresh_state(
         layout=layout,
         history=history or History(),
         average=average,
+        data=parts.identity,
     )
 
 

@@ -28,8 +28,8 @@ from hvd_train.network.buffers import digest_of, tensors_in
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files.journal import EpochRecord, StepRecord
-from hvd_train.run_files.ledger import Entry
-from hvd_train.tasks.task import LOSS, Scores
+from hvd_train.run_files.ledger import Entry, extended
+from hvd_train.tasks.task import LOSS, Goal, Scores
 from hvd_train.world.world import World
 
 
@@ -156,8 +156,7 @@ class TrainState:
     last_step: StepRecord | None = None
     last_epoch: EpochRecord | None = None
     average: AveragedModel | None = None  # the moving average of the model, if one is kept
-    # the data of the run; None on a rank that has not loaded the run's state yet
-    data: Identity | None = None
+    data: Identity | None = None  # the data of the run
 
     @property
     def optimizer(self) -> Optimizer:
@@ -182,6 +181,45 @@ class TrainState:
         self.progress = self.progress.after_step(totals.count, skipped=skipped, counts=counts)
         if is_finite:
             self.totals += totals
+
+    def count_samples(self, fingerprint: int, size: int, world_size: int, of_epoch: int) -> Entry:
+        """Return the ledger's entry with the step that was counted last, of `size` samples.
+
+        Entries of the epoch before go: all ranks have begun this step, so their lines are on disk.
+        """
+        progress = self.progress
+        steps = (progress.step, progress.step)
+        positions = (progress.cursor - size, progress.cursor)
+        entry = Entry(progress.epoch, steps, world_size, positions, fingerprint)
+        self.recent = extended(self.recent, entry, of_epoch)
+        return self.recent[-1]
+
+    def end_update(self, seconds: float, exponents: Mapping[str, int]) -> None:
+        """Note the seconds of training until this update, and the counts that its losses had."""
+        self.seconds = seconds
+        self.exponents |= exponents
+
+    def log_step(self, record: StepRecord) -> None:
+        """Keep the record of the last step that has one."""
+        self.last_step = record
+
+    def evaluate(self, evaluation: Evaluation) -> None:
+        """Keep the last evaluation on the validation set."""
+        self.last = evaluation
+
+    def keep_best(self, evaluation: Evaluation, goal: Goal) -> bool:
+        """Keep an evaluation as the best if it is better in the goal's figure; return
+        whether it is.
+        """
+        best = self.best
+        if best and not goal.better(evaluation.figures[goal.name], best.figures[goal.name]):
+            return False
+        self.best = evaluation
+        return True
+
+    def cut(self, layout: BatchLayout) -> None:
+        """Cut the samples of steps in this layout from now on."""
+        self.layout = layout
 
     def end_epoch(self, record: EpochRecord) -> None:
         """Begin the next epoch, after one with this record."""

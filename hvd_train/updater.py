@@ -533,15 +533,16 @@ class Attempt:
         sums = on_host.measures.tolist()
         totals = totals_of(measuring.means, sums, batch.size)
         skipped = not math.isfinite(sum(sums[: measuring.num_of_loss]) + norm_before)
-        for term, at in enumerate(measuring.counts_at):
-            if at is not None and sums[at] > 0:
-                state.exponents[key_of_term(self._trained.name, term)] = nearest_exponent(
-                    sums[at] / batch.size
-                )
+        exponents = {
+            key_of_term(self._trained.name, term): nearest_exponent(sums[at] / batch.size)
+            for term, at in enumerate(measuring.counts_at)
+            if at is not None and sums[at] > 0
+        }
         self._release()
         updater.mark("optimizer")
         stop, commit, change = (on_host.votes > 0).tolist()
         votes = Votes(stop, commit, change, on_host.seconds.item())
+        state.end_update(votes.seconds, exponents)
         samples = from_bytes(on_host.samples.tolist()) if updater.ledger else None
         scores = Scores(totals.means(), totals.count, *kept)
         loss_scale = loss_scale if state.scaler.is_enabled() else 0.0

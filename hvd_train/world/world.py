@@ -55,6 +55,10 @@ class Program:
     ended: list[Any] = field(default_factory=list)  # the results of finished ones
     folder: Path | None = None  # holds the run folders of named trainings
 
+    def begin_in(self, folder: Path) -> None:
+        """Keep the folder of the first training for the others."""
+        self.folder = self.folder or folder
+
 
 class World:
     """Processes that train one model. All ranks call the operations in the same order.
