@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import datetime
@@ -23,7 +22,7 @@ from hvd_train.progress.order import BatchLayout, check_fits
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.journal import Journal
 from hvd_train.run_files.remote import Copies
-from hvd_train.run_files.run_folder import Busy, RunFolder
+from hvd_train.run_files.run_folder import Busy, Find, RunFolder
 from hvd_train.state import Progress, Snapshot, TrainState, check_same_shapes
 from hvd_train.world.world import Program
 
@@ -88,65 +87,49 @@ class Output:
         if self._folder is not None and not from_disk:
             return dataclasses.replace(self._folder, from_file=False)
         self.close()
-        config = self._config
-        notes = list[str]()
-        named = (
-            Path(config.run.resume, self._name)
-            if config.run.resume not in ("auto", "never")
-            else None
-        )
-        of_job = os.environ.get(launcher.RUN_DIR)
-        home = Path(of_job) if of_job else self._program.folder
-        if run_dir is not None:
-            home = run_dir.parent if self._name else run_dir
-        ours = run_dir is not None or bool(of_job)
-        if ours or (home and self._name and not config.run.output_dir):
-            config = config.replace(output_dir=home, resume="auto")
-
-        snapshot: Snapshot | None = None
-
-        def resume(path: Path) -> None:
-            nonlocal snapshot
-            snapshot = checkpoint.newest_good(path, notes.append) if from_disk else None
-
-        def start() -> None:
-            if from_disk and named is not None:
-                found = (
-                    checkpoint.newest_good(named, notes.append)
-                    if named.is_dir()
-                    else checkpoint.read(named)
-                )
-                if found is None:
-                    raise UsageError(f"--resume {named}: it has no checkpoint")
-                self._load(
-                    state, _adapted(found, state, self._config, layout, num_samples, notes.append)
-                )
-            elif from_disk:
-                state.cut(check_fits(layout, num_samples))
-
+        job = os.environ.get(launcher.RUN_DIR)
+        config = self._in_folder(run_dir, job)
+        resumes = config.run.resume
         if self._copy_to and config.run.output_dir:
-            resumes = config.run.resume
-            self._copies = Copies(
-                self._copy_to, config.run.output_dir / self._name, say, new=resumes != "auto"
-            )
+            folder = config.run.output_dir / self._name
+            self._copies = Copies(self._copy_to, folder, say, new=resumes != "auto")
             if resumes != "never":
                 self._copies.fetch()
+        found = _Found(self._config, self._name, state, layout, num_samples)
+        find = found.find if from_disk else lambda folder: None
         patience = _PATIENCE_SECONDS if run_dir is None and launcher.elastic(os.environ) else 0.0
-        folder = self._folder = _claim(config, self._name, start, resume, patience, ours=ours)
+        ours = bool(run_dir or job)
+        self._folder = claim = _claim(config, self._name, find, patience, ours=ours)
         if self._copies is not None:
-            self._copies.begin(folder)
+            self._copies.begin(claim)
         if launcher.WORKER in os.environ:
-            home = folder.path.parent if self._name else folder.path
-            with suppress(OSError):  # a driver that is gone starts no workers
-                client.put(
-                    os.environ, f"run_dir/{os.environ[launcher.WORKER]}", str(home), _ANSWER_SECONDS
-                )
-        if snapshot is not None:
-            self._load(state, snapshot)
-        elif folder.earlier:
-            start()
-        by_name = from_disk and snapshot is None and named is not None
-        return dataclasses.replace(folder, notes=(*folder.notes, *notes), from_file=by_name)
+            self._report(claim.path)
+        if found.snapshot is not None:
+            load(state, found.snapshot)
+        return dataclasses.replace(
+            claim, notes=(*claim.notes, *found.notes), from_file=found.is_of_user
+        )
+
+    def _in_folder(self, run_dir: Path | None, job: str | None) -> Config:
+        """Return the config with the folder that the job or the program has already, if any."""
+        config = self._config
+        home = Path(job) if job else self._program.folder
+        if run_dir is not None:
+            home = self._home(run_dir)
+        of_program = home and self._name and not config.run.output_dir
+        if run_dir or job or of_program:
+            return config.replace(output_dir=home, resume="auto")
+        return config
+
+    def _home(self, folder: Path) -> Path:
+        """Return the folder of the program, by the run folder of this training."""
+        return folder.parent if self._name else folder
+
+    def _report(self, folder: Path) -> None:
+        """Tell the driver of an elastic job the folder, for later workers."""
+        name = f"run_dir/{os.environ[launcher.WORKER]}"
+        with suppress(OSError):  # a driver that is gone starts no workers
+            client.put(os.environ, name, str(self._home(folder)), _ANSWER_SECONDS)
 
     def replay(self, state: TrainState, folder: Path) -> None:
         """Load the last checkpoint of a finished run, without a claim to its folder.
@@ -155,22 +138,7 @@ class Output:
         """
         if (snapshot := checkpoint.newest_good(folder, say)) is None:
             raise UsageError(f"{folder} is a finished run without a checkpoint that can be read")
-        self._load(state, snapshot)
-
-    def _load(self, state: TrainState, snapshot: Snapshot) -> None:
-        """Load a checkpoint, but keep the data of `state`.
-
-        Raises UsageError if the checkpoint's data differ.
-        """
-        data = state.data
-        earlier = snapshot["data"]
-        if changes := "; ".join(identity.differences(data, earlier).values()):
-            again = (
-                "type --resume never to start again, or start a new run from the "
-                "weights: --weights FILE"
-            )
-            raise UsageError(f"{changes}; {again}")
-        state.load({**snapshot, "data": data or earlier})
+        load(state, snapshot)
 
     def open(self, claim: RunFolder | None, state: TrainState) -> None:
         """Write into the claimed folder from now on; without a claim, write nothing."""
@@ -267,20 +235,116 @@ def finished(program: Path | None, config: Config, name: str) -> Path | None:
     return None if config.differences(config_file.load(folder / run_folder.CONFIG)) else folder
 
 
-def _claim(
-    config: Config,
-    name: str,
-    start: Callable[[], None],
-    resume: Callable[[Path], None],
-    patience: float,
-    *,
-    ours: bool,
-) -> RunFolder:
-    """Return the run's folder when it is free; call `start` before a new one is made,
-    `resume` before another is used.
+class _Found:
+    """The state with which a training begins: the newest checkpoint of its folder, else the file
+    that the user named, else the fresh state.
+    """
+
+    def __init__(
+        self, config: Config, name: str, state: TrainState, layout: BatchLayout, num_samples: int
+    ) -> None:
+        """`layout` is that of a fresh state."""
+        self.snapshot: Snapshot | None = None  # of the folder, to be loaded
+        self.is_of_user = False  # whether the named file is loaded
+        self.notes = list[str]()  # for the user
+        self._config = config
+        self._name = name
+        self._state = state
+        self._layout = layout
+        self._num_samples = num_samples
+
+    def find(self, folder: Path | None) -> None:
+        """Find the checkpoint of a run in its folder; else load the named file, or choose
+        the layout.
+
+        Raises UsageError if a file cannot be loaded, or the layout does not fit.
+        """
+        note = self.notes.append
+        resume = self._config.run.resume
+        self.snapshot = checkpoint.newest_good(folder, note) if folder else None
+        self.is_of_user = self.snapshot is None and resume not in ("auto", "never")
+        if self.is_of_user:
+            path = Path(resume, self._name)
+            is_run = path.is_dir()
+            of_user = checkpoint.newest_good(path, note) if is_run else checkpoint.read(path)
+            if of_user is None:
+                raise UsageError(f"--resume {path}: it has no checkpoint")
+            load(self._state, self._adapted(of_user))
+        elif self.snapshot is None:
+            self._state.cut(check_fits(self._layout, self._num_samples))
+
+    def _adapted(self, snapshot: Snapshot) -> Snapshot:
+        """Return the snapshot in the named file with the settings of this run; note what differs.
+
+        Raises UsageError for another model, for settings that cannot change, and for a layout that
+        does not fit.
+        """
+        config = self._config
+        state = self._state
+        file = config.run.resume
+        progress = Progress(**snapshot["progress"])
+        old = config_file.from_dict(snapshot["config"], source=file)
+        differences = config.differences(old)
+        if fixed := [line for line in differences if line.partition(":")[0] in _FIXED]:
+            again = "start a new run from weights: --weights FILE in place of --resume"
+            raise UsageError(
+                f"--resume {file}: its run cannot continue with other settings "
+                f"({'; '.join(fixed)}); {again}"
+            )
+        begun = progress.epoch + bool(progress.cursor)
+        epochs = config.schedule.epochs
+        if begun > epochs:
+            raise UsageError(
+                f"--epochs {epochs}: {file} is of epoch {begun}: type --epochs {begun} or more"
+            )
+        check_same_shapes(state.model, snapshot["model"])
+        mine = config.settings()
+        theirs = old.settings()
+        changed = dict[str, Any](best=None)  # the best weights are not in the file
+        if differences:
+            self.notes.append(
+                f"other settings than in {file} hold from here on: {'; '.join(differences)}"
+            )
+        if any(mine[name] != theirs[name] for name in _OF_CUT):
+            changed["layout"] = dataclasses.asdict(check_fits(self._layout, self._num_samples))
+        if any(mine[name] != theirs[name] for name in _OF_GROUPS):
+            # else they are set last, over the new ones
+            changed["point"] = {**snapshot["point"], "settings": []}
+            changed["optimizers"] = {}
+            for name in snapshot["optimizers"].keys() & state.optimizers.keys():
+                saved = snapshot["optimizers"][name]
+                groups = zip(
+                    saved["param_groups"],
+                    state.optimizers[name].state_dict()["param_groups"],
+                    strict=False,
+                )
+                changed["optimizers"][name] = {
+                    **saved,
+                    "param_groups": [theirs | own for theirs, own in groups],
+                }
+        return {**snapshot, **changed}
+
+
+def load(state: TrainState, snapshot: Snapshot) -> None:
+    """Load a checkpoint, but keep the data of `state`.
+
+    Raises UsageError if the checkpoint's data differ.
+    """
+    data = state.data
+    earlier = snapshot["data"]
+    if changes := "; ".join(identity.differences(data, earlier).values()):
+        raise UsageError(
+            f"{changes}; type --resume never to start again, or start a new run from the "
+            "weights: --weights FILE"
+        )
+    state.load({**snapshot, "data": data or earlier})
+
+
+def _claim(config: Config, name: str, find: Find, patience: float, *, ours: bool) -> RunFolder:
+    """Return the run's folder when it is free.
 
     Another process that has it may be about to commit and end; after `patience` seconds it may not
-    write any more if the folder is `ours`.
+    write any more if the folder is `ours`. Raises as `run_folder.claim` does.
     """
     deadline = time.monotonic() + patience
     waits = False
@@ -288,9 +352,7 @@ def _claim(
         wait = time.monotonic() < deadline
         evict = ours and not wait
         try:
-            return run_folder.claim(
-                config, datetime.now(), start, resume, name=name, wait=wait, evict=evict
-            )
+            return run_folder.claim(config, datetime.now(), find, name=name, wait=wait, evict=evict)
         except Busy as busy:
             if not wait:
                 raise
@@ -301,59 +363,3 @@ def _claim(
                 )
                 waits = True
             time.sleep(0.05)
-
-
-def _adapted(
-    snapshot: Snapshot,
-    state: TrainState,
-    config: Config,
-    layout: BatchLayout,
-    num_samples: int,
-    note: Callable[[str], None],
-) -> Snapshot:
-    """Return the snapshot in the file `config.run.resume` with the settings of
-    `config`; note what differs.
-
-    Raises UsageError for another model, for settings that cannot change, and for a layout that does
-    not fit.
-    """
-    file = config.run.resume
-    progress = Progress(**snapshot["progress"])
-    old = config_file.from_dict(snapshot["config"], source=file)
-    differences = config.differences(old)
-    if fixed := [line for line in differences if line.partition(":")[0] in _FIXED]:
-        again = "start a new run from weights: --weights FILE in place of --resume"
-        raise UsageError(
-            f"--resume {file}: its run cannot continue with other settings "
-            f"({'; '.join(fixed)}); {again}"
-        )
-    begun = progress.epoch + bool(progress.cursor)
-    epochs = config.schedule.epochs
-    if begun > epochs:
-        raise UsageError(
-            f"--epochs {epochs}: {file} is of epoch {begun}: type --epochs {begun} or more"
-        )
-    check_same_shapes(state.model, snapshot["model"])
-    mine = config.settings()
-    theirs = old.settings()
-    changed = dict[str, Any](best=None)  # the best weights are not in the file
-    if differences:
-        note(f"other settings than in {file} hold from here on: {'; '.join(differences)}")
-    if any(mine[name] != theirs[name] for name in _OF_CUT):
-        changed["layout"] = dataclasses.asdict(check_fits(layout, num_samples))
-    if any(mine[name] != theirs[name] for name in _OF_GROUPS):
-        # else they are set last, over the new ones
-        changed["point"] = {**snapshot["point"], "settings": []}
-        changed["optimizers"] = {}
-        for name in snapshot["optimizers"].keys() & state.optimizers.keys():
-            saved = snapshot["optimizers"][name]
-            groups = zip(
-                saved["param_groups"],
-                state.optimizers[name].state_dict()["param_groups"],
-                strict=False,
-            )
-            changed["optimizers"][name] = {
-                **saved,
-                "param_groups": [theirs | own for theirs, own in groups],
-            }
-    return {**snapshot, **changed}

@@ -36,6 +36,10 @@ _TRIES = 20  # to lock a folder whose lock file changes meanwhile
 _WRITTEN_IN_PLACE = (_LOCK, METRICS, "ledger.jsonl")
 
 
+Find = Callable[[Path | None], None]
+"""Finds the state with which a run continues in its folder, or with which a new one begins."""
+
+
 class Busy(UsageError):
     """Raised if another process trains in the folder `path`."""
 
@@ -101,8 +105,7 @@ def in_use(path: Path) -> bool:
 def claim(
     config: Config,
     now: datetime,
-    start: Callable[[], None] = lambda: None,
-    resume: Callable[[Path], None] = lambda path: None,
+    find: Find = lambda folder: None,
     *,
     name: str = "",
     wait: bool = False,
@@ -111,15 +114,16 @@ def claim(
     """Choose and lock the folder of this run, and write its config.yaml; a run with a name
     has one of that name in it.
 
-    `now` names a new folder. `start` is called before a folder is made or moved aside, and `resume`
-    before a run continues in its folder; if they raise, nothing has changed. Without `--output-dir`
+    `now` names a new folder. `find` is called with the folder of a run before it continues there,
+    or with None before a folder is made or moved aside; if it raises, nothing has changed. Without
+    `--output-dir`
     and `wait` a busy folder is skipped. With `evict` a folder of `--output-dir` is taken from the
     process that has it. Raises Busy and UsageError.
     """
     try:
         if config.run.output_dir:
-            return _claim_named(config.run.output_dir / name, config, start, resume, evict=evict)
-        return _claim_own(config, now, start, resume, name=name, wait=wait)
+            return _claim_named(config.run.output_dir / name, config, find, evict=evict)
+        return _claim_own(config, now, find, name=name, wait=wait)
     except OSError as error:
         raise UsageError(
             f"cannot use the output folder {error.filename or config.run.output_dir or RUNS}: "
@@ -130,8 +134,7 @@ def claim(
 def _claim_named(
     path: Path,
     config: Config,
-    start: Callable[[], None],
-    resume: Callable[[Path], None],
+    find: Find,
     *,
     evict: bool,
 ) -> RunFolder:
@@ -142,12 +145,12 @@ def _claim_named(
             raise UsageError(
                 f"--output-dir {path} is not empty and not a run of hvd_train; name another folder"
             )
-        start()
+        find(None)
         path.mkdir(parents=True, exist_ok=True)
         return _create(path, config)
     if config.run.resume == "auto":
-        return _reopen(path, config, resume, evict=evict)
-    start()
+        return _reopen(path, config, find, evict=evict)
+    find(None)
     lock = _lock(path)  # raises Busy: a folder that is trained in is not moved away
     aside = _free_name(path.with_name(f"{path.name}.old"))
     path.rename(aside)
@@ -159,8 +162,7 @@ def _claim_named(
 def _claim_own(
     config: Config,
     now: datetime,
-    start: Callable[[], None],
-    resume: Callable[[Path], None],
+    find: Find,
     *,
     name: str,
     wait: bool,
@@ -180,7 +182,7 @@ def _claim_own(
         ):
             continue
         try:
-            return _reopen(path / name, config, resume)
+            return _reopen(path / name, config, find)
         except NoneReadable:
             raise
         except Busy:
@@ -192,7 +194,7 @@ def _claim_own(
             )
         except UsageError:
             continue  # of another config
-    start()
+    find(None)
     while True:
         path = _free_name(RUNS / f"{config.recipe}-{now:%Y%m%d-%H%M%S}")
         with suppress(FileExistsError):  # another process has just made it
@@ -215,9 +217,7 @@ def _create(path: Path, config: Config, *notes: str) -> RunFolder:
     return RunFolder(path, notes=notes, _lock=lock)
 
 
-def _reopen(
-    path: Path, config: Config, resume: Callable[[Path], None], *, evict: bool = False
-) -> RunFolder:
+def _reopen(path: Path, config: Config, find: Find, *, evict: bool = False) -> RunFolder:
     _check_no_links(path)
     old = config_file.load(path / CONFIG)
     before = old.schedule.epochs
@@ -239,7 +239,7 @@ def _reopen(
         )
     lock = _lock(path, evict=evict)
     try:
-        resume(path)
+        find(path)
     except BaseException:
         lock.close()
         raise

@@ -177,7 +177,7 @@ def test_two_commands_of_one_second_have_two_folders(monkeypatch: pytest.MonkeyP
 def test_a_run_that_began_meanwhile_is_not_overwritten() -> None:
     """Another command has begun and ended a run while this one read its data."""
     with pytest.raises(Busy):
-        claim(named(seed=1), NOON, lambda: released(claim(named(), NOON)) and None)
+        claim(named(seed=1), NOON, lambda _: released(claim(named(), NOON)) and None)
     assert config_file.load(Path("mine/config.yaml")).seed == 0
 
 
