@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-
-from torch.nn import Module
+from typing import NoReturn
 
 from hvd_train import checkpoint
 from hvd_train.config import Config
 from hvd_train.console import say
-from hvd_train.data.loader import Loader
 from hvd_train.errors import Diverged, FaultRepeats, HvdTrainError, RankLost, UsageError
 from hvd_train.launch import exit_report
 from hvd_train.membership import Membership
 from hvd_train.network import buffers, weights
 from hvd_train.network.device import peak_memory_gib
 from hvd_train.progress.stop import StopSignal
+from hvd_train.replicas import confirm_equal
 from hvd_train.result import Result, ending, summary
-from hvd_train.state import Answer, TrainState, confirm_equal, to_host
-from hvd_train.tasks.task import Measuring, Scores, Task, targets_of
+from hvd_train.state import Answer, TrainState, to_host
+from hvd_train.tasks.task import Scores, Task, targets_of
 from hvd_train.updater import advice_for
 from hvd_train.validate import evaluate
 from hvd_train.world.world import result_of_rank_0
@@ -55,23 +54,14 @@ def reason_to_end(config: Config, state: TrainState, task: Task) -> str | None:
     return None
 
 
-def scores_of(
-    ranks: Membership, task: Task, measuring: Measuring, loader: Loader, model: Module
-) -> Scores:
-    """Return a model's scores on all samples of a loader, the same on every rank.
-
-    Raises RankLost.
-    """
-    return evaluate(ranks.config, ranks.parts.device, task, measuring, model, loader, ranks.world)
+def has_diverged(state: TrainState) -> bool:
+    """Return whether too many steps in a row were skipped."""
+    return state.progress.skipped_in_row >= MOST_SKIPPED_STEPS
 
 
-def give_up_if_diverged(ranks: Membership, last: Answer) -> None:
-    """If too many steps in a row were skipped, commit the weights, which they have not
-    changed, and raise Diverged.
-    """
+def give_up(ranks: Membership, last: Answer) -> NoReturn:
+    """Commit the weights, which skipped steps have not changed, and raise Diverged."""
     progress = ranks.state.progress
-    if progress.skipped_in_row < MOST_SKIPPED_STEPS:
-        return
     saved = result_of_rank_0(ranks.world, ranks.output.commit_last(ranks.state))
     finite = last.has_finite_loss
     cause = "the loss is finite, but not its gradient" if finite else "the loss is not finite"
@@ -150,7 +140,15 @@ def _test(ranks: Membership) -> Scores | None:
     if best is not None:
         weights.load(best, model)
     try:
-        return scores_of(ranks, parts.task, parts.evaluation, parts.test_loader, model)
+        return evaluate(
+            ranks.config,
+            parts.device,
+            parts.task,
+            parts.evaluation,
+            model,
+            parts.test_loader,
+            ranks.world,
+        )
     finally:
         weights.load(last, model)
 

@@ -85,7 +85,7 @@ class History:
         A newcomer needs those before the loop and at the head of the epoch; a survivor that is
         behind lacks the last.
         """
-        self._go_to(place)
+        self.go_to(place)
         self.waits = place.label(-1)
         self.is_whole = True
         last = next(reversed(self.results), None)
@@ -110,7 +110,7 @@ class History:
     def begin_epoch_again(self) -> None:
         """Come to the head of the epoch in which this program begins."""
         assert self._begins_at is not None
-        self._go_to(Place(self._begins_at.epoch, HEAD))
+        self.go_to(Place(self._begins_at.epoch, HEAD))
 
     def begin_steps(self) -> bool:
         """Begin the steps of an epoch; return whether this program begins at a
@@ -120,7 +120,7 @@ class History:
         self._begins_at = None
         if begins_at is None or begins_at.part == HEAD:
             return False
-        self._go_to(begins_at)
+        self.go_to(begins_at)
         self._repeats = begins_at
         return True
 
@@ -132,11 +132,8 @@ class History:
         self._repeats = None
         return place is not None and place.part == STEPS and place.cursor < num_samples
 
-    def stay_at(self, place: Place) -> None:
-        """Continue after a point that this program does not come to, since its loop has ended."""
-        self._go_to(place)
-
-    def _go_to(self, place: Place) -> None:
+    def go_to(self, place: Place) -> None:
+        """Continue after a point, also if this program does not come to it itself."""
         self.at = place
         self._count = 0
 

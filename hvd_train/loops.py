@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,26 +17,24 @@ import numpy as np
 from torch import nn
 from typing_extensions import Self
 
-from hvd_train import checkpoint, end
+from hvd_train import checkpoint, end, records
 from hvd_train.data.loader import Loader
 from hvd_train.data.trees import map_tensors
 from hvd_train.errors import RankLost, UsageError, first_few
 from hvd_train.history import HEAD, STEPS, TAIL, Place
 from hvd_train.membership import Membership, Overtaken
-from hvd_train.network import buffers, optim
-from hvd_train.network.device import gpu_load, peak_memory_gib
-from hvd_train.progress.clock import Timer
+from hvd_train.network import buffers
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import Indices
 from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, Stopped
-from hvd_train.run_files.journal import TAKEN, EpochRecord, StepRecord
+from hvd_train.run_files.journal import TAKEN
 from hvd_train.state import Answer, Evaluation, TrainState, set_values
 from hvd_train.tasks.task import LOSS, Goal, Measure, Measures, Measuring, Scores, Task
 from hvd_train.updater import Votes, key_of
+from hvd_train.validate import evaluate
 from hvd_train.world.world import World
 
-_GPU_SECONDS = 10.0  # from one look at the load of the GPU to the next
 IN_EVALUATION_MODE = (
     "the model was in evaluation mode when a step began: it is set to training mode at the begin "
     "of each step; a layer that should stay in evaluation mode needs eval() of its own"
@@ -79,12 +76,10 @@ class Loops:
         self._before: Callable[[list[nn.Parameter]], object] | None = None
         self.in_step = False  # whether the program runs passes of a step
         self._after_steps = False  # whether the steps of the epoch have ended in the program
-        self._place: tuple[int, ...] = ()  # of the last evaluation
-        self._names = set[str]()  # of the evaluations there
+        self._evaluations = set[tuple[object, ...]]()  # since the last point: place and name
         self._step: Step | None = None  # which the program is in
         self._closed = False
         self._differing_buffers = set[str]()  # of which the user has been told
-        self._gpu_timer = Timer(_GPU_SECONDS)
 
     def __enter__(self) -> Self:
         return self
@@ -114,13 +109,7 @@ class Loops:
             raise final from (ended if final is not ended else ended.__cause__)
 
     def epochs(self) -> Iterator[Epoch]:
-        """Yield the epochs that are left; the first one may have begun.
-
-        They end after the last epoch, after `stop`, or as `--max-time`, `--patience` or `--target`
-        say. Raises: Stopped: after a commit, if the training was asked to stop; RankLost: if no
-        other world can form; Diverged: if many steps in a row have a loss or a gradient that is not
-        finite.
-        """
+        """Yield the epochs that are left. Ends, and raises, as `Session.epochs` says."""
         if self._closed:
             raise UsageError("the session has ended: its loops belong into its `with` block")
         history = self._history
@@ -140,8 +129,10 @@ class Loops:
             number = history.at.epoch
             yield Epoch(self, number)
             self._leave_step()
-            if history.at.part == TAIL or not self._is_over:
-                self._end_epoch(number)
+            is_complete = history.at.part == TAIL or not self._is_over
+            # else this rank has got a state that is in the next epoch
+            if is_complete and state.progress.epoch == number:
+                records.end_epoch(self.ranks, self._scores.figures if self._scores else None)
             self._scores = None
 
     def _stays_at_last_epoch(self) -> bool:
@@ -157,7 +148,7 @@ class Loops:
         self.look_for_writes()  # weights that this code has changed would be changed twice
         if state.point.part != TAIL or not self._history.is_whole or not self._reason_to_end():
             return False
-        self._history.stay_at(replace(state.point.place, epoch=state.progress.epoch, part=HEAD))
+        self._history.go_to(replace(state.point.place, epoch=state.progress.epoch, part=HEAD))
         return True
 
     def _reason_to_end(self) -> str | None:
@@ -190,7 +181,7 @@ class Loops:
             # the code at the head of the epoch may have set them again
             state.set_settings(point.settings)
             state.set_trained(point)
-        self._restart_clocks()
+        self.ranks.clock.restart()
         self.ranks.batches.restart()
         self._after_steps = False
         # The last step before an end is answered from the record.
@@ -216,10 +207,6 @@ class Loops:
             return False
         self._come_to(epoch, STEPS)
         return True
-
-    def _restart_clocks(self) -> None:
-        self.ranks.clock.stopwatch.restart()
-        self.ranks.split.restart()
 
     def _leave_step(self) -> None:
         """End the step whose loop the program has left, also if it keeps the iterator."""
@@ -253,34 +240,34 @@ class Loops:
         that is used already.
         """
         ranks = self.ranks
+        history = self._history
         of_epoch = name == "val" and self._after_steps
         self._take_name(name)
-
-        def act() -> Answer:
-            with ranks.clock.stopwatch.paused():
-                if facts is not None:
-                    World.compare(ranks.world, facts)  # at once, in an elastic job as well
-                scores = end.scores_of(ranks, task, measuring, loader, ranks.state.result)
-            ranks.split.restart()
-            # the line of a whole epoch has the others
-            shown = not (of_epoch and self._history.at.part == TAIL)
-            ranks.output.journal.evaluation(name, scores, ranks.state.progress.step, shown=shown)
-            return Answer(scores)
-
         if self.in_step:
             raise UsageError(
                 "an evaluation within a step: call it after the loop over micro-batches"
             )
         state = self.joined()
-        while not self._history.is_recorded:
+        while not history.is_recorded:
             with self._surviving():
                 self._begin_collective()
-                self._record(act())
-        scores: Scores = self._history.take_result().scores
+                with ranks.clock.paused():
+                    if facts is not None:
+                        World.compare(ranks.world, facts)  # at once, in an elastic job as well
+                    model = state.result
+                    device = ranks.parts.device
+                    scores = evaluate(
+                        ranks.config, device, task, measuring, model, loader, ranks.world
+                    )
+                # the line of a whole epoch has the others
+                shown = not (of_epoch and history.at.part == TAIL)
+                ranks.output.journal.evaluation(name, scores, state.progress.step, shown=shown)
+                self._record(Answer(scores))
+        answer: Answer = history.take_result()
         if of_epoch:
-            self._scores = scores
-            state.evaluate(Evaluation(self._history.at.epoch + 1, scores.figures))
-        return scores
+            self._scores = answer.scores
+            state.evaluate(Evaluation(history.at.epoch + 1, answer.scores.figures))
+        return answer.scores
 
     def _take_name(self, name: str) -> None:
         """Raise UsageError if scores cannot have this name, or have it already at
@@ -291,17 +278,14 @@ class Loops:
                 f"evaluate(name={name!r}) names scores: take another name, of "
                 "letters, digits, '_' and '-'"
             )
-        place = *self._history.at.label(-1), self._after_steps
-        if place != self._place:
-            self._place = place
-            self._names = set()
-        if name in self._names:
+        evaluation = (*self._history.at.label(-1), self._after_steps, name)
+        if evaluation in self._evaluations:
             step = self.ranks.state.progress.step
             raise UsageError(
                 f"two evaluations after step {step} have the name {name!r}: give "
                 "each its own, name=..."
             )
-        self._names.add(name)
+        self._evaluations.add(evaluation)
 
     @property
     def figures(self) -> Mapping[str, float]:
@@ -378,6 +362,7 @@ class Loops:
         state = self.joined()
         state.come_to(epoch, part, self.own)
         self._after_steps = self._after_steps and part == TAIL
+        self._evaluations.clear()
         ranks.come_to_point()
         self.writes.note()
         agreed = self._history.take_agreed()
@@ -390,22 +375,26 @@ class Loops:
     def _do_agreed(self, last: Answer, agreed: Votes) -> None:
         """Give up, stop, commit or change the world, as the ranks have voted in the last update."""
         ranks = self.ranks
-        changes = False
-        with self._surviving():
-            end.give_up_if_diverged(ranks, last)
-            if agreed.stop:
-                self.result = end.write_final_files(ranks, self._stop, finished=False)
-                raise Stopped(self.result.exit_code)
-            store = ranks.output.store
-            if agreed.commit and (store is None or store.commit(ranks.state)):
-                ranks.clock.commits.reset()
-            if not agreed.change:
-                ranks.split.mark("other")
-                ranks.profile.step_done(ranks.state.progress.step)
-            changes = agreed.change
-        if changes:
+        if end.has_diverged(ranks.state) or agreed.stop:
+            with self._surviving():  # another world votes again
+                self._end_early(last)
+            return
+        store = ranks.output.store
+        if agreed.commit and (store is None or store.commit(ranks.state)):
+            ranks.clock.commits.reset()
+        if agreed.change:
             ranks.meet()
             self.writes.note()
+        else:
+            ranks.clock.split.mark("other")
+            ranks.profile.step_done(ranks.state.progress.step)
+
+    def _end_early(self, last: Answer) -> None:
+        """Commit, and raise Diverged or Stopped. Raises RankLost."""
+        if end.has_diverged(self.ranks.state):
+            end.give_up(self.ranks, last)
+        self.result = end.write_final_files(self.ranks, self._stop, finished=False)
+        raise Stopped(self.result.exit_code)
 
     def _finish(self) -> Result:
         """Write the final files, in as many worlds as it takes."""
@@ -434,7 +423,7 @@ class Loops:
                 self.in_step = True
                 taken, agreed = yield from self._attempt(step, optimizers)
                 if is_only:
-                    self.count_step(taken)
+                    records.count_step(self.ranks, taken)
                 self._record(taken, (taken, agreed), is_whole=is_only)
         self.in_step = False
         answer: Answer = self._history.take_result()
@@ -489,86 +478,6 @@ class Loops:
             change=request == "change",
             seconds=ranks.clock.seconds if ranks.world.place.rank == 0 else 0.0,
         )
-
-    # What is counted and written down
-
-    def count_step(self, result: Answer) -> None:
-        """Count a step that all ranks have done, show it, and write it down."""
-        ranks = self.ranks
-        state = ranks.state
-        stopwatch = ranks.clock.stopwatch
-        num_samples = ranks.batches.epoch_size
-        state.count_step(result.totals, skipped=result.skipped, loss_scale=result.loss_scale)
-        stopwatch.step(result.totals.count)
-        journal = ranks.output.journal
-        progress = state.progress
-        speed = stopwatch.samples_per_second
-        if result.fingerprint is not None:
-            # It is summed with the gradients, so every rank that has finished a step has its entry.
-            size = result.totals.count
-            world_size = ranks.world.place.size
-            journal.took(state.count_samples(result.fingerprint, size, world_size, num_samples))
-        means = state.totals.means()
-        so_far = EpochRecord(
-            progress.epoch + 1, progress.step, means, None, speed, total_seconds=ranks.clock.seconds
-        )
-        journal.progress(so_far, progress.cursor)
-        change = ranks.change
-        if change is not None and progress.step == change.step + 1:
-            seconds = time.perf_counter() - ranks.left_at
-            journal.world(change.describe(seconds), change.facts(progress.step, seconds))
-        if result.skipped and not result.has_finite_loss:
-            journal.event(
-                "skipped",
-                f"step {progress.step} is skipped: its loss is not finite",
-                step=progress.step,
-            )
-        if progress.step % ranks.config.run.log_steps == 0:
-            record = StepRecord(
-                epoch=progress.epoch + 1,
-                step=progress.step,
-                samples=progress.epoch * num_samples + progress.cursor,
-                measures=result.totals.means(),
-                learning_rate=optim.learning_rate_of(state.optimizer),
-                gradient_norm=result.gradient_norm,
-                loss_scale=state.scaler.get_scale() if state.scaler.is_enabled() else None,
-                skipped_steps=progress.skipped,
-                samples_per_second=speed,
-                split=ranks.split.take(),
-                gpu=self._gpu_load(),
-            )
-            state.log_step(record)
-            journal.step(record)
-
-    def _end_epoch(self, number: int) -> None:
-        """Log epoch `number` (from 0) and begin the next one, unless this rank got a
-        state that is in the next one.
-        """
-        ranks = self.ranks
-        state = ranks.state
-        if state.progress.epoch != number:
-            return
-        seconds = ranks.clock.seconds
-        before = state.last_epoch.total_seconds if state.last_epoch else 0.0
-        record = EpochRecord(
-            epoch=number + 1,
-            step=state.progress.step,
-            measures=state.totals.means(),
-            scores=self._scores.figures if self._scores else None,
-            samples_per_second=ranks.clock.stopwatch.samples_per_second,
-            seconds=round(seconds - before, 3),
-            total_seconds=round(seconds, 3),
-            peak_memory_gib=round(peak_memory_gib(ranks.parts.device), 3),
-        )
-        ranks.output.journal.epoch(record)
-        state.end_epoch(record)
-
-    def _gpu_load(self) -> dict[str, float]:
-        """Return the load of this rank's GPU, if the last look at it is long ago; else nothing."""
-        if not self._gpu_timer.due:
-            return {}
-        self._gpu_timer.reset()
-        return gpu_load(self.ranks.parts.device)
 
 
 Agreed = tuple[Answer, Votes]
@@ -662,7 +571,7 @@ class Step(Update):
             )
         state = self._loops.ranks.state
         if "" not in state.optimizers and state.progress.step < self.number:
-            self._loops.count_step(_of_updates(self.answers, self.size))
+            records.count_step(self._loops.ranks, _of_updates(self.answers, self.size))
             self._loops.writes.note()
 
     def check(self, optimizers: Sequence[str]) -> None:

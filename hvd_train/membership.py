@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,27 +13,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from hvd_train import replicas
 from hvd_train.batches import Batches
 from hvd_train.config import Config
-from hvd_train.console import say
 from hvd_train.data import identity
-from hvd_train.data.plain import text_of
-from hvd_train.data.trees import map_tensors
 from hvd_train.errors import (
     FaultRepeats,
     RankLost,
     ReplicasDiffer,
     UsageError,
-    counted,
     first_few,
     sendable,
 )
 from hvd_train.history import History, Label, Place
 from hvd_train.launch.exit_report import During
-from hvd_train.network.buffers import digest_of, digest_of_module, tensors_in
+from hvd_train.network.buffers import digest_of_module
 from hvd_train.network.device import check_own_gpus, gpu_name, split_on
 from hvd_train.output import Output
 from hvd_train.parts import Optimizers, Parts, fresh_state
@@ -44,20 +37,11 @@ from hvd_train.progress.order import layout_for, resized_layout
 from hvd_train.result import Result, describe
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.run_folder import RunFolder
-from hvd_train.state import (
-    Snapshot,
-    TrainState,
-    confirm_equal,
-    different_tensors,
-    digest_of_snapshot,
-    values_of,
-)
+from hvd_train.state import Snapshot, TrainState
 from hvd_train.updater import Updater
-from hvd_train.world.wire import has_no_gaps
 from hvd_train.world.world import World, together
 
 START_OF_PROGRAM = Place().label(-1)
-_QUIET_S = 3.0  # a shorter transfer is not worth a line
 # a fault that repeats this often at one step is in the step, not in the cluster
 _SAME_STEP_FAULTS = 5
 
@@ -219,7 +203,7 @@ def change_between(
 class Membership:
     """The part of this process in the worlds of a training, one after another.
 
-    What changes with the world is made for each: `updater`, `batches`, `profile`, `split`.
+    What changes with the world is made for each: `updater`, `batches`, `profile`.
     """
 
     def __init__(
@@ -239,7 +223,7 @@ class Membership:
         self.world = world
         self.parts = parts
         self.name = name
-        self.clock = TrainingClock(config.run.commit_seconds)
+        self.clock = TrainingClock(config.run.commit_seconds, split_on(parts.device))
         check_own_gpus(world, parts.device)
         constants = {
             f"constant module {n}": digest_of_module(m) for n, m in enumerate(parts.task.constants)
@@ -282,8 +266,6 @@ class Membership:
 
     def join(self) -> None:
         """Meet the other ranks for the first time. Raises as `meet` does."""
-        if self.has_joined:
-            return
         self.world.join(self._enter)
         self.has_joined = True
         if self.change is None:
@@ -350,13 +332,13 @@ class Membership:
 
         # All ranks load the state of one rank, unless all have it already.
         if decision.sends:
-            received = send_state(state, world, decision.root, behind=self.has_joined)
+            received = replicas.send_state(state, world, decision.root, behind=self.has_joined)
             if received is not None and not decision.from_disk:
                 self._received = received
                 self.history.receive(reports[decision.root].state_at)
             # it is loaded again until rank 0 has opened the folder
             self.survives = not decision.from_disk
-            confirm_equal(state, world)
+            replicas.confirm_equal(state, world)
         self._compares = decision.compares
 
         # The program has set the learning rate for the size of a step that is interrupted.
@@ -423,18 +405,16 @@ class Membership:
         state = self.state
         place = self.world.place
         journal = self.output.journal
-        self.split = split_on(parts.device)  # the phases of the steps
-        self.updater = Updater(
-            config, self.world, parts.model, parts.device, parts.training, self.split
-        )
-        self.batches = Batches(config, parts, state, place, self.split)
+        split = self.clock.split
+        self.updater = Updater(config, self.world, parts.model, parts.device, parts.training, split)
+        self.batches = Batches(config, parts, state, place, split)
         steps = config.run.profiled_steps
         file = (
             run_dir
             / "profile"
             / f"steps-{steps.start}-to-{steps.stop - 1}-rank-{place.rank}.json.gz"
         )
-        self.profile = Profile(steps, file, parts.device, journal, self.clock.stopwatch, self.split)
+        self.profile = Profile(steps, file, parts.device, journal, self.clock)
         limit = config.run.max_seconds
         journal.begin(
             config.schedule.epochs,
@@ -445,7 +425,7 @@ class Membership:
         )
         journal.catch_up(state.recent, state.last_step, state.last_epoch)
         self.profile.step_done(state.progress.step)
-        self.clock.stopwatch.restart()
+        self.clock.enter_world()
 
     def _announce(self) -> None:
         """Show the user the training and its machines."""
@@ -509,37 +489,11 @@ class Membership:
 
     def compare(self, own: SimpleNamespace) -> None:
         """Compare what the ranks hold with these registered values, if their
-        programs may have differed.
-
-        Raises: UsageError: if the ranks' programs are at different places; ReplicasDiffer: if what
-        they hold differs; RankLost.
+        programs may have differed. Raises as `replicas.compare_programs` does.
         """
-        if not self._compares:
-            return
-        of_code = {f"register({name}=...)": each for name, each in values_of(own).items()}
-        of_code["settings of the optimizer"] = self.state.settings()
-        digests_of_own = {
-            name: digest_of(text_of(each), tensors_in(each)) for name, each in of_code.items()
-        }
-        mine = self.history.waits, self.state.digest(), digests_of_own
-        labels, digests, of_own = zip(*self.world.gather(mine), strict=True)
-        if len(set(labels)) > 1:
-            raise UsageError(
-                f"the programs of the ranks are at different places ({labels}): "
-                "register what decides"
-            )
-        if odd := [name for each in of_own for name in each if each[name] != of_own[0].get(name)]:
-            raise ReplicasDiffer(
-                f"{first_few([*dict.fromkeys(odd)])} differ between ranks: code that changes them "
-                "must do the same on all ranks; a module that runs in the steps, such as a "
-                "momentum encoder, is one of the session's models"
-            )
-        if len(set(digests)) > 1:
-            names = first_few(different_tensors(self.state, self.world), 3)
-            raise ReplicasDiffer(
-                f"ranks hold different weights ({names}): the loop must do the same on all ranks"
-            )
-        self._compares = False
+        if self._compares:
+            replicas.compare_programs(self.state, own, self.world)
+            self._compares = False
 
     def close(self) -> None:
         """Finish what is being written, end the loader processes, and leave the model to others."""
@@ -548,47 +502,3 @@ class Membership:
         for loader in (self.parts.train_loader, self.parts.val_loader, self.parts.test_loader):
             if loader is not None:
                 loader.close()
-
-
-def send_state(
-    state: TrainState, world: World, root: int, *, behind: bool = False
-) -> Snapshot | None:
-    """Send the state of rank `root` to every other rank, which loads and returns it.
-
-    A rank that is `behind` keeps its place.
-
-    A rank receives the state into host memory and loads it after all ranks have compared digests.
-    So after an error each rank still has its own state. Raises: RankLost: if another rank is lost;
-    ReplicasDiffer: if a rank received something else than the root sent; UsageError: if the state
-    belongs to another model or optimizer.
-    """
-    is_root = world.place.rank == root
-    snapshot = map_tensors(state.live(), _without_gaps) if is_root else {}
-    outline = map_tensors(snapshot, lambda tensor: torch.empty_like(tensor, device="meta"))
-    outline = world.broadcast(outline, root)
-    if not is_root:
-        snapshot = map_tensors(outline, lambda tensor: torch.empty_like(tensor, device="cpu"))
-    tensors = [tensor for _, tensor in tensors_in(snapshot)]
-    size, ranks = sum(tensor.nbytes for tensor in tensors), counted(world.place.size - 1, "rank")
-    notice = threading.Timer(
-        _QUIET_S, say, [f"sending the state, {size / 1e6:,.0f} MB, to {ranks}"]
-    )
-    if is_root:
-        notice.start()
-    try:
-        world.broadcast_tensors(tensors, root)
-    finally:
-        notice.cancel()
-    digests = world.gather(digest_of_snapshot(snapshot))
-    if damaged := [rank for rank, digest in enumerate(digests) if digest != digests[root]]:
-        raise ReplicasDiffer(
-            f"the state of rank {root} arrived damaged on ranks {first_few(damaged)}"
-        )
-    if is_root:
-        return None
-    state.load(snapshot, behind=behind)
-    return snapshot
-
-
-def _without_gaps(tensor: Tensor) -> Tensor:
-    return tensor.detach() if has_no_gaps(tensor) else tensor.detach().contiguous()

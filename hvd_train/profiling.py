@@ -11,7 +11,7 @@ import torch
 from torch.profiler import ProfilerAction, ProfilerActivity
 
 from hvd_train.console import say
-from hvd_train.progress.clock import Split, Stopwatch
+from hvd_train.progress.clock import TrainingClock
 from hvd_train.run_files import durable
 from hvd_train.run_files.journal import Journal
 
@@ -28,16 +28,16 @@ class Profile:
         file: Path,
         device: torch.device,
         journal: Journal,
-        *clocks: Stopwatch | Split,
+        clock: TrainingClock,
     ) -> None:
-        """`steps` may be empty; `clocks` leave out the time that this
-        takes before and after them.
+        """`steps` may be empty; the clock leaves out the time that this takes before and
+        after them.
         """
         self._steps = steps
         self._file = file
         self._device = device
         self._journal = journal
-        self._clocks = clocks
+        self._clock = clock
         self._name = f"steps {steps.start} to {steps.stop - 1}"
         self._profiler: torch.profiler.profile | None = None
 
@@ -52,8 +52,7 @@ class Profile:
             return
         else:
             self._end(self._profiler)
-        for clock in self._clocks:
-            clock.restart()
+        self._clock.restart()
 
     def drop(self, reason: str) -> None:
         """End a profile that lacks steps. Nothing is written."""

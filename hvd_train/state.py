@@ -21,7 +21,7 @@ from torch.optim.swa_utils import AveragedModel
 from hvd_train.data.identity import Identity
 from hvd_train.data.plain import from_plain, text_of, to_plain, with_plain_numbers
 from hvd_train.data.trees import map_tensors
-from hvd_train.errors import ReplicasDiffer, UsageError, counted, first_few
+from hvd_train.errors import UsageError, counted, first_few
 from hvd_train.history import HEAD, START, STEPS, History, Place
 from hvd_train.network import buffers, optim, weights
 from hvd_train.network.buffers import digest_of, tensors_in
@@ -30,7 +30,6 @@ from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files.journal import EpochRecord, StepRecord
 from hvd_train.run_files.ledger import Entry, extended
 from hvd_train.tasks.task import LOSS, Goal, Scores
-from hvd_train.world.world import World
 
 
 @dataclass(frozen=True)
@@ -565,28 +564,6 @@ def digest_of_snapshot(snapshot: Snapshot) -> str:
     # tensor.
     tensors.append([{**each, "param_groups": None} for each in snapshot["optimizers"].values()])
     return digest_of(text_of(facts), tensors_in(tensors))
-
-
-def confirm_equal(state: TrainState, world: World) -> None:
-    """Compare the states of all ranks bit for bit. Raises ReplicasDiffer, and RankLost."""
-    digests = world.gather(state.digest())
-    if odd := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
-        names = first_few(different_tensors(state, world), 3)
-        raise ReplicasDiffer(
-            f"ranks {', '.join(map(str, odd))} hold other weights than rank 0 at step "
-            f"{state.progress.step} ({names}); this must not happen: please report it with "
-            "the run's config.yaml"
-        )
-
-
-def different_tensors(state: TrainState, world: World) -> list[str]:
-    """Return the names of the tensors in which the ranks' states differ. Raises RankLost."""
-    live = state.live()
-    tensors = tensors_in({name: live[name] for name in TENSORS})
-    of_ranks = world.gather({name: digest_of("", [(name, tensor)]) for name, tensor in tensors})
-    names = dict.fromkeys(name for digests in of_ranks for name in digests)
-    found = [name[1:] for name in names if len({digests.get(name) for digests in of_ranks}) > 1]
-    return found or ["no tensor, but what is counted"]
 
 
 def to_host(value: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+_GPU_SECONDS = 10.0  # from one look at the load of the GPU to the next
 _WARMUP_STEPS = 5  # the first steps pay for allocation, tuning and Horovod's negotiation
 
 
@@ -69,6 +70,10 @@ class Split:
         self._stamp = stamp
         self._seconds = seconds
         self._last = stamp()
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all marks so far."""
         self._marks: list[tuple[str, Any, Any]] = []  # read late: a GPU works asynchronously
         self._spent = dict.fromkeys(PHASES, 0.0)
         self._steps = 0
@@ -105,20 +110,22 @@ class Split:
 class Timer:
     """Becomes due some seconds after its creation or last reset; never, if `seconds` is None."""
 
-    def __init__(self, seconds: float | None, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, seconds: float | None, now: Callable[[], float]) -> None:
         self._limit = seconds
         self._now = now
-        self._start = now()
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the start of the count."""
-        return self._now() - self._start
+        self.reset()
 
     @property
     def due(self) -> bool:
         """Whether the limit has been reached."""
-        return self._limit is not None and self.seconds >= self._limit
+        return self._limit is not None and self._now() - self._start >= self._limit
+
+    def comes(self) -> bool:
+        """Return whether it is due, and restart the count then."""
+        is_due = self.due
+        if is_due:
+            self.reset()
+        return is_due
 
     def reset(self) -> None:
         """Restart the count."""
@@ -126,33 +133,54 @@ class Timer:
 
 
 class TrainingClock:
-    """Times a training: its speed, its seconds over all resumes, and
-    when the next commit is due.
+    """Times a training: its speed, the phases of its steps, its seconds over all resumes,
+    and when the next commit is due.
     """
 
     def __init__(
-        self, commit_seconds: float | None, now: Callable[[], float] = time.perf_counter
+        self,
+        commit_seconds: float | None,
+        split: Split,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.stopwatch = Stopwatch(now)
+        self.split = split
         self.commits = Timer(commit_seconds, now)
-        self._since_start = Timer(None, now)
-        self._since_join = Timer(None, now)
-        self._before = 0.0
+        self.gpu_looks = Timer(_GPU_SECONDS, now)
+        self._now = now
+        self._start = now()
+        self._begin = self._start  # of the whole training, had it never paused
 
     def join(self, before: float) -> None:
         """Begin to train, after `before` seconds of the run."""
-        self._since_join.reset()
-        self._before = before
+        self._begin = self._now() - before
+
+    def enter_world(self) -> None:
+        """Leave out the time until now, and the phases of a step that is interrupted."""
+        self.restart()
+        self.split.forget()
+
+    def restart(self) -> None:
+        """Leave out the time since the last step."""
+        self.stopwatch.restart()
+        self.split.restart()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out the time inside this block."""
+        with self.stopwatch.paused():
+            yield
+        self.split.restart()
 
     @property
     def seconds(self) -> float:
         """Seconds of training of the run so far."""
-        return self._before + self._since_join.seconds
+        return self._now() - self._begin
 
     @property
     def of_process(self) -> float:
         """Seconds since this training was built."""
-        return self._since_start.seconds
+        return self._now() - self._start
 
 
 def duration(seconds: float) -> str:

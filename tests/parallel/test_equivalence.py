@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from hvd_train.progress.order import Batch, BatchLayout, MicroBatch
-from hvd_train.state import TrainState, confirm_equal
+from hvd_train.replicas import confirm_equal
+from hvd_train.state import TrainState
 from hvd_train.updater import Updater
 from hvd_train.world.world import LocalWorld, Request, World
 from tests.support import runs

@@ -39,6 +39,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *(
             "history",
             "state",
+            "replicas",
             "checkpoint",
             "updater",
             "validate",
@@ -47,7 +48,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
             "output",
             "result",
         ),
-        *("batches", "membership", "end", "loops", "loop", "run", "session", "export", "proof"),
+        *("batches", "membership", "records", "end", "loops", "loop", "run", "session"),
+        *("export", "proof"),
     ),
     **dict.fromkeys(("report", "bench", "commands"), ()),
     "the front door": ("cli", "__main__"),

@@ -141,7 +141,9 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> Ticking:
     model = Ticking()
 
     monkeypatch.setattr(
-        membership, "TrainingClock", lambda limit: TrainingClock(limit, lambda: model.now)
+        membership,
+        "TrainingClock",
+        lambda limit, split: TrainingClock(limit, split, lambda: model.now),
     )
     return model
 

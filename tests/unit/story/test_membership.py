@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from hvd_train.errors import RankLost, ReplicasDiffer
 from hvd_train.history import STEPS
-from hvd_train.membership import send_state
+from hvd_train.replicas import send_state
 from hvd_train.state import Evaluation
 from hvd_train.world.world import LocalWorld
 from tests.support.states import state_after, step

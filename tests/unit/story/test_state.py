@@ -15,7 +15,8 @@ from hvd_train.history import HEAD, TAIL
 from hvd_train.network import optim
 from hvd_train.network.buffers import digest_of
 from hvd_train.progress.order import BatchLayout
-from hvd_train.state import Answer, Evaluation, TrainState, confirm_equal
+from hvd_train.replicas import confirm_equal
+from hvd_train.state import Answer, Evaluation, TrainState
 from hvd_train.tasks.task import Scores
 from tests.support import runs
 from tests.support.states import scaler, state_after

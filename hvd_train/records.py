@@ -1,0 +1,87 @@
+"""What is counted after a step and an epoch, and the records of both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hvd_train.membership import Membership
+from hvd_train.network import optim
+from hvd_train.network.device import gpu_load, peak_memory_gib
+from hvd_train.run_files.journal import EpochRecord, StepRecord
+from hvd_train.state import Answer
+
+
+def count_step(ranks: Membership, result: Answer) -> None:
+    """Count a step that all ranks have done, show it, and write it down."""
+    state = ranks.state
+    journal = ranks.output.journal
+    size = result.totals.count
+    state.count_step(result.totals, skipped=result.skipped, loss_scale=result.loss_scale)
+    ranks.clock.stopwatch.step(size)
+    step = state.progress.step
+    if result.fingerprint is not None:
+        # It is summed with the gradients, so every rank that has finished a step has its entry.
+        world_size = ranks.world.place.size
+        epoch_size = ranks.batches.epoch_size
+        journal.took(state.count_samples(result.fingerprint, size, world_size, epoch_size))
+    journal.progress(_epoch_so_far(ranks), state.progress.cursor)
+    change = ranks.change
+    if change is not None and step == change.step + 1:
+        seconds = time.perf_counter() - ranks.left_at
+        journal.world(change.describe(seconds), change.facts(step, seconds))
+    if result.skipped and not result.has_finite_loss:
+        text = f"step {step} is skipped: its loss is not finite"
+        journal.event("skipped", text, step=step)
+    if step % ranks.config.run.log_steps == 0:
+        record = _of_step(ranks, result)
+        state.log_step(record)
+        journal.step(record)
+
+
+def end_epoch(ranks: Membership, scores: Mapping[str, float] | None) -> None:
+    """Write down the epoch with the figures of its evaluation, and begin the next one."""
+    state = ranks.state
+    seconds = ranks.clock.seconds
+    before = state.last_epoch.total_seconds if state.last_epoch else 0.0
+    record = replace(
+        _epoch_so_far(ranks),
+        scores=scores,
+        seconds=round(seconds - before, 3),
+        total_seconds=round(seconds, 3),
+        peak_memory_gib=round(peak_memory_gib(ranks.parts.device), 3),
+    )
+    ranks.output.journal.epoch(record)
+    state.end_epoch(record)
+
+
+def _epoch_so_far(ranks: Membership) -> EpochRecord:
+    state = ranks.state
+    return EpochRecord(
+        epoch=state.progress.epoch + 1,
+        step=state.progress.step,
+        measures=state.totals.means(),
+        scores=None,
+        samples_per_second=ranks.clock.stopwatch.samples_per_second,
+        total_seconds=ranks.clock.seconds,
+    )
+
+
+def _of_step(ranks: Membership, result: Answer) -> StepRecord:
+    state = ranks.state
+    progress = state.progress
+    clock = ranks.clock
+    return StepRecord(
+        epoch=progress.epoch + 1,
+        step=progress.step,
+        samples=progress.epoch * ranks.batches.epoch_size + progress.cursor,
+        measures=result.totals.means(),
+        learning_rate=optim.learning_rate_of(state.optimizer),
+        gradient_norm=result.gradient_norm,
+        loss_scale=state.scaler.get_scale() if state.scaler.is_enabled() else None,
+        skipped_steps=progress.skipped,
+        samples_per_second=clock.stopwatch.samples_per_second,
+        split=clock.split.take(),
+        gpu=gpu_load(ranks.parts.device) if clock.gpu_looks.comes() else {},
+    )
