@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import NoReturn
 
 from hvd_train import checkpoint
-from hvd_train.config import Config
 from hvd_train.console import say
 from hvd_train.errors import Diverged, FaultRepeats, HvdTrainError, RankLost, UsageError
 from hvd_train.launch import exit_report
@@ -18,8 +17,8 @@ from hvd_train.progress.stop import StopSignal
 from hvd_train.replicas import confirm_equal
 from hvd_train.result import Result, ending, summary
 from hvd_train.state import Answer, TrainState, to_host
-from hvd_train.tasks.task import Scores, Task, targets_of
-from hvd_train.updater import advice_for
+from hvd_train.tasks.task import Scores, targets_of
+from hvd_train.updater import Attempt, advice_for
 from hvd_train.validate import evaluate
 from hvd_train.world.world import result_of_rank_0
 
@@ -27,26 +26,28 @@ MOST_SKIPPED_STEPS = 10
 """In a row; then a run ends with an error."""
 
 
-def time_is_up(config: Config, state: TrainState) -> bool:
+def time_is_up(ranks: Membership) -> bool:
     """Return whether the run has trained for as long as it may, in which all ranks agree."""
-    limit = config.run.max_seconds
-    return limit is not None and state.seconds >= limit
+    limit = ranks.config.run.max_seconds
+    return limit is not None and ranks.state.seconds >= limit
 
 
-def reason_to_end(config: Config, state: TrainState, task: Task) -> str | None:
+def reason_to_end(ranks: Membership) -> str | None:
     """Return why the training ends now, or None.
 
     It follows from the state, so no restart trains beyond it.
     """
+    config = ranks.config
+    state = ranks.state
     schedule = config.schedule
     best = state.best
     last = state.last
     epoch = state.progress.epoch
     if epoch >= schedule.epochs:
         return "done"
-    if time_is_up(config, state):
+    if time_is_up(ranks):
         return f"--max-time {config.run.max_time} reached"
-    for goal, value in targets_of(task, schedule).items():
+    for goal, value in targets_of(ranks.parts.task, schedule).items():
         if last and not goal.better(value, last.figures[goal.name]):
             return f"target {goal.name} {value:g} reached"
     if best and schedule.patience and epoch - best.epoch >= schedule.patience:
@@ -109,7 +110,7 @@ def write_final_files(
         best=best.figures if best else {},
         best_epoch=best.epoch if best else None,
         test=test.figures if test else {},
-        why=reason_to_end(config, state, task) or why,
+        why=reason_to_end(ranks) or why,
         samples_per_second=ranks.clock.stopwatch.samples_per_second,
         world_size=world.place.size,
         seconds=ranks.clock.of_process,
@@ -160,9 +161,11 @@ def report_end(ranks: Membership, result: Result) -> None:
     exit_report.training_ended(os.environ, result.exit_code, result.steps, is_last=not ranks.name)
 
 
-def end_with(error: BaseException, ranks: Membership, stop: StopSignal) -> BaseException:
+def end_with(
+    error: BaseException, ranks: Membership, stop: StopSignal, attempt: Attempt | None
+) -> BaseException:
     """Commit what is done, tell the driver of an elastic job, and return the
-    error that ends this process.
+    error that ends this process, maybe within an attempt at an update.
     """
     ranks.world.leave(failed=isinstance(error, Exception))
     if isinstance(error, RankLost):
@@ -174,7 +177,6 @@ def end_with(error: BaseException, ranks: Membership, stop: StopSignal) -> BaseE
         return error
     in_training = ranks.during == "training"
     if isinstance(error, (ValueError, RuntimeError)) and in_training:
-        attempt = ranks.updater.attempt
         error = (advice_for(error, attempt.batch) if attempt else None) or error
     is_of_user = in_training and not isinstance(error, HvdTrainError)
     if (

@@ -58,7 +58,6 @@ class History:
         self._count = 0  # collectives of this program since the last point
         # where a newcomer or a resumed job begins, until its program is there
         self._begins_at: Place | None = None
-        self._repeats: Place | None = None  # the same, within its epoch
         # the place of the state that another rank has sent, if it is further
         self._received_at: Label | None = None
 
@@ -116,20 +115,18 @@ class History:
         """Begin the steps of an epoch; return whether this program begins at a
         point among or after them.
         """
-        begins_at = self._begins_at
-        self._begins_at = None
-        if begins_at is None or begins_at.part == HEAD:
+        place = self._begins_at
+        if place is None or place.part == HEAD:
             return False
-        self.go_to(begins_at)
-        self._repeats = begins_at
+        self.go_to(place)
         return True
 
     def repeats_step(self, num_samples: int) -> bool:
-        """Return whether the next step is the one at which this program begins;
+        """Return whether the next step is the one at which this program begins, once;
         an epoch has `num_samples`.
         """
-        place = self._repeats
-        self._repeats = None
+        place = self._begins_at
+        self._begins_at = None
         return place is not None and place.part == STEPS and place.cursor < num_samples
 
     def go_to(self, place: Place) -> None:

@@ -31,7 +31,7 @@ from hvd_train.result import Result, Stopped
 from hvd_train.run_files.journal import TAKEN
 from hvd_train.state import Answer, Evaluation, TrainState, set_values
 from hvd_train.tasks.task import LOSS, Goal, Measure, Measures, Measuring, Scores, Task
-from hvd_train.updater import Votes, key_of
+from hvd_train.updater import Attempt, Votes, key_of
 from hvd_train.validate import evaluate
 from hvd_train.world.world import World
 
@@ -74,7 +74,7 @@ class Loops:
         self._ends = ""  # why the loops end early
         # is called before each update
         self._before: Callable[[list[nn.Parameter]], object] | None = None
-        self.in_step = False  # whether the program runs passes of a step
+        self._attempt: Attempt | None = None  # at an update that is not recorded yet
         self._after_steps = False  # whether the steps of the epoch have ended in the program
         self._evaluations = set[tuple[object, ...]]()  # since the last point: place and name
         self._step: Step | None = None  # which the program is in
@@ -96,15 +96,15 @@ class Loops:
                 # raised again below, after the last commit
                 ended = raised
         self._step = None
-        if ended is not None and self.in_step:
-            self._give_up_step()
+        if ended is not None and self._attempt is not None:
+            self._give_up(self._attempt)
         if ended is None or isinstance(ended, Stopped):
             end.report_end(self.ranks, self.result)
             if ended is None and not self.result.saved:
                 raise Stopped(self.result.exit_code)
             return
         self.look_for_writes()
-        final = end.end_with(ended, self.ranks, self._stop)
+        final = end.end_with(ended, self.ranks, self._stop, self._attempt)
         if final is not error:
             raise final from (ended if final is not ended else ended.__cause__)
 
@@ -124,7 +124,7 @@ class Loops:
                 return
             else:
                 self._come_to(state.progress.epoch, HEAD)
-            if state.point.part == HEAD and self._reason_to_end():
+            if state.point.part == HEAD and end.reason_to_end(self.ranks):
                 return
             number = history.at.epoch
             yield Epoch(self, number)
@@ -146,18 +146,16 @@ class Loops:
         if not self.ranks.name:
             return False
         self.look_for_writes()  # weights that this code has changed would be changed twice
-        if state.point.part != TAIL or not self._history.is_whole or not self._reason_to_end():
+        is_last = state.point.part == TAIL and end.reason_to_end(self.ranks)
+        if not is_last or not self._history.is_whole:
             return False
         self._history.go_to(replace(state.point.place, epoch=state.progress.epoch, part=HEAD))
         return True
 
-    def _reason_to_end(self) -> str | None:
-        return end.reason_to_end(self.ranks.config, self.ranks.state, self.ranks.parts.task)
-
     @property
     def time_is_up(self) -> bool:
         """Whether the run has trained for as long as it may, in which all ranks agree."""
-        return end.time_is_up(self.ranks.config, self.ranks.state)
+        return end.time_is_up(self.ranks)
 
     @property
     def _is_over(self) -> bool:
@@ -321,6 +319,9 @@ class Loops:
         try:
             yield
         except RankLost as lost:
+            if self._attempt is not None:
+                self._attempt.undo()
+                self._attempt = None
             self.ranks.meet(lost)
             self.writes.note()
 
@@ -336,9 +337,8 @@ class Loops:
     ) -> None:
         """Note what an update or evaluation has given."""
         self._history.record(answer, agreed, is_whole=is_whole)
-        updater = self.ranks.updater
-        updater.drop_attempt()
-        if found := updater.differing_buffers - self._differing_buffers:
+        self._attempt = None
+        if found := self.ranks.updater.buffers.differing - self._differing_buffers:
             self._differing_buffers |= found
             names = first_few(sorted(found), 3)
             kept = "only those of its first one are kept: see Buffers in docs/loops.md"
@@ -420,23 +420,25 @@ class Loops:
         while not self._history.is_recorded:
             with self._surviving():
                 self._begin_collective()
-                self.in_step = True
-                taken, agreed = yield from self._attempt(step, optimizers)
+                taken, agreed = yield from self._passes(step, optimizers)
                 if is_only:
                     records.count_step(self.ranks, taken)
                 self._record(taken, (taken, agreed), is_whole=is_only)
-        self.in_step = False
         answer: Answer = self._history.take_result()
         return answer
 
-    def _attempt(
-        self, step: Step, optimizers: Sequence[str]
-    ) -> Generator[MicroBatch, None, Agreed]:
+    @property
+    def in_step(self) -> bool:
+        """Whether the program runs passes of a step."""
+        return self._attempt is not None
+
+    def _passes(self, step: Step, optimizers: Sequence[str]) -> Generator[MicroBatch, None, Agreed]:
         """Attempt an update once. Raises RankLost."""
         ranks = self.ranks
         batch = ranks.batches.next(step.epoch - 1)
         turn = sum(earlier == key_of(optimizers) for earlier, _ in step.answers)
         attempt = ranks.updater.begin(ranks.state, batch, self._votes(), optimizers, turn)
+        self._attempt = attempt
         measuring = attempt.measuring
         if not (measuring.fields or batch.micro_batches):
             # A rank without a micro-batch must know which measures the others sum.
@@ -456,13 +458,11 @@ class Loops:
                 raise UsageError(f"step {step.number}: micro.backward was not called")
         return attempt.finish(ranks.batches.prepare, self._before)
 
-    def _give_up_step(self) -> None:
+    def _give_up(self, attempt: Attempt) -> None:
         """Undo what the passes of a step have changed that does not end."""
-        updater = self.ranks.updater
-        attempt = updater.attempt
-        updater.undo()
+        attempt.undo()
         self.writes.note()
-        if attempt is not None and attempt.has_changed_state:
+        if attempt.has_changed_state:
             self._history.spoil()
 
     def _votes(self) -> Votes:

@@ -95,16 +95,14 @@ class Change:
     steps_lost: int
 
     @property
-    def left(self) -> tuple[Member, ...]:
+    def left(self) -> list[str]:
         """The members of the old world that are not in the new one."""
-        after = {*self.after}
-        return tuple(member for member in self.before if member not in after)
+        return [str(member) for member in self.before if member not in {*self.after}]
 
     @property
-    def came(self) -> tuple[Member, ...]:
+    def came(self) -> list[str]:
         """The members of the new world that were not in the old one."""
-        before = {*self.before}
-        return tuple(member for member in self.after if member not in before)
+        return [str(member) for member in self.after if member not in {*self.before}]
 
     def facts(self, step: int, seconds: float) -> dict[str, Any]:
         """Return the change for the journal; the first step after it took until
@@ -117,8 +115,8 @@ class Change:
             "steps_lost": self.steps_lost,
             "world_size": len(self.after),
             "previous_size": len(self.before),
-            "left": list(map(str, self.left)),
-            "came": list(map(str, self.came)),
+            "left": self.left,
+            "came": self.came,
         }
 
     def describe(self, seconds: float) -> str:
@@ -169,7 +167,7 @@ def decide(reports: Sequence[RankReport], session: int = 1) -> Decision:
         raise ReplicasDiffer(f"the survivors of a fault hold different weights: {resumes}")
     in_between = any(report.waits[-1] >= 0 for report in survivors)
     return Decision(
-        root=most_advanced(reports) if survivors else 0,
+        root=_most_advanced(reports) if survivors else 0,
         from_disk=not survivors,
         sends=not survivors or len({(report.digest, report.state_at) for report in reports}) > 1,
         in_between=in_between,
@@ -177,7 +175,7 @@ def decide(reports: Sequence[RankReport], session: int = 1) -> Decision:
     )
 
 
-def most_advanced(reports: Sequence[RankReport]) -> int:
+def _most_advanced(reports: Sequence[RankReport]) -> int:
     """Return the survivor with the most advanced state and program, the lowest rank of several."""
 
     def place(rank: int) -> tuple[Any, ...]:
@@ -188,14 +186,14 @@ def most_advanced(reports: Sequence[RankReport]) -> int:
 
 
 def change_between(
-    before: tuple[Member, ...], reports: Sequence[RankReport], step: int
+    before: tuple[Member, ...], reports: Sequence[RankReport], root: int, step: int
 ) -> Change | None:
-    """Return the change after `step` steps; `before` is the last world of the most
-    advanced rank, empty without one.
+    """Return the change after `step` steps; `before` is the last world of the root, which
+    sends its state, and empty without one.
     """
     if not before:
         return None
-    leader = reports[most_advanced(reports)]
+    leader = reports[root]
     after = tuple(report.member for report in reports)
     return Change(before, after, leader.reason, step, steps_lost=leader.step - step)
 
@@ -282,7 +280,6 @@ class Membership:
         self.left_at = time.perf_counter()
         self.profile.drop(self._reason)
         if lost is not None:
-            self.updater.undo()
             lost.step = self.steps
             self._count_fault(lost, lost.step)
         self.world.meet(self._enter, lost)
@@ -394,7 +391,7 @@ class Membership:
         before = () if decision.from_disk else self.world.broadcast(self.members, decision.root)
         self.survives = True
         self.members = tuple(report.member for report in reports)
-        self.change = change_between(before, reports, self.state.progress.step)
+        self.change = change_between(before, reports, decision.root, self.state.progress.step)
         if self.change is not None and self.change.left:
             self._faults_in_row = 0  # a rank that left explains the fault
 

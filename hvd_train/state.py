@@ -233,18 +233,14 @@ class TrainState:
         """
         before = [dict(group) for group in optimizer.param_groups]
         optim.take_step(optimizer, found_inf)
-        own = [
-            {key for key in optimizer.defaults if group.get(key) is not old.get(key)}
+        own = {
+            id(group): [key for key in optimizer.defaults if group.get(key) is not old.get(key)]
             for group, old in zip(optimizer.param_groups, before, strict=True)
-        ]
-        if any(own) and self.point.settings:
-            changed = iter(own)
+        }
+        if any(own.values()):
             settings = [
-                {
-                    **at_point,
-                    **({key: now[key] for key in next(changed)} if of is optimizer else {}),
-                }
-                for at_point, now, (_, of, _) in zip(
+                {**at_point, **{key: now[key] for key in own.get(id(group), ())}}
+                for at_point, now, (_, _, group) in zip(
                     self.point.settings, self.settings(), self._groups(), strict=False
                 )
             ]

@@ -97,7 +97,6 @@ class Updater:
         self.autocast = autocast(config, device)
         self.buffers = StepBuffers(model, device)
         self.sums_of_layers = sums_of_layers(model, world)
-        self.attempt: Attempt | None = None  # at an update that is not recorded yet
         self._model = model
         self._measurings = measuring
         self._parameters = list[nn.Parameter]()
@@ -168,8 +167,7 @@ class Updater:
             digest,
             trains_others,
         )
-        self.attempt = Attempt(self, state, batch, votes, of)
-        return self.attempt
+        return Attempt(self, state, batch, votes, of)
 
     def _note_trained(self, name: str, trained: Sequence[nn.Parameter], state: TrainState) -> bool:
         """Return whether the trained parameters are others than in the
@@ -195,20 +193,6 @@ class Updater:
         of gradients by other code.
         """
         return self._watched_updates > 0
-
-    @property
-    def differing_buffers(self) -> set[str]:
-        """The buffers that have got other values in one micro-batch than in another."""
-        return self.buffers.differing
-
-    def drop_attempt(self) -> None:
-        """Forget the attempt, which is recorded now, so that nothing undoes it."""
-        self.attempt = None
-
-    def undo(self) -> None:
-        """Undo what the passes of an attempt have changed that does not end."""
-        if self.attempt is not None:
-            self.attempt.undo()
 
 
 @dataclass(frozen=True)

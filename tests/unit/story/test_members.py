@@ -36,7 +36,7 @@ def survivors_differ(reports: list[RankReport]) -> bool:
 
 
 def change(reports: list[RankReport], step: int = 7) -> Change:
-    found = change_between((A, B), reports, step=step)
+    found = change_between((A, B), reports, root_of(reports), step=step)
     assert found is not None
     return found
 
@@ -67,7 +67,7 @@ def test_survivors_of_one_step_with_different_weights_are_detected() -> None:
 
 
 def test_a_change_names_who_left_and_who_came() -> None:
-    assert change_between((), [RankReport(A), RankReport(B)], step=0) is None
+    assert change_between((), [RankReport(A), RankReport(B)], 0, step=0) is None
     for after, who in (
         (
             [survivor(A, 7), RankReport(C)],
