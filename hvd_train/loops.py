@@ -70,7 +70,7 @@ class Loops:
         self._history = ranks.history
         self._is_users = is_users
         self._modes = buffers.Modes(models or [ranks.parts.model])
-        self._scores: Scores | None = None  # of the epoch
+        self._figures: Mapping[str, float] | None = None  # of the evaluation of this epoch
         self._ends = ""  # why the loops end early
         # is called before each update
         self._before: Callable[[list[nn.Parameter]], object] | None = None
@@ -132,8 +132,8 @@ class Loops:
             is_complete = history.at.part == TAIL or not self._is_over
             # else this rank has got a state that is in the next epoch
             if is_complete and state.progress.epoch == number:
-                records.end_epoch(self.ranks, self._scores.figures if self._scores else None)
-            self._scores = None
+                records.end_epoch(self.ranks, self._figures)
+            self._figures = None
 
     def _stays_at_last_epoch(self) -> bool:
         """Return whether the loop ends here; its last commit is then of a point before the
@@ -263,8 +263,8 @@ class Loops:
                 self._record(Answer(scores))
         answer: Answer = history.take_result()
         if of_epoch:
-            self._scores = answer.scores
-            state.evaluate(Evaluation(history.at.epoch + 1, answer.scores.figures))
+            self._figures = answer.scores.figures
+            state.end_evaluation(Evaluation(history.at.epoch + 1, self._figures))
         return answer.scores
 
     def _take_name(self, name: str) -> None:
@@ -288,7 +288,7 @@ class Loops:
     @property
     def figures(self) -> Mapping[str, float]:
         """The figures of the evaluation of this epoch, if there was one."""
-        return self._scores.figures if self._scores else {}
+        return self._figures or {}
 
     def keep_best(self, figures: Mapping[str, float], goal: Goal) -> bool:
         """Keep the weights as the best ones if the goal's figure is better than

@@ -455,7 +455,7 @@ class Membership:
     def _resize(self) -> None:
         """Fit the global batch to the number of ranks. Called when no step is half done."""
         samples = self.parts.train_loader.num_samples
-        self.state.cut(resized_layout(self.config.batch, self.world.place.size, samples))
+        self.state.change_layout(resized_layout(self.config.batch, self.world.place.size, samples))
         self._resizes = False
 
     # Between two changes of the world

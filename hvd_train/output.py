@@ -271,7 +271,7 @@ class _Found:
                 raise UsageError(f"--resume {path}: it has no checkpoint")
             load(self._state, self._adapted(of_user))
         elif self.snapshot is None:
-            self._state.cut(check_fits(self._layout, self._num_samples))
+            self._state.change_layout(check_fits(self._layout, self._num_samples))
 
     def _adapted(self, snapshot: Snapshot) -> Snapshot:
         """Return the snapshot in the named file with the settings of this run; note what differs.

@@ -1,6 +1,5 @@
 """Build the parts of a rank from the config: device, data, loaders, model and the first state."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -354,7 +353,7 @@ def _measurings(
             training.means[0].kind == "count"
             and (count := numbers_of(measured, training.means, torch.float64)[1]) > 0
         ):
-            training.exponent = round(math.log2(float(count) / 2))
+            training.expect(float(count) / 2)
         for example in examples:
             check(example, np.arange(2))
             evaluated = evaluation(network, example, 2)

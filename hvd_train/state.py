@@ -202,7 +202,7 @@ class TrainState:
         """Keep the record of the last step that has one."""
         self.last_step = record
 
-    def evaluate(self, evaluation: Evaluation) -> None:
+    def end_evaluation(self, evaluation: Evaluation) -> None:
         """Keep the last evaluation on the validation set."""
         self.last = evaluation
 
@@ -216,7 +216,7 @@ class TrainState:
         self.best = evaluation
         return True
 
-    def cut(self, layout: BatchLayout) -> None:
+    def change_layout(self, layout: BatchLayout) -> None:
         """Cut the samples of steps in this layout from now on."""
         self.layout = layout
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, reduce
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ from hvd_train.tasks.task import (
     Measuring,
     Scores,
     kept_of,
+    nearest_exponent,
     numbers_of,
     sum_of,
     totals_in,
@@ -584,11 +586,6 @@ def key_of_term(update: str, number: int) -> str:
     return f"{update}+{number}" if number else update
 
 
-def nearest_exponent(value: float) -> int:
-    """Return the exponent of the power of two that is the nearest to a positive number."""
-    return round(math.log2(value))
-
-
 Kept = tuple[int, dict[str, Tensor], dict[str, Tensor]]
 """The number of a micro-batch with its totals and its values of each sample, by name."""
 
@@ -599,14 +596,11 @@ def of_all_micro_batches(
     """Return the sum of the totals over all micro-batches, and the values of
     all samples, in their order.
     """
-    kept = sorted((each for of_rank in of_ranks for each in of_rank), key=lambda each: each[0])
-    totals = dict[str, Tensor]()
-    values = dict[str, Tensor]()
-    for name in kept[0][1]:
-        totals[name] = reduce(operator.add, [of_micro[name] for _, of_micro, _ in kept])
-    for name in kept[0][2]:
-        values[name] = torch.cat([of_micro[name] for _, _, of_micro in kept])
-    return totals, values
+    in_order = sorted(chain.from_iterable(of_ranks), key=operator.itemgetter(0))
+    _, totals, values = zip(*in_order, strict=True)
+    summed = {name: reduce(operator.add, [each[name] for each in totals]) for name in totals[0]}
+    joined = {name: torch.cat([each[name] for each in values]) for name in values[0]}
+    return summed, joined
 
 
 def _pieces(gradient: Tensor) -> Sequence[Tensor]:

@@ -253,6 +253,10 @@ class Measuring:
         """Whether steps sum totals and keep values of each sample."""
         return self.of_a_loop and len(self.fields) > len(self.means)
 
+    def expect(self, count: float) -> None:
+        """Expect a count of the loss near this one for each sample."""
+        self.exponent = nearest_exponent(count)
+
     def __call__(self, model: nn.Module, batch: Any, num_samples: int) -> Measures:
         """Return the measures of a micro-batch. Raises UsageError if their fields are others."""
         return self.checked(self.function(model, batch), num_samples)
@@ -294,6 +298,11 @@ class Measuring:
                 )
             self._checked = form
         return measures
+
+
+def nearest_exponent(value: float) -> int:
+    """Return the exponent of the power of two that is the nearest to a positive number."""
+    return round(math.log2(value))
 
 
 def fields_of(measures: Measures, num_samples: int, *, trains: bool = True) -> tuple[Field, ...]:
