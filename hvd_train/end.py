@@ -111,7 +111,7 @@ def write_final_files(
         best_epoch=best.epoch if best else None,
         test=test.figures if test else {},
         why=reason_to_end(ranks) or why,
-        samples_per_second=ranks.clock.stopwatch.samples_per_second,
+        samples_per_second=ranks.clock.samples_per_second,
         world_size=world.place.size,
         seconds=ranks.clock.of_process,
         peak_memory_gib=round(max(peaks), 3),

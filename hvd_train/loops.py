@@ -489,11 +489,10 @@ class Epoch:
 
     def __init__(self, loops: Loops, number: int) -> None:
         self._loops = loops
-        self._index = number
         self.number = number + 1
 
     def __iter__(self) -> Iterator[Step]:
-        return self._loops.steps(self._index)
+        return self._loops.steps(self.number - 1)
 
 
 class Update:

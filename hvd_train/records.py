@@ -19,7 +19,7 @@ def count_step(ranks: Membership, result: Answer) -> None:
     journal = ranks.output.journal
     size = result.totals.count
     state.count_step(result.totals, skipped=result.skipped, loss_scale=result.loss_scale)
-    ranks.clock.stopwatch.step(size)
+    ranks.clock.step(size)
     step = state.progress.step
     if result.fingerprint is not None:
         # It is summed with the gradients, so every rank that has finished a step has its entry.
@@ -63,7 +63,7 @@ def _epoch_so_far(ranks: Membership) -> EpochRecord:
         step=state.progress.step,
         measures=state.totals.means(),
         scores=None,
-        samples_per_second=ranks.clock.stopwatch.samples_per_second,
+        samples_per_second=ranks.clock.samples_per_second,
         total_seconds=ranks.clock.seconds,
     )
 
@@ -81,7 +81,7 @@ def _of_step(ranks: Membership, result: Answer) -> StepRecord:
         gradient_norm=result.gradient_norm,
         loss_scale=state.scaler.get_scale() if state.scaler.is_enabled() else None,
         skipped_steps=progress.skipped,
-        samples_per_second=clock.stopwatch.samples_per_second,
+        samples_per_second=clock.samples_per_second,
         split=clock.split.take(),
         gpu=gpu_load(ranks.parts.device) if clock.gpu_looks.comes() else {},
     )

@@ -10,43 +10,6 @@ _GPU_SECONDS = 10.0  # from one look at the load of the GPU to the next
 _WARMUP_STEPS = 5  # the first steps pay for allocation, tuning and Horovod's negotiation
 
 
-class Stopwatch:
-    """Counts samples and seconds of training, without start-up, evaluations and final writes."""
-
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
-        self._mark = now()
-        self._skip = _WARMUP_STEPS
-        self.samples = 0
-        self.seconds = 0.0
-
-    def step(self, num_samples: int) -> None:
-        """Count a step that has just ended, and its samples on all ranks."""
-        now = self._now()
-        if self._skip:
-            self._skip -= 1
-        else:
-            self.samples = self.samples + num_samples
-            self.seconds = self.seconds + now - self._mark
-        self._mark = now
-
-    def restart(self) -> None:
-        """Leave out the time since the last step."""
-        self._mark = self._now()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave out the time inside this block."""
-        self.seconds += 0.0 if self._skip else self._now() - self._mark
-        yield
-        self._mark = self._now()
-
-    @property
-    def samples_per_second(self) -> float:
-        """Samples of all ranks per second of training; 0 before the first counted step."""
-        return self.samples / self.seconds if self.seconds else 0.0
-
-
 PHASES = ("data", "forward", "backward", "reduction", "optimizer", "other")
 """The phases of a step; "data" is the wait for samples, "reduction" the wait for
 gradients after the passes."""
@@ -134,7 +97,9 @@ class Timer:
 
 class TrainingClock:
     """Times a training: its speed, the phases of its steps, its seconds over all resumes,
-    and when the next commit is due.
+    and what is due.
+
+    The speed leaves out start-up, evaluations, rendezvous and final writes.
     """
 
     def __init__(
@@ -143,13 +108,16 @@ class TrainingClock:
         split: Split,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.stopwatch = Stopwatch(now)
         self.split = split
         self.commits = Timer(commit_seconds, now)
         self.gpu_looks = Timer(_GPU_SECONDS, now)
         self._now = now
         self._start = now()
         self._begin = self._start  # of the whole training, had it never paused
+        self._mark = self._start
+        self._skip = _WARMUP_STEPS
+        self._samples = 0
+        self._counted = 0.0  # seconds, for the speed
 
     def join(self, before: float) -> None:
         """Begin to train, after `before` seconds of the run."""
@@ -160,17 +128,32 @@ class TrainingClock:
         self.restart()
         self.split.forget()
 
+    def step(self, num_samples: int) -> None:
+        """Count a step that has just ended, and its samples on all ranks."""
+        now = self._now()
+        if self._skip:
+            self._skip -= 1
+        else:
+            self._samples += num_samples
+            self._counted = self._counted + now - self._mark
+        self._mark = now
+
     def restart(self) -> None:
         """Leave out the time since the last step."""
-        self.stopwatch.restart()
+        self._mark = self._now()
         self.split.restart()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Leave out the time inside this block."""
-        with self.stopwatch.paused():
-            yield
-        self.split.restart()
+        self._counted += 0.0 if self._skip else self._now() - self._mark
+        yield
+        self.restart()
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples of all ranks per second of training; 0 before the first counted step."""
+        return self._samples / self._counted if self._counted else 0.0
 
     @property
     def seconds(self) -> float:

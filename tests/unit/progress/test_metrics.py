@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_train.progress.clock import PHASES, Split, Stopwatch
+from hvd_train.progress.clock import PHASES, Split, TrainingClock
 from hvd_train.progress.metrics import Totals
 
 PARTS = st.lists(st.tuples(st.integers(1, 9), st.integers(-99, 99), st.integers(0, 9)))
@@ -62,7 +62,7 @@ def test_each_phase_has_its_mean_seconds_per_step() -> None:
 def test_speed_counts_training_alone() -> None:
     """The first five steps, evaluations and rendezvous do not count."""
     clock = Clock()
-    watch = Stopwatch(clock)
+    watch = TrainingClock(None, Split(clock), clock)
 
     def speed_after(seconds: float, samples: int = 10) -> float:
         clock.time += seconds
