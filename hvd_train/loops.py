@@ -4,7 +4,6 @@ and are counted and logged.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,6 @@ from hvd_train.errors import RankLost, UsageError, first_few
 from hvd_train.history import HEAD, STEPS, TAIL, Place
 from hvd_train.membership import Membership, Overtaken
 from hvd_train.network import buffers
-from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import Indices
 from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, Stopped
@@ -570,7 +568,7 @@ class Step(Update):
             )
         state = self._loops.ranks.state
         if "" not in state.optimizers and state.progress.step < self.number:
-            records.count_step(self._loops.ranks, _of_updates(self.answers, self.size))
+            records.count_step(self._loops.ranks, records.of_updates(self.answers, self.size))
             self._loops.writes.note()
 
     def check(self, optimizers: Sequence[str]) -> None:
@@ -615,23 +613,3 @@ class MicroBatch:
             raise UsageError("micro.backward was called twice for one micro-batch: add the losses")
         self.done = True
         self._take({LOSS: loss, **measures})
-
-
-def _of_updates(answers: Sequence[tuple[str, Answer]], num_samples: int) -> Answer:
-    """Return the result of a step of several updates, given by the optimizer's name and
-    what all ranks know of it.
-
-    Its loss is the mean over the updates; the measures of each have the optimizer's name in front.
-    """
-    totals = Totals(num_samples)
-    for optimizer, answer in answers:
-        sums, divisors = (
-            {LOSS: values[LOSS], **{f"{optimizer}_{name}": value for name, value in values.items()}}
-            for values in (answer.totals.sums, answer.totals.divisors)
-        )
-        totals += Totals(0, sums, divisors)  # all updates see the same samples
-    skipped = all(answer.skipped for _, answer in answers)
-    norm = math.hypot(*(a.gradient_norm for _, a in answers))
-    scores = Scores(totals.means(), num_samples)
-    last = answers[-1][1]
-    return Answer(scores, totals, skipped, norm, last.fingerprint, last.loss_scale)

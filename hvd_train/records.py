@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hvd_train.membership import Membership
 from hvd_train.network import optim
 from hvd_train.network.device import gpu_load, peak_memory_gib
+from hvd_train.progress.metrics import Totals
 from hvd_train.run_files.journal import EpochRecord, StepRecord
 from hvd_train.state import Answer
+from hvd_train.tasks.task import LOSS
 
 
 def count_step(ranks: Membership, result: Answer) -> None:
@@ -38,6 +41,25 @@ def count_step(ranks: Membership, result: Answer) -> None:
         record = _of_step(ranks, result)
         state.log_step(record)
         journal.step(record)
+
+
+def of_updates(updates: Sequence[tuple[str, Answer]], num_samples: int) -> Answer:
+    """Return the result of a step of several updates, given by the optimizer's name and
+    what all ranks know of it.
+
+    Its loss is the mean over the updates; the measures of each have the optimizer's name in front.
+    """
+    totals = Totals(num_samples)
+    for optimizer, answer in updates:
+        sums, divisors = (
+            {LOSS: values[LOSS], **{f"{optimizer}_{name}": value for name, value in values.items()}}
+            for values in (answer.totals.sums, answer.totals.divisors)
+        )
+        totals += Totals(0, sums, divisors)  # all updates see the same samples
+    _, last = updates[-1]
+    skipped = all(answer.skipped for _, answer in updates)
+    norm = math.hypot(*(answer.gradient_norm for _, answer in updates))
+    return replace(last, totals=totals, skipped=skipped, gradient_norm=norm)
 
 
 def end_epoch(ranks: Membership, scores: Mapping[str, float] | None) -> None:
