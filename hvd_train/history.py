@@ -58,7 +58,7 @@ class History:
         self._count = 0  # collectives of this program since the last point
         # where a newcomer or a resumed job begins, until its program is there
         self._begins_at: Place | None = None
-        # the place of the state that another rank has sent, if it is further
+        # the place of the state that this rank has got, until its program is there
         self._received_at: Label | None = None
 
     @property
@@ -109,7 +109,7 @@ class History:
     def begin_epoch_again(self) -> None:
         """Come to the head of the epoch in which this program begins."""
         assert self._begins_at is not None
-        self.go_to(Place(self._begins_at.epoch, HEAD))
+        self._begin_from(Place(self._begins_at.epoch, HEAD))
 
     def begin_steps(self) -> bool:
         """Begin the steps of an epoch; return whether this program begins at a
@@ -118,8 +118,12 @@ class History:
         place = self._begins_at
         if place is None or place.part == HEAD:
             return False
-        self.go_to(place)
+        self._begin_from(place)
         return True
+
+    def _begin_from(self, place: Place) -> None:
+        self.go_to(place)
+        self.waits = place.label(-1)
 
     def repeats_step(self, num_samples: int) -> bool:
         """Return whether the next step is the one at which this program begins, once;
@@ -191,14 +195,14 @@ class History:
         }
 
     def receive(self, place: Label) -> None:
-        """Note that another rank has sent a state of this place."""
+        """Note that this rank has a state of this place, sent by another rank or loaded."""
         self._received_at = place
 
     def arrives(self) -> bool:
         """Return whether this program is now at the place of a received state, which it
         must then load once more.
 
-        A survivor that was behind has run its own code on that state. Code that changes weights has
+        Until then the program has run its own code on that state. Code that changes weights has
         changed them twice.
         """
         if self._received_at is None or self.waits < self._received_at:

@@ -118,6 +118,8 @@ class Loops:
                 history.begin_epoch_again()
                 self._after_steps = False
                 set_values(self.own, state.point.own_at_epoch)
+                if state.point.part == HEAD:
+                    self._return_to_point()
             elif self._stays_at_last_epoch():
                 return
             else:
@@ -172,11 +174,8 @@ class Loops:
         history = self._history
         state = self.joined()
         if history.begin_steps():
-            point = state.point
-            set_values(self.own, point.own)
-            # the code at the head of the epoch may have set them again
-            state.set_settings(point.settings)
-            state.set_trained(point)
+            set_values(self.own, state.point.own)
+            self._return_to_point()
         self.ranks.clock.restart()
         self.ranks.batches.restart()
         self._after_steps = False
@@ -196,6 +195,15 @@ class Loops:
         self._after_steps = True
         if not self._is_over and history.at.part != TAIL:
             self._come_to(epoch, TAIL)
+
+    def _return_to_point(self) -> None:
+        """Take the state of the point at which this program begins: code that has run again may
+        have changed it.
+        """
+        state = self.ranks.state
+        self._arrive()
+        state.set_settings(state.point.settings)
+        state.set_trained(state.point)
 
     def _comes_to_step(self, epoch: int) -> bool:
         """Come to the next step of an epoch; return whether there is one."""
@@ -305,6 +313,8 @@ class Loops:
         """Return the state, once the ranks have met."""
         if not self.ranks.has_joined:
             self.ranks.join()
+            if self._is_users:
+                self.ranks.hold_state()
             self.writes.note()
         return self.ranks.state
 

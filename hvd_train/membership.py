@@ -25,7 +25,7 @@ from hvd_train.errors import (
     first_few,
     sendable,
 )
-from hvd_train.history import History, Label, Place
+from hvd_train.history import START, History, Label, Place
 from hvd_train.launch.exit_report import During
 from hvd_train.network.buffers import digest_of_module
 from hvd_train.network.device import check_own_gpus, gpu_name, split_on
@@ -243,7 +243,7 @@ class Membership:
         self._faults_in_row = 0
         self._optimizers = optimizers
         self._state: TrainState | None = None
-        # the state that another rank has sent, until the program is there
+        # the state that this rank has got, until its program is there
         self._received: Snapshot | None = None
         self._resizes = False  # whether the global batch is to be fitted to the number of ranks
         # whether ranks compare all that they hold before the next collective
@@ -458,6 +458,15 @@ class Membership:
         self.state.change_layout(resized_layout(self.config.batch, self.world.place.size, samples))
         self._resizes = False
 
+    def hold_state(self) -> None:
+        """Keep a loaded state as it is until this program has come to its place: code that runs
+        again may change it.
+        """
+        point = self.state.point
+        if self._received is None and point.part != START:
+            self._received = {**self.state.snapshot(), "answers": []}
+            self.history.receive(point.place.label(-1))
+
     # Between two changes of the world
 
     def come_to_point(self) -> None:
@@ -475,7 +484,9 @@ class Membership:
         received = self._received
         loads = self.history.arrives()
         if loads and received is not None:
+            layout = self.state.layout  # the world may have changed it meanwhile
             self.state.load(received, behind=True)
+            self.state.change_layout(layout)
         if not self.history.is_behind:
             self._received = None
         return loads

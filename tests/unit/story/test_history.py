@@ -70,18 +70,23 @@ class Rank:
         history = self.history
         yield from self.meet()
         self.has_joined = True
+        self.hold_state()
         self.own = mix(self.own, (yield from self.collective()))
+        state.weights = mix(state.weights, "initialized")
         history.begin_at(state.place)
         while state.epoch < EPOCHS:
             if history.is_replayed:
                 history.begin_epoch_again()
                 self.own = state.own_at_epoch
+                self.arrive()
             else:
                 yield from self.come_to(state.epoch, HEAD)
             epoch = history.at.epoch
             self.own = mix(self.own, (yield from self.collective()))
+            state.weights = mix(state.weights, "shrunk")
             if history.begin_steps():
                 self.own = state.own
+                self.arrive()
             while history.repeats_step(STEPS_OF_EPOCH) or (yield from self.comes_to_step(epoch)):
                 self.own = mix(self.own, (yield from self.collective(updates=True)))
                 state.weights = mix(state.weights, "written")
@@ -155,6 +160,11 @@ class Rank:
             self.load(self.received, behind=True)
         if not self.history.is_behind:
             self.received = None
+
+    def hold_state(self) -> None:
+        if self.received is None and self.state.place != START:
+            self.received = replace(self.snapshot(), results={})
+            self.history.receive(self.state.place.label(-1))
 
     def meet(self) -> Doing:
         """Enter worlds until all ranks of one have the same state, as `Membership` does."""
