@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 import torch
 
 from hvd_train.config import Config
+from hvd_train.data.random_numbers import seed_on_cpu
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.progress.clock import Split
@@ -171,9 +172,8 @@ def synchronize(device: torch.device) -> None:
 
 
 def seed(device: torch.device, number: int) -> None:
-    """Seed torch's default random generators of the CPU and `device`."""
-    # torch.manual_seed seeds all kinds of device, which takes 160 us
-    torch.default_generator.manual_seed(number)
+    """Seed the random numbers of torch on the CPU and `device`, of numpy and of `random`."""
+    seed_on_cpu(number)  # torch.manual_seed seeds all kinds of device, which takes 160 us
     if device.type == "cuda":
         torch.cuda.manual_seed(number)
 

@@ -2,6 +2,7 @@
 and the same as plain torch.
 """
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,12 @@ from tests.support.elastic import TOLERANCE
 from tests.support.programs import (
     DATA,
     INPUTS,
+    Interrupted,
     Stop,
+    check_same,
     check_survives,
     linear,
+    measure,
     momentum,
     played,
     take,
@@ -268,6 +272,55 @@ def test_code_may_change_the_gradients_of_all_ranks() -> None:
     model = linear()
     by_hand(model, patched(model, 0.01))
     assert largest_difference(weights, model.state_dict()) <= TOLERANCE
+
+
+def test_code_before_steps_may_change_weights() -> None:
+    """A resumed program runs this code again, and then has the weights of its point."""
+
+    def program(session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop) -> None:
+        peak = 0.1 * session.global_batch / 8  # the ranks have met here
+        optimizer.param_groups[0]["lr"] = peak
+        with torch.no_grad():
+            nn.init.constant_(model.get_parameter("bias"), 0.5)
+        for epoch in session.epochs():
+            optimizer.state.clear()
+            optimizer.param_groups[0]["lr"] = peak / epoch.number
+            with torch.no_grad():
+                model.get_parameter("weight").mul_(0.5)
+            session.evaluate(DATA, measure, name="head")
+            for step in epoch:
+                take(step, model)
+                stop(step.number)
+
+    check_survives(program)
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy", "random"])
+def test_code_of_a_step_may_draw_random_numbers(library: str, tmp_path: Path) -> None:
+    """They follow from the micro-batch and the step, also after a resume."""
+    draws: dict[str, Callable[[], Any]] = {
+        "torch": lambda: torch.rand(()),
+        "numpy": np.random.random,  # noqa: NPY002
+        "random": random.random,
+    }
+    draw = draws[library]
+
+    def program(session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop) -> None:
+        for step in session.steps():
+            stop(step.number)
+            for micro in step:
+                inputs, targets = micro.batch
+                outputs = model(inputs + draw())
+                micro.backward(F.cross_entropy(outputs, targets, reduction="none"))
+            with torch.no_grad():
+                model.get_parameter("bias").add_(0.01 * draw())
+
+    whole = played(LocalWorld(), program, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        played(LocalWorld(), program, tmp_path / "resumed", stop_at=3)
+    random.seed()
+    np.random.seed()  # noqa: NPY002
+    check_same(played(LocalWorld(), program, tmp_path / "resumed"), whole)
 
 
 def test_one_backward_pass_can_serve_two_optimizers() -> None:
