@@ -89,7 +89,7 @@ def write_final_files(
     task = ranks.parts.task
     ranks.profile.drop("the training has ended")
     if finished:
-        confirm_equal(state, world)
+        confirm_equal(state, world, "the end of its training")
     received, peaks = zip(
         *world.gather((stop.received, peak_memory_gib(ranks.parts.device))), strict=True
     )

@@ -257,7 +257,8 @@ class Loops:
                 self._begin_collective()
                 with ranks.clock.paused():
                     if facts is not None:
-                        World.compare(ranks.world, facts)  # at once, in an elastic job as well
+                        # at once, in an elastic job as well
+                        World.compare(ranks.world, facts, "an evaluation")
                     model = state.result
                     device = ranks.parts.device
                     scores = evaluate(

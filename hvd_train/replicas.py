@@ -64,9 +64,12 @@ def _without_gaps(tensor: Tensor) -> Tensor:
     return tensor.detach() if has_no_gaps(tensor) else tensor.detach().contiguous()
 
 
-def confirm_equal(state: TrainState, world: World) -> None:
-    """Compare the states of all ranks bit for bit. Raises ReplicasDiffer, and RankLost."""
-    digests = world.gather(state.digest())
+def confirm_equal(state: TrainState, world: World, what: str = "its start") -> None:
+    """Compare the states of all ranks bit for bit.
+
+    Raises: ReplicasDiffer; UsageError: if other ranks do something else than `what`; RankLost.
+    """
+    digests = world.gather(state.digest(), what)
     if odd := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
         names = first_few(different_tensors(state, world), 3)
         raise ReplicasDiffer(
@@ -98,7 +101,7 @@ def compare_programs(state: TrainState, own: SimpleNamespace, world: World) -> N
         name: digest_of(text_of(each), tensors_in(each)) for name, each in of_code.items()
     }
     mine = state.history.waits, state.digest(), digests_of_own
-    labels, digests, of_own = zip(*world.gather(mine), strict=True)
+    labels, digests, of_own = zip(*world.gather(mine, "its next update or evaluation"), strict=True)
     if len(set(labels)) > 1:
         raise UsageError(
             f"the programs of the ranks are at different places ({labels}): register what decides"

@@ -156,7 +156,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
         return build()
 
     @override
-    def compare(self, facts: Mapping[str, str]) -> None:
+    def compare(self, facts: Mapping[str, str], what: str = "its start") -> None:
         if len(self.program.begun) <= 1:  # a newcomer's first training is that of the others
             self._facts = {**self._facts, **facts}
 

@@ -25,7 +25,7 @@ from hvd_train.errors import RankLost, UsageError, first_line
 from hvd_train.launch import client, roll_call, slurm
 from hvd_train.world.buckets import Reducer, memory_of_ranks
 from hvd_train.world.wire import arrived, outgoing, packed, pieces, unpacked
-from hvd_train.world.world import Gradients, PendingSum, Place, World
+from hvd_train.world.world import Gradients, PendingSum, Place, World, of_one_operation
 
 T = TypeVar("T")
 
@@ -136,14 +136,14 @@ class HorovodWorld(World):
             finish_first()
 
     @override
-    def gather(self, value: T) -> list[T]:
-        payload = packed(value)
+    def gather(self, value: T, what: str = "another operation") -> list[T]:
+        payload = packed((what, value))
         with as_rank_lost():
             sizes: list[int] = hvd.allgather(
                 torch.tensor([payload.numel()]), name="hvd_train.gather.size"
             ).tolist()
             received = hvd.allgather(payload, name="hvd_train.gather")
-        return [unpacked(of_rank) for of_rank in received.split(sizes)]
+        return of_one_operation([unpacked(of_rank) for of_rank in received.split(sizes)])
 
     @override
     def wrap(self, model: nn.Module, compression: str = "none") -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from hvd_train.errors import HvdTrainError, RankLost, UsageError, sendable
+from hvd_train.errors import HvdTrainError, RankLost, UsageError, first_few, sendable
 from hvd_train.launch import roll_call
 
 T = TypeVar("T")
@@ -106,9 +106,12 @@ class World:
         values and the root's.
         """
 
-    def gather(self, value: T) -> list[T]:
+    def gather(self, value: T, what: str = "another operation") -> list[T]:
         """Return the values of all ranks in their order, pickled as in `broadcast`;
         one operation carries them.
+
+        Raises UsageError on all ranks if they give values for something else than this one, `what`
+        says for the user what for.
         """
         return [value]
 
@@ -152,13 +155,13 @@ class World:
         """
         return together(self, build)
 
-    def compare(self, facts: Mapping[str, str]) -> None:
+    def compare(self, facts: Mapping[str, str], what: str = "its start") -> None:
         """Raise UsageError on all ranks if these values, by name, differ between them.
 
         A worker that joins an elastic job is compared when it joins, and alone raises the error.
         """
         who = f"rank {self.place.rank} ({socket.gethostname()})"
-        if difference := roll_call.disagreement(self.gather({"who": who, **facts})):
+        if difference := roll_call.disagreement(self.gather({"who": who, **facts}, what)):
             raise UsageError(difference)
 
     def meet(self, sync: Callable[[], None] = lambda: None, after: RankLost | None = None) -> None:
@@ -255,6 +258,17 @@ def sum_sparse(world: World, parameter: nn.Parameter) -> None:
     values = torch.cat([values for _, values in of_ranks])
     summed = torch.sparse_coo_tensor(places, values, parameter.shape, check_invariants=False)
     parameter.grad = summed.to(parameter.device).coalesce()
+
+
+def of_one_operation(given: Sequence[tuple[str, T]]) -> list[T]:
+    """Return the values that ranks have given with what for. Raises UsageError if that differs."""
+    if len({what for what, _ in given}) > 1:
+        places = [f"rank {rank} is at {what}" for rank, (what, _) in enumerate(given)]
+        raise UsageError(
+            f"the ranks do different things: {first_few(places, 4)}. Every rank runs the same "
+            "loops, updates and evaluations: a decision to stop or to skip one must be equal on all"
+        )
+    return [value for _, value in given]
 
 
 def together(world: World, build: Callable[[], T]) -> T:

@@ -28,6 +28,7 @@ from hvd_train.world.world import (
     World,
     kinds_on_all_ranks,
     numbers_in,
+    of_one_operation,
     own_gradients,
     sum_sparse,
 )
@@ -133,8 +134,8 @@ class ThreadWorld(World):
                 arrived(piece, payload)
 
     @override
-    def gather(self, value: T) -> list[T]:
-        return self._exchange("gather", value)
+    def gather(self, value: T, what: str = "another operation") -> list[T]:
+        return of_one_operation(self._exchange("gather", (what, value)))
 
     @override
     def wrap(self, model: nn.Module, compression: str = "none") -> None:

@@ -24,6 +24,7 @@ from tests.support.programs import (
     DATA,
     INPUTS,
     Interrupted,
+    Program,
     Stop,
     check_same,
     check_survives,
@@ -300,7 +301,7 @@ def test_code_of_a_step_may_draw_random_numbers(library: str, tmp_path: Path) ->
     """They follow from the micro-batch and the step, also after a resume."""
     draws: dict[str, Callable[[], Any]] = {
         "torch": lambda: torch.rand(()),
-        "numpy": np.random.random,  # noqa: NPY002
+        "numpy": np.random.random,
         "random": random.random,
     }
     draw = draws[library]
@@ -319,8 +320,32 @@ def test_code_of_a_step_may_draw_random_numbers(library: str, tmp_path: Path) ->
     with pytest.raises(Interrupted):
         played(LocalWorld(), program, tmp_path / "resumed", stop_at=3)
     random.seed()
-    np.random.seed()  # noqa: NPY002
+    np.random.seed()
     check_same(played(LocalWorld(), program, tmp_path / "resumed"), whole)
+
+
+def leaves_epochs(session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop) -> None:
+    for epoch in session.epochs():
+        for step in epoch:
+            take(step, model)
+        if session.rank == 1:
+            break
+
+
+def evaluates_on_rank_0(
+    session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop
+) -> None:
+    for epoch in session.epochs():
+        for step in epoch:
+            take(step, model)
+        if session.rank == 0:
+            session.evaluate(DATA, measure)
+
+
+@pytest.mark.parametrize("program", [leaves_epochs, evaluates_on_rank_0])
+def test_ranks_that_do_different_things_are_told_so(program: Program, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the ranks do different things: rank 0 is at "):
+        run_ranks(2, lambda world: played(world, program, tmp_path))
 
 
 def test_one_backward_pass_can_serve_two_optimizers() -> None:
