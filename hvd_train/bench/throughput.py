@@ -9,6 +9,7 @@ from contextlib import closing
 from hvd_train.bench import record
 from hvd_train.bench.record import Measurement
 from hvd_train.config import Config
+from hvd_train.console import say
 from hvd_train.data.loader import Ahead, Loader
 from hvd_train.network import freeze, optim
 from hvd_train.network.device import peak_memory_gib, split_on, synchronize, wire_format
@@ -52,12 +53,15 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Me
         stepper.take(WARM_UP)
         results = []
         own_seconds = []
-        for _ in range(repetitions):
+        for number in range(1, repetitions + 1):
             world.gather(None)  # wait for all ranks
             synchronize(stepper.device)
             started = time.perf_counter()
             results.append(stepper.split_of(steps))
             own_seconds.append(time.perf_counter() - started)
+            if world.place.rank == 0:
+                speed = results[-1][0] / own_seconds[-1]
+                say(f"repetition {number} of {repetitions}: {speed:,.1f} images/s")
         peaks = world.gather(peak_memory_gib(stepper.device))
         seconds = [max(of_ranks) for of_ranks in zip(*world.gather(own_seconds), strict=True)]
     speeds = [images / slowest for (images, _), slowest in zip(results, seconds, strict=True)]
