@@ -105,6 +105,8 @@ class Updater:
         # by optimizer: ids, and a digest
         self._trained: dict[str, tuple[list[int], tuple[float, ...]]] = {}
         self._watched_updates = _WATCHED_UPDATES + 1
+        # of the last update, if it was watched, with their versions
+        self._last_gradients = list[tuple[nn.Parameter, Tensor, int]]()
 
     def take(
         self, state: TrainState, batch: Batch, meanwhile: Callable[[], None] = lambda: None
@@ -137,7 +139,8 @@ class Updater:
         """Begin an attempt at the next update of `state`, with this rank's part of its samples.
 
         The optimizers of these names have done `turn` updates in this step. Parameters of the
-        others get no gradient meanwhile. Raises RankLost.
+        others get no gradient meanwhile. Raises RankLost, and UsageError as
+        `_check_last_gradients` does.
         """
         name = key_of(names)
         if name not in self._measurings:
@@ -149,6 +152,7 @@ class Updater:
             (trained if each in names else fixed).extend(
                 parameter for parameter in optim.parameters_of(optimizer) if parameter.requires_grad
             )
+        self._check_last_gradients()
         trains_others = self._note_trained(name, trained, state)
         for parameter in self._parameters:
             parameter.grad = None
@@ -188,6 +192,31 @@ class Updater:
         bits = tuple(float(digest >> place & 1) for place in range(16))
         self._trained[name] = ids, bits
         return True
+
+    def note_last_gradients(self) -> None:
+        """Note the gradients of an update that has ended, if it is watched."""
+        if self.watches_gradients:
+            self._last_gradients = [
+                (parameter, parameter.grad, parameter.grad._version)
+                for parameter in self._parameters
+                if parameter.grad is not None
+            ]
+
+    def _check_last_gradients(self) -> None:
+        """Raise UsageError if other code has written to gradients since the
+        update that has used them.
+        """
+        if any(
+            parameter.grad is not None
+            and (parameter.grad is not gradient or gradient._version != version)
+            for parameter, gradient, version in self._last_gradients
+        ):
+            raise UsageError(
+                "gradients have changed after their update, which has no effect: clip by "
+                "--clip-norm, or change them in session.before_update; for gradients of "
+                "your own call torch.autograd.grad"
+            )
+        self._last_gradients = []
 
     @property
     def watches_gradients(self) -> bool:
@@ -525,6 +554,7 @@ class Attempt:
             if at is not None and sums[at] > 0
         }
         self._release()
+        updater.note_last_gradients()
         updater.mark("optimizer")
         stop, commit, change = (on_host.votes > 0).tolist()
         votes = Votes(stop, commit, change, on_host.seconds.item())

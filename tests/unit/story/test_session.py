@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -460,6 +461,34 @@ def in_each_micro_batch(act: Callable[..., object]) -> Program:
 def test_wrong_use_is_one_line(act: Callable[..., object], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         played(LocalWorld(), in_each_micro_batch(act))
+
+
+def set_gradients(model: nn.Module, factor: float | None) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None if factor is None else parameter.grad * factor  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("act", "is_wrong"),
+    [
+        (lambda model: clip_grad_norm_(model.parameters(), 0.1), True),
+        (lambda model: set_gradients(model, 0.5), True),
+        (lambda model: set_gradients(model, None), False),
+        (lambda model: [parameter.grad.norm() for parameter in model.parameters()], False),
+    ],
+)
+def test_gradients_that_change_after_their_update_are_one_line(
+    act: Callable[[nn.Module], object], is_wrong: bool
+) -> None:
+    def program(session: Session, model: nn.Module, *_: Any) -> None:
+        for step in session.steps():
+            for micro in step:
+                micro.backward(loss_of(model, micro))
+            act(model)
+
+    expected = pytest.raises(UsageError, match="after their update, which has no effect: clip by")
+    with expected if is_wrong else nullcontext():
+        played(LocalWorld(), program)
 
 
 @pytest.mark.parametrize(
