@@ -78,6 +78,7 @@ class Loops:
         self._step: Step | None = None  # which the program is in
         self._closed = False
         self._differing_buffers = set[str]()  # of which the user has been told
+        self._told = set[str]()  # other notes
 
     def __enter__(self) -> Self:
         return self
@@ -354,6 +355,10 @@ class Loops:
             self.ranks.output.journal.event(
                 "note", f"each micro-batch of a step has its own changes of {names}; {kept}"
             )
+        for what, found in self.ranks.updater.changed.items():
+            if what not in self._told:
+                self._told.add(what)
+                self.ranks.output.journal.event("note", what.format(first_few(found, 3)))
         self.writes.note()
 
     def _arrive(self) -> None:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from hvd_train.config import Config
 from hvd_train.errors import RankLost, UsageError
-from hvd_train.network import optim
+from hvd_train.network import attributes, optim
 from hvd_train.network.buffers import StepBuffers
 from hvd_train.network.device import autocast, seed
 from hvd_train.network.normalization import sums_of_layers
@@ -105,6 +105,7 @@ class Updater:
         # by optimizer: ids, and a digest
         self._trained: dict[str, tuple[list[int], tuple[float, ...]]] = {}
         self._watched_updates = _WATCHED_UPDATES + 1
+        self.changed = dict[str, list[str]]()  # names of plain attributes, by what changes them
         # of the last update, if it was watched, with their versions
         self._last_gradients = list[tuple[nn.Parameter, Tensor, int]]()
 
@@ -195,7 +196,7 @@ class Updater:
 
     def note_last_gradients(self) -> None:
         """Note the gradients of an update that has ended, if it is watched."""
-        if self.watches_gradients:
+        if self.is_watched:
             self._last_gradients = [
                 (parameter, parameter.grad, parameter.grad._version)
                 for parameter in self._parameters
@@ -219,11 +220,19 @@ class Updater:
         self._last_gradients = []
 
     @property
-    def watches_gradients(self) -> bool:
-        """Whether this is one of the first updates, which look for changes
-        of gradients by other code.
-        """
+    def is_watched(self) -> bool:
+        """Whether this is one of the first updates, which look for what other code changes."""
         return self._watched_updates > 0
+
+    @contextmanager
+    def watched(self, thing: nn.Module | Optimizer, what: str) -> Iterator[None]:
+        """Note which plain attributes of a model or an optimizer `what` changes in this
+        block, if the update is watched.
+        """
+        before = attributes.values_of(thing) if self.is_watched else {}
+        yield
+        if before and (names := attributes.changed(before, attributes.values_of(thing))):
+            self.changed.setdefault(what, names)
 
 
 @dataclass(frozen=True)
@@ -288,6 +297,7 @@ class Attempt:
         step = self._state.progress.step
         seed(updater.device, order.key(updater.seed, MICRO_BATCH, step, micro.number, *again))
         self._forward.enter_context(updater.autocast)
+        self._forward.enter_context(updater.watched(self._state.model, attributes.IN_PASSES))
 
     def backward(self, measures: Measures) -> None:
         """End the forward pass, which gave these measures, and run the backward pass.
@@ -392,7 +402,7 @@ class Attempt:
                 parameter.grad = weighted if parameter.grad is None else parameter.grad + weighted
 
     def _note_gradients(self) -> None:
-        if self._updater.watches_gradients:
+        if self._updater.is_watched:
             gradients = [parameter.grad for parameter in self._trained.all]
             self._gradients = [
                 (gradient, gradient._version) for gradient in gradients if gradient is not None
@@ -402,7 +412,7 @@ class Attempt:
         """Raise UsageError in the first updates if other code has changed a
         gradient since the last pass.
         """
-        if self._updater.watches_gradients:
+        if self._updater.is_watched:
             before = [(id(gradient), version) for gradient, version in self._gradients]
             self._note_gradients()
             if before != [(id(gradient), version) for gradient, version in self._gradients]:
@@ -538,7 +548,8 @@ class Attempt:
             for optimizer in optimizers:
                 # The optimizer does nothing if this is 1, so a GPU has work while the host waits
                 # for the numbers.
-                state.take_step(optimizer, broken.float() if ahead else None)
+                with updater.watched(optimizer, attributes.IN_STEPS):
+                    state.take_step(optimizer, broken.float() if ahead else None)
         else:
             buffers.put_back()
         if updated:

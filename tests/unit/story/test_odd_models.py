@@ -310,3 +310,52 @@ def test_a_buffer_that_each_micro_batch_changes_in_its_own_way_is_noted(
     assert [note.partition(";")[0] for note in notes()] == [
         "each micro-batch of a step has its own changes of centre"
     ]
+
+
+class Recurrent(Base):
+    """Keeps its last hidden state, and counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden: tuple[Tensor, ...] | None = None
+        self.count = 0
+
+    def features(self, values: Tensor) -> Tensor:
+        self.count += 1
+        self.hidden = (values.detach().mean(0),)
+        return values
+
+
+class Counting(torch.optim.SGD):
+    steps = 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.steps += 1
+        super().step()
+
+
+def normed() -> nn.Module:
+    """Return a model in which a hook of torch sets a `weight` before each pass."""
+    model = Base()
+    torch.nn.utils.weight_norm(model.head)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "names"),
+    [
+        (Recurrent(), torch.optim.SGD, ["model (count, hidden)"]),
+        (Base(), Counting, ["optimizer (steps)"]),
+        (normed(), torch.optim.Adam, []),
+    ],
+)
+def test_plain_attributes_that_are_state_are_noted_once(
+    model: nn.Module, kind: Any, names: list[str]
+) -> None:
+    config = small_config(epochs=1, warmup_epochs=0.0, learning_rate=0.1)
+    optimizer = kind(own_generator(model).parameters(), lr=0.1)
+    with Session(model, optimizer, digits(NUM_SAMPLES, "train"), config=config) as session:
+        for step in session.steps():
+            for micro in step:
+                micro.backward(**measure(model, micro.batch))
+    assert [note.partition("of the ")[2].partition(", which")[0] for note in notes()] == names
