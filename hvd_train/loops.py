@@ -37,6 +37,10 @@ IN_EVALUATION_MODE = (
     "the model was in evaluation mode when a step began: it is set to training mode at the begin "
     "of each step; a layer that should stay in evaluation mode needs eval() of its own"
 )
+NOT_REGISTERED = (
+    "a scheduler drives the optimizer and is not registered, so the learning rate would be wrong "
+    "after a resume: session.register(scheduler=scheduler)"
+)
 
 
 class Loops:
@@ -356,10 +360,17 @@ class Loops:
                 "note", f"each micro-batch of a step has its own changes of {names}; {kept}"
             )
         for what, found in self.ranks.updater.changed.items():
-            if what not in self._told:
-                self._told.add(what)
-                self.ranks.output.journal.event("note", what.format(first_few(found, 3)))
+            self._tell_once(what, first_few(found, 3))
+        is_registered = any(hasattr(each, "step") for each in vars(self.own).values())
+        if agreed is not None and self.ranks.state.has_scheduler and not is_registered:
+            self._tell_once(NOT_REGISTERED)
         self.writes.note()
+
+    def _tell_once(self, note: str, names: str = "") -> None:
+        """Tell the user a note, with these names in its place for them."""
+        if note not in self._told:
+            self._told.add(note)
+            self.ranks.output.journal.event("note", note.format(names))
 
     def _arrive(self) -> None:
         if self.ranks.arrive():

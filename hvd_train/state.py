@@ -163,6 +163,11 @@ class TrainState:
         return next(iter(self.optimizers.values()))
 
     @property
+    def has_scheduler(self) -> bool:
+        """Whether a scheduler of torch drives an optimizer: it notes the first learning rate."""
+        return any("initial_lr" in group for _, _, group in self._groups())
+
+    @property
     def result(self) -> nn.Module:
         """The model to evaluate and to write as weights: the moving average, if any."""
         return self.model if self.average is None else self.average.module

@@ -22,6 +22,7 @@ from hvd_train.errors import UsageError
 from hvd_train.session import Session
 from hvd_train.tasks.task import Each, Measure
 from hvd_train.world.world import LocalWorld
+from tests.support.launching import notes
 from tests.support.programs import (
     DATA,
     STEPS,
@@ -112,6 +113,23 @@ def test_schedulers_of_timm_survive(name: str) -> None:
     """But its PlateauLRScheduler, whose state_dict leaves out its counters."""
     module = pytest.importorskip("timm.scheduler")
     check_survives(scheduled(lambda optimizer: getattr(module, name)(optimizer, **OF_TIMM[name])))
+
+
+@pytest.mark.parametrize("is_registered", [False, True])
+def test_a_scheduler_that_is_not_registered_is_noted_once(is_registered: bool) -> None:
+    def program(
+        session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop
+    ) -> None:
+        scheduler = schedulers.ExponentialLR(optimizer, 0.9)
+        if is_registered:
+            session.register(scheduler=scheduler)
+        for step in session.steps():
+            take(step, model)
+            scheduler.step()
+
+    played(LocalWorld(), program, Path("run"))
+    found = [note for note in notes() if "session.register(scheduler=scheduler)" in note]
+    assert len(found) == (not is_registered)
 
 
 def test_a_scheduler_that_is_made_after_an_evaluation_survives() -> None:
