@@ -33,7 +33,7 @@ from hvd_train.network.models import Builder, micro_batch_sizes
 from hvd_train.progress import order
 from hvd_train.progress.order import ORDERS, EpochOrder, Indices, Orders
 from hvd_train.state import TrainState
-from hvd_train.tasks.builtin import CLASSIFICATION, open_task
+from hvd_train.tasks.builtin import CLASSIFICATION, OwnTask, open_task
 from hvd_train.tasks.task import (
     LOSS,
     Goal,
@@ -59,7 +59,7 @@ class Own:
 
     model: Builder | None = None
     data: OwnData | None = None
-    task: Task | None = None
+    task: Task | OwnTask | None = None
 
 
 NOTHING = Own()

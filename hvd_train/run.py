@@ -38,7 +38,7 @@ from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, Stopped
 from hvd_train.run_files import remote, run_folder, trackers
 from hvd_train.tasks import builtin as tasks
-from hvd_train.tasks.builtin import CLASSIFICATION
+from hvd_train.tasks.builtin import CLASSIFICATION, OwnTask
 from hvd_train.tasks.task import Each, Measure, Measuring, Scores, Task
 from hvd_train.validate import evaluate as evaluate_model
 from hvd_train.world.world import AloneWorld, LocalWorld, Place, World, together
@@ -49,7 +49,7 @@ def train(
     *,
     model: Builder | None = None,
     data: OwnData | None = None,
-    task: Task | None = None,
+    task: Task | OwnTask | None = None,
     name: str = "",
     world: World | None = None,
 ) -> Result:
@@ -57,10 +57,10 @@ def train(
     alone; return how it ended.
 
     `model(num_classes)` and `data(config.data)` bring your own network and (training set,
-    validation set or None); `task` takes the place of classification. Of several trainings in a
-    program each has a `name`, which is its folder in the run folder. Raises UsageError for settings
-    or data that cannot be used, RankLost if another rank ends, ReplicasDiffer if the weights of the
-    ranks differ.
+    validation set or None); `task`, a Task or a function `task(config)`, takes the place of
+    classification. Of several trainings in a program each has a `name`, which is its folder in the
+    run folder. Raises UsageError for settings or data that cannot be used, RankLost if another rank
+    ends, ReplicasDiffer if the weights of the ranks differ.
     """
     if config.batch.on_resize == "per-worker" and config.optimizer.lr_scaling == "none":
         raise UsageError(
@@ -178,7 +178,7 @@ def evaluate(
     *,
     model: Builder | None = None,
     data: OwnData | str | None = None,
-    task: Task | None = None,
+    task: Task | OwnTask | None = None,
     world: World | None = None,
     device: str | None = None,
     data_dir: Path | None = None,

@@ -16,6 +16,8 @@ from hvd_train.errors import UsageError, place_in_user_code, unknown_name
 from hvd_train.progress.order import Indices
 from hvd_train.tasks.task import Mean, Measure, Scores, Task, Total
 
+OwnTask = Callable[[Config], Task]
+
 CLASSIFICATION = "classification"
 VOID = 255  # the class of pixels that do not count, as in Pascal VOC and Cityscapes
 IGNORED = -100  # the token that is not predicted, as in torch and Hugging Face
@@ -323,18 +325,25 @@ def check_name(name: str) -> None:
         raise unknown_name("task", name, _TASKS)
 
 
-def open_task(config: Config, classes: tuple[str, ...], own: Task | None = None) -> Task:
-    """Return `own` or the task of the config.
+def open_task(config: Config, classes: tuple[str, ...], own: Task | OwnTask | None = None) -> Task:
+    """Return the task that is `own`, that it returns, or that the config names.
 
-    Raises UsageError if the user's function returns something else.
+    Raises UsageError if the user's function returns something else, or a task that cannot measure.
     """
     name = config.model.task
-    if own is not None:
-        return own
-    if name in _TASKS:
+    if own is None and name in _TASKS:
         return _TASKS[name](config, classes)
-    seed_all(config.seed)
-    task = plugin.call(f"--task {name}", plugin.load("task", name), "config", config)
+    if isinstance(own, Task):
+        task = own
+    else:
+        seed_all(config.seed)
+        function = own or plugin.load("task", name)
+        task = plugin.call(f"--task {name}", function, "config", config)
     if not isinstance(task, Task):
         raise UsageError(f"--task {name}: it returned {type(task).__name__}, not an hvd_train.Task")
+    if isinstance(task.measure, nn.Module):
+        raise UsageError(
+            f"Task({type(task.measure).__name__}()): give a function measure(model, batch), which "
+            "returns {'loss': one number for each sample}"
+        )
     return task

@@ -215,6 +215,28 @@ def test_a_batch_of_another_form_is_refused(name: str) -> None:
             open_task(small_config(task=name), ()).measure(nn.Identity(), batch)
 
 
+def test_a_task_of_ones_own_may_be_a_function_of_the_config() -> None:
+    mine = Task(lambda model, batch: {}, best="loss")
+    config = small_config()
+    assert open_task(config, (), mine) is mine
+    given = []
+    assert open_task(config, (), lambda config: given.append(config) or mine) is mine
+    assert given == [config]
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        (lambda config: len, "returned builtin_function_or_method, not an hvd_train.Task"),
+        (Task(nn.CrossEntropyLoss()), r"Task\(CrossEntropyLoss\(\)\): give a function measure"),
+        (lambda: None, "must accept config"),
+    ],
+)
+def test_an_own_task_of_a_wrong_type_is_one_line(own: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        open_task(small_config(), (), own)
+
+
 def with_wrong(
     name: str, part: int, at: int, value: float
 ) -> Callable[[Any], tuple[TensorDataset, TensorDataset]]:
