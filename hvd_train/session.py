@@ -367,9 +367,13 @@ def parse_args(parser: ArgumentParser | None = None, **defaults: Any) -> tuple[N
     weights and all that the script draws. A wrong argument ends the script with one line and exit
     code 2.
     """
-    if parser is not None and parser.epilog is None:
-        parser.epilog = "Other flags belong to a run: `hvd-train train --help` lists them."
-    own, rest = parser.parse_known_args() if parser is not None else (Namespace(), sys.argv[1:])
+    own, rest = Namespace(), sys.argv[1:]
+    if parser is not None:
+        parser.epilog = parser.epilog or (
+            "Other flags belong to a run: `hvd-train train --help` lists them."
+        )
+        parser.allow_abbrev = False  # else --epochs could be short for a flag of the script
+        own, rest = parser.parse_known_args()
     report_in_one_line()
     config = Config().replace(**defaults)
     typed = vars(settings_parser(f"python {sys.argv[0]}", config).read(rest))

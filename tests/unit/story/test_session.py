@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -1111,3 +1112,16 @@ def test_a_flag_without_effect_is_refused_with_its_default_value(
         UsageError, match=f"{says} has no effect in a loop of your own: leave it out"
     ):
         Session(LINEAR, OWN, DATA, config=config.replace(epochs=3), world=LocalWorld())
+
+
+@pytest.mark.parametrize("typed", ["--epochs 2 --seed 3", "--epochs-warmup 4 --epochs 2 --seed 3"])
+def test_a_flag_of_the_run_is_not_short_for_one_of_the_script(
+    typed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["mine.py", *typed.split()])
+    parser = ArgumentParser()
+    parser.add_argument("--epochs-warmup", type=int, default=4)
+    parser.add_argument("--seed-data", type=int, default=7)
+    own, config = parse_args(parser)
+    assert vars(own) == {"epochs_warmup": 4, "seed_data": 7}
+    assert (config.schedule.epochs, config.seed) == (2, 3)
