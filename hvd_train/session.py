@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +19,7 @@ from torch.utils.data import default_collate
 from typing_extensions import Self
 
 from hvd_train.config import GROUPS, Config
+from hvd_train.console import say
 from hvd_train.data import identity
 from hvd_train.data.loader import Collate, Loader, open_loader
 from hvd_train.data.own_order import OwnOrder
@@ -27,6 +29,7 @@ from hvd_train.data.sources import check_apart, check_map_style
 from hvd_train.errors import UsageError, first_few
 from hvd_train.flags import settings_parser
 from hvd_train.history import START
+from hvd_train.launch import launcher
 from hvd_train.launch.exit_report import report_in_one_line
 from hvd_train.loops import Epoch, Loops, Step
 from hvd_train.network import buffers, models, optim
@@ -363,9 +366,10 @@ def parse_args(parser: ArgumentParser | None = None, **defaults: Any) -> tuple[N
     """Return the arguments of a script: its own, which `parser` knows, and the config
     of a run from all others.
 
-    `defaults` are settings of the run. Seeds torch, numpy and `random` by `--seed`, for the initial
-    weights and all that the script draws. A wrong argument ends the script with one line and exit
-    code 2.
+    `defaults` are settings of the run. A flag of `parser` with the name of a setting that acts in a
+    loop of one's own, such as `--epochs`, gives the setting its value, too. Seeds torch, numpy and
+    `random` by `--seed`, for the initial weights and all that the script draws. A wrong argument
+    ends the script with one line and exit code 2.
     """
     own, rest = Namespace(), sys.argv[1:]
     if parser is not None:
@@ -375,8 +379,16 @@ def parse_args(parser: ArgumentParser | None = None, **defaults: Any) -> tuple[N
         parser.allow_abbrev = False  # else --epochs could be short for a flag of the script
         own, rest = parser.parse_known_args()
     report_in_one_line()
-    config = Config().replace(**defaults)
+    shared = {
+        name: value
+        for name, value in vars(own).items()
+        if name in _EFFECTIVE and value not in (None, "") and value is not False
+    }
+    if shared and launcher.prints(os.environ):
+        values = ", ".join(f"{name}={value!r}" for name, value in shared.items())
+        say(f"flags of the script with the name of a setting set it, too: {values}")
+    config = Config().replace(**{**defaults, **shared})
     typed = vars(settings_parser(f"python {sys.argv[0]}", config).read(rest))
     config = config.replace(**typed)
     seed_all(config.seed)
-    return own, replace(config, given=frozenset((*defaults, *typed)))
+    return own, replace(config, given=frozenset((*defaults, *shared, *typed)))

@@ -1125,3 +1125,29 @@ def test_a_flag_of_the_run_is_not_short_for_one_of_the_script(
     own, config = parse_args(parser)
     assert vars(own) == {"epochs_warmup": 4, "seed_data": 7}
     assert (config.schedule.epochs, config.seed) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("typed", "epochs", "seed", "workers"),
+    [("", 3, 7, None), ("--epochs 2 --seed 5 --workers 1", 2, 5, 1), ("--resume x", 3, 7, None)],
+)
+def test_a_flag_of_the_script_with_the_name_of_a_setting_sets_it_too(
+    typed: str,
+    epochs: int,
+    seed: int,
+    workers: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["mine.py", *typed.split()])
+    parser = ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--lr", type=float, default=0.3)
+    parser.add_argument("--resume", default="")
+    own, config = parse_args(parser, seed=7)
+    assert (own.epochs, own.lr) == (epochs, 0.3)
+    assert (config.schedule.epochs, config.seed, config.data.workers) == (epochs, seed, workers)
+    assert f"a setting set it, too: epochs={epochs}" in capsys.readouterr().err
+    assert config.run.resume == (own.resume or "auto")
+    assert "learning_rate" not in config.given
