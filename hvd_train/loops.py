@@ -360,7 +360,7 @@ class Loops:
                 "note", f"each micro-batch of a step has its own changes of {names}; {kept}"
             )
         for what, found in self.ranks.updater.changed.items():
-            self._tell_once(what, first_few(found, 3))
+            self._tell_once(what, first_few([*found], 3))
         is_registered = any(hasattr(each, "step") for each in vars(self.own).values())
         if agreed is not None and self.ranks.state.has_scheduler and not is_registered:
             self._tell_once(NOT_REGISTERED)

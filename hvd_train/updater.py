@@ -105,7 +105,8 @@ class Updater:
         # by optimizer: ids, and a digest
         self._trained: dict[str, tuple[list[int], tuple[float, ...]]] = {}
         self._watched_updates = _WATCHED_UPDATES + 1
-        self.changed = dict[str, list[str]]()  # names of plain attributes, by what changes them
+        # names of plain attributes in their order, by what changes them
+        self.changed = dict[str, dict[str, None]]()
         # of the last update, if it was watched, with their versions
         self._last_gradients = list[tuple[nn.Parameter, Tensor, int]]()
 
@@ -232,7 +233,7 @@ class Updater:
         before = attributes.values_of(thing) if self.is_watched else {}
         yield
         if before and (names := attributes.changed(before, attributes.values_of(thing))):
-            self.changed.setdefault(what, names)
+            self.changed.setdefault(what, {}).update(dict.fromkeys(names))
 
 
 @dataclass(frozen=True)

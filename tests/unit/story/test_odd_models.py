@@ -337,7 +337,7 @@ class Counting(torch.optim.SGD):
 def normed() -> nn.Module:
     """Return a model in which a hook of torch sets a `weight` before each pass."""
     model = Base()
-    torch.nn.utils.weight_norm(model.head)
+    torch.nn.utils.spectral_norm(model.head)
     return model
 
 
