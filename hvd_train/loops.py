@@ -480,7 +480,10 @@ class Loops:
             if attempt.lost is not None:
                 raise attempt.lost
             if not mine.done:
-                raise UsageError(f"step {step.number}: micro.backward was not called")
+                raise UsageError(
+                    f"step {step.number}: micro.backward was not called: give samples that do "
+                    "not count a loss of 0, or leave them out of the data"
+                )
         return attempt.finish(ranks.batches.prepare, self._before)
 
     def _give_up(self, attempt: Attempt) -> None:

@@ -107,10 +107,15 @@ def compare_programs(state: TrainState, own: SimpleNamespace, world: World) -> N
             f"the programs of the ranks are at different places ({labels}): register what decides"
         )
     if odd := [name for each in of_own for name in each if each[name] != of_own[0].get(name)]:
+        cause = (
+            "a module that runs in the steps, such as a momentum encoder, is one of the "
+            "session's models"
+        )
+        if state.progress.step == 0:
+            cause = "seed torch before you make a model that is copied, or copy it in the session"
         raise ReplicasDiffer(
             f"{first_few([*dict.fromkeys(odd)])} differ between ranks: code that changes them "
-            "must do the same on all ranks; a module that runs in the steps, such as a "
-            "momentum encoder, is one of the session's models"
+            f"must do the same on all ranks; {cause}"
         )
     if len(set(digests)) > 1:
         names = first_few(different_tensors(state, world), 3)

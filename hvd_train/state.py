@@ -21,7 +21,7 @@ from torch.optim.swa_utils import AveragedModel
 from hvd_train.data.identity import Identity
 from hvd_train.data.plain import from_plain, text_of, to_plain, with_plain_numbers
 from hvd_train.data.trees import map_tensors
-from hvd_train.errors import UsageError, counted, first_few
+from hvd_train.errors import UsageError, first_few
 from hvd_train.history import HEAD, START, STEPS, History, Place
 from hvd_train.network import buffers, optim, weights
 from hvd_train.network.buffers import digest_of, tensors_in
@@ -351,10 +351,7 @@ class TrainState:
             for name, parameter in self.model.named_parameters()
         }
         if foreign := [each for each in self._parameters() if id(each) not in names]:
-            raise UsageError(
-                f"the optimizer has {counted(len(foreign), 'parameter')} that "
-                "the model does not have"
-            )
+            raise UsageError(optim.foreign_parameters(len(foreign)))
         point = _fields(self.point)
         best = point.pop("best")
         last = point.pop("last")

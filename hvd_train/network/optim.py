@@ -124,9 +124,15 @@ def check_parameters(model: nn.Module, optimizers: Mapping[str, Optimizer]) -> N
             "requires_grad to False"
         )
     if foreign := len(known.keys() - {id(parameter) for _, parameter in named}):
-        raise UsageError(
-            f"the optimizer has {counted(foreign, 'parameter')} that the model does not have"
-        )
+        raise UsageError(foreign_parameters(foreign))
+
+
+def foreign_parameters(count: int) -> str:
+    """Return the message about parameters of an optimizer that the model does not have."""
+    return (
+        f"the optimizer has {counted(count, 'parameter')} that the model does not have: give the "
+        "session all models by name, as in {'net': net, 'loss': loss}"
+    )
 
 
 def with_inner(optimizers: Mapping[str, Optimizer]) -> dict[str, Optimizer]:

@@ -349,13 +349,14 @@ def test_all_ranks_know_the_measures_if_some_have_no_micro_batch() -> None:
     assert all(largest_difference(weights, results[0][0]) == 0 for weights, _ in results)
 
 
-@pytest.mark.parametrize("what", ["rate", "value", "weights"])
+@pytest.mark.parametrize("what", ["rate", "value", "weights", "first value"])
 def test_code_that_differs_between_ranks_ends_the_job_within_an_epoch(what: str) -> None:
     def body(world: World) -> None:
         def program(
             session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, val: TensorDataset
         ) -> None:
-            own = session.register(level=1)
+            first = world.place.rank if what == "first value" else 1
+            own = session.register(level=first)
             for epoch in session.epochs():
                 for step in epoch:
                     if world.place.rank == 1 and step.number == 3:
@@ -373,9 +374,13 @@ def test_code_that_differs_between_ranks_ends_the_job_within_an_epoch(what: str)
             "rate": "settings of the optimizer differ",
             "value": r"register\(level=...\) differ",
             "weights": "bias",
+            "first value": r"register\(level=...\) differ",
         }
-        with pytest.raises(ReplicasDiffer, match=rf"{names[what]}.* the same on all ranks"):
+        with pytest.raises(
+            ReplicasDiffer, match=rf"{names[what]}.* the same on all ranks"
+        ) as raised:
             played(world, program)
+        assert ("seed torch before" in str(raised.value)) == (what == "first value")
 
     run_ranks(2, body)
 
@@ -414,7 +419,7 @@ def in_each_micro_batch(act: Callable[..., object]) -> Program:
             lambda s, m, o, micro: [micro.backward(loss_of(m, micro)), "twice"][1],
             "step 1: its micro-batches come once",
         ),
-        (lambda s, m, o, micro: None, "step 1: micro.backward was not called"),
+        (lambda s, m, o, micro: None, "backward was not called: give samples .* a loss of 0"),
         (
             lambda s, m, o, micro: micro.backward(loss_of(m, micro)) or "leave",
             "did not run to its end",
@@ -768,7 +773,7 @@ def test_a_foreign_parameter_that_is_added_later_is_one_line() -> None:
             optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
 
     with pytest.raises(
-        UsageError, match="the optimizer has 2 parameters that the model does not have"
+        UsageError, match="2 parameters that the model does not have: give the session all models"
     ):
         played(LocalWorld(), program)
 
@@ -790,7 +795,7 @@ TWO_OPTIMIZERS = {"a": SGD(ITS_PARAMETERS), "b": SGD(ITS_PARAMETERS[:1])}
             SGD([*ITS_PARAMETERS, MORE]),
             DATA,
             {},
-            "the optimizer has 1 parameter that the model does not have",
+            "1 parameter that the model does not have: give the session all models by name",
         ),
         (PARALLEL, OWN, DATA, {}, "without DistributedDataParallel"),
         (nn.Sequential(nn.DataParallel(LINEAR)), OWN, DATA, {}, "without DataParallel"),
