@@ -5,82 +5,54 @@ import io
 import os
 import pickle
 import re
-import warnings
 from collections import ChainMap
-from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar
 
 import cloudpickle
 import numpy as np
-import torch
 from torch import Tensor
 
 from hvd_train.data.random_numbers import seed_all
 
 _LARGE = 2**20  # bytes: a smaller array is copied sooner than its file is found
-# span, access, offset, device, inode and path
-_MAPPING = re.compile(r"(\w+)-(\w+) .(.).(.) (\w+) \S+ \d+ +(/.*)")
-# the path of a file, how it is opened, and the offset and number of bytes
-_Mapped = tuple[str, str, int, int]
-
-
-def _mapped(address: int, num_bytes: int) -> _Mapped | None:
-    """Return the part of a file that this memory shows, if another process that
-    maps the file sees the same.
-    """
-    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as lines:
-        for found in map(_MAPPING.match, lines):
-            if found is None or not int(found[1], 16) <= address <= int(found[2], 16) - num_bytes:
-                continue
-            path = found[6]
-            writes = found[3] == "w"
-            # what was written is in this process alone
-            if not os.path.isfile(path) or (writes and found[4] != "s"):
-                return None
-            return (
-                path,
-                "r+" if writes else "r",
-                int(found[5], 16) + address - int(found[1], 16),
-                num_bytes,
-            )
-    return None
-
-
-def _by_file(array: np.ndarray) -> tuple[Any, ...] | None:
-    """Reduce a large array in a memory-mapped file to its place there."""
-    if array.nbytes < _LARGE:
-        return None
-    reach = [(count - 1) * stride for count, stride in zip(array.shape, array.strides, strict=True)]
-    before = sum(-each for each in reach if each < 0)
-    num_bytes = before + sum(each for each in reach if each > 0) + array.itemsize
-    part = _mapped(array.__array_interface__["data"][0] - before, num_bytes)
-    return part and (_array_in, (part, array.shape, array.dtype, before, array.strides))
-
-
-def _array_in(part: _Mapped, shape: Any, dtype: Any, first: int, strides: Any) -> np.ndarray:
-    path, mode, offset, num_bytes = part
-    # a str is no Literal
-    content = np.memmap(path, np.uint8, mode, offset, num_bytes)  # type: ignore[call-overload]
-    found: np.ndarray = np.ndarray(shape, dtype, content, first, strides)
-    return found
+# first and last address, access, private or shared, offset and path
+_MAPPING = re.compile(r"(\w+)-(\w+) r(.).(.) (\w+) \S+ \d+ +(/.*)")
 
 
 def _array(array: np.ndarray) -> Any:
-    return _by_file(array) or array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    """Reduce an array in a memory-mapped file to its place there, any other to its values."""
+    if array.nbytes >= _LARGE:
+        first, end = np.lib.array_utils.byte_bounds(array)
+        if part := _mapped(first, end):
+            start = array.__array_interface__["data"][0] - first
+            return _array_in, (part, array.shape, array.dtype, start, array.strides)
+    return array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
 
 
-def _tensor(tensor: Tensor) -> Any:
-    with suppress(RuntimeError, TypeError):  # numpy has no such tensor
-        if reduced := _by_file(tensor.numpy()):
-            return _tensor_in, reduced[1]
-    return ForkingPickler._extra_reducers[Tensor](tensor)  # type: ignore[attr-defined]
+def _mapped(first: int, end: int) -> tuple[Any, ...] | None:
+    """Return which part of a file this memory shows, if another process that maps the
+    file sees the same: its path, the mode to open it, the offset and number of bytes.
+    """
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as lines:
+        for found in filter(None, map(_MAPPING.match, lines)):
+            begin = int(found[1], 16)
+            if begin <= first and end <= int(found[2], 16):
+                _, _, writes, sharing, offset, path = found.groups()
+                # a private change, or a deleted file, is in this process alone
+                if (writes == "w" and sharing == "p") or not os.path.isfile(path):
+                    return None
+                mode = "r+" if writes == "w" else "r"
+                return path, mode, int(offset, 16) + first - begin, end - first
+    return None
 
 
-def _tensor_in(*place: Any) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        return torch.from_numpy(_array_in(*place))
+def _array_in(part: tuple[Any, ...], *layout: Any) -> np.ndarray:
+    path, mode, offset, num_bytes = part
+    shape, dtype, start, strides = layout
+    content = np.memmap(path, np.uint8, mode, offset, num_bytes)
+    found: np.ndarray = np.ndarray(shape, dtype, content, start, strides)
+    return found
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
@@ -89,7 +61,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
     """
 
     dispatch_table: ClassVar[Any] = ChainMap(
-        {np.ndarray: _array, np.memmap: _array, Tensor: _tensor},
+        {np.ndarray: _array, np.memmap: _array},
         cloudpickle.Pickler.dispatch_table,
         ForkingPickler._extra_reducers,  # type: ignore[attr-defined]
     )

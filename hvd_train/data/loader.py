@@ -37,7 +37,7 @@ _STARTING = threading.Lock()  # held while a loader takes the place of the progr
 _AT_ONCE = 256
 # in a key of random numbers: separates a sample's transforms from other uses of the seed
 _TRANSFORMS = 2
-_Sample = tuple[int, int]  # epoch, and number in the data set
+_Wanted = tuple[int, list[int]]  # an epoch, and the samples of a micro-batch
 Collate = Callable[[list[Any]], Any]  # makes a batch of items
 Check = Callable[[Any, Indices], None]  # raises UsageError for a batch of these samples
 
@@ -235,23 +235,22 @@ class _Reader:
     collate: Collate
     epoch: int | None = None  # the one that the data set has begun
 
-    def __getitem__(self, samples: list[_Sample]) -> Any:
+    def __getitem__(self, wanted: _Wanted) -> Any:
         """Return a batch, or a UsageError, which DataLoader would wrap in a
         traceback; of no samples, a digest.
         """
+        epoch, samples = wanted
         try:
             if not samples:
                 return self.digest()
             # which draws no random numbers
             if self.collate is default_collate and type(self.data) is TensorDataset:
-                rows = [index for _, index in samples]
-                return [tensor[rows] for tensor in self.data.tensors]
-            return self.batch_of([self.item(sample) for sample in samples])
+                return [tensor[samples] for tensor in self.data.tensors]
+            return self.batch_of([self.item(epoch, index) for index in samples])
         except UsageError as error:
             return error
 
-    def item(self, sample: _Sample) -> Any:
-        epoch, index = sample
+    def item(self, epoch: int, index: int) -> Any:
         self.begin(epoch)
         # versions with repeated samples counted here
         seed_on_cpu(order.key(self.seed, epoch, _TRANSFORMS, index, 0))
@@ -274,11 +273,11 @@ class _Reader:
         Raises UsageError if they are others when they are read again.
         """
         if hasattr(self.data, "content_of_files"):  # by which it is known already
-            self.item((0, 0))
+            self.item(0, 0)
             return ""
         numbers = _a_few(len(self.data))
         first, second = (
-            digest_of_items([self.item((0, number)) for number in numbers]) for _ in range(2)
+            digest_of_items([self.item(0, number) for number in numbers]) for _ in range(2)
         )
         if first != second:
             raise UsageError(
@@ -316,9 +315,9 @@ class _MicroBatchSampler:
     epoch: int = 0
     micro_batches: Iterable[MicroBatch] = ()
 
-    def __iter__(self) -> Iterator[list[_Sample]]:
+    def __iter__(self) -> Iterator[_Wanted]:
         for micro in self.micro_batches:
-            yield [(self.epoch, number) for number in micro.samples.tolist()]
+            yield self.epoch, micro.samples.tolist()
 
 
 class _Version:
@@ -330,38 +329,48 @@ class _Version:
 
     def is_old(self, data: MapDataset) -> bool:
         """Return whether the data set has changed since."""
-        if self.values != _plain_values(data):
-            return True
-        digest = digest_of_pickle(data) if self._digest is not None else None
-        return digest is not None and digest != self._digest
+        digest = digest_of_pickle(data)
+        is_same = digest is None or self._digest in (None, digest)
+        return not is_same or self.values != _plain_values(data)
 
     def check(self, data: MapDataset) -> None:
         """Raise UsageError if a plain value has changed since."""
-        now = _plain_values(data)
-        then = self.values
-        if changed := [name for name in {**now, **then} if now.get(name) != then.get(name)]:
+        for (_, name), _ in self.values.items() ^ _plain_values(data).items():
             raise UsageError(
-                f"{changed[0][1]} of the data was changed while loader processes read an epoch, "
+                f"{name} of the data was changed while loader processes read an epoch, "
                 "which do not see it: change it before the steps of an epoch, or in "
                 "begin_epoch(epoch), or type --workers 0"
             )
-
-
-_PLAIN = (bool, int, float, str)
 
 
 def _plain_values(data: MapDataset) -> dict[tuple[int, str], Any]:
     """Return the attributes of a data set that take no time to compare; of tensors,
     how often they were written.
     """
-    found = dict[tuple[int, str], Any]()
-    for number, each in enumerate(inner_sets(data)):
-        for name, value in getattr(each, "__dict__", {}).items():
-            plain = value if isinstance(value, _PLAIN) else None
-            found[number, f"{type(each).__name__}.{name}"] = (
-                value._version if isinstance(value, Tensor) else plain
-            )
-    return found
+    return {
+        (number, f"{type(each).__name__}.{name}"): getattr(value, "_version", value)
+        for number, each in enumerate(inner_sets(data))
+        for name, value in getattr(each, "__dict__", {}).items()
+        if isinstance(value, (bool, int, float, str, Tensor))
+    }
+
+
+@contextmanager
+def _without_script() -> Iterator[None]:
+    """Start processes that do not import the user's script, which would begin to train there.
+
+    Terminals send SIGINT and SIGHUP to all processes of a job. The training needs its loader
+    processes until its commit, so these block both.
+    """
+    with _STARTING:
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+        script = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = script
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
 
 
 class MapLoader(Loader):
@@ -410,13 +419,10 @@ class MapLoader(Loader):
     @override
     def start(self) -> str:
         request = MicroBatch(0, np.zeros(0, dtype=np.int64))
-        digests = [*self._read(0, itertools.repeat(request, self._num_workers))]
-        for each in digests:
-            if isinstance(each, UsageError):
-                raise each
-        if len({*digests}) > 1:
+        digests = {*self._read(0, itertools.repeat(request, self._num_workers))}
+        if len(digests) > 1:
             raise UsageError(f"loader processes read different items: {SEEDED}")
-        return digests[0] if digests else self.digest()
+        return digests.pop() if digests else self.digest()
 
     @override
     def digest(self) -> str:
@@ -425,68 +431,45 @@ class MapLoader(Loader):
 
     @override
     def read(self, epoch: int, wanted: Iterable[MicroBatch]) -> Iterator[Any]:
-        if len(self._reader.data) != self.num_samples:
+        data = self._reader.data
+        if len(data) != self.num_samples:
             raise UsageError(
-                f"the data set had {self.num_samples} samples, and has {len(self._reader.data)} "
+                f"the data set had {self.num_samples} samples, and has {len(data)} "
                 "now: keep its length"
             )
-        if self._sent is not None and self._sent.is_old(self._reader.data):
+        # Loader processes with an older version end, and others start with this one.
+        if self._sent is not None and self._sent.is_old(data):
             self._sent = None
             self._loader = self._new_loader()
+        # What `begin_epoch` changes here is no change: loader processes call it, too.
         self._reader.begin(epoch)
-        # loader processes call begin_epoch, too
-        if self._sent is not None and follows_epochs(self._reader.data):
-            self._sent = _Version(self._reader.data)
-        return map(self._on_device, self._checked(epoch, wanted))
+        if self._sent is not None and follows_epochs(data):
+            self._sent = _Version(data)
+        return self._on_device(epoch, wanted)
 
-    def _checked(self, epoch: int, wanted: Iterable[MicroBatch]) -> Iterator[Any]:
-        if self._check is None:
-            return self._read(epoch, wanted)
+    def _on_device(self, epoch: int, wanted: Iterable[MicroBatch]) -> Iterator[Any]:
         to_read, to_check = itertools.tee(wanted)
-        return map(self._check_one, self._read(epoch, to_read), to_check)
-
-    def _check_one(self, batch: Any, micro: MicroBatch) -> Any:
-        if self._check is not None and not isinstance(batch, UsageError):
-            self._check(batch, micro.samples)
-        return batch
-
-    def _start_reading(self) -> Iterator[Any]:
-        # Terminals send these to all processes of a job. The training needs its loader processes
-        # until its commit.
-        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
-        # Processes that start here must not import the user's script, which would begin to train
-        # there.
-        script = sys.modules["__main__"]
-        sys.modules["__main__"] = types.ModuleType("__main__")
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Got pickle error")  # the error below says it
-                return iter(self._loader)
-        except Exception as error:  # noqa: BLE001
-            # a data set may raise anything when it is pickled
-            reason = first_line(error)
-            raise UsageError(
-                f"loader processes cannot be sent the data set ({reason}); type --workers 0"
-            ) from None
-        finally:
-            sys.modules["__main__"] = script
-            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        for batch, micro in zip(self._read(epoch, to_read), to_check, strict=False):
+            if self._check is not None:
+                self._check(batch, micro.samples)
+            yield self._moved(batch)
 
     def _read(self, epoch: int, wanted: Iterable[MicroBatch]) -> Iterator[Any]:
-        """Yield batches in host memory, or a UsageError.
+        """Yield batches in host memory.
 
-        Raises UsageError if a loader process ended.
+        Raises UsageError if an item cannot be used, or a loader process ended.
         """
         self._sampler.epoch = epoch
         self._sampler.micro_batches = wanted
-        with _STARTING:
-            batches = self._start_reading()
+        batches = self._started()
         if self._num_workers > 0 and self._sent is None:
             self._sent = _Version(self._reader.data)
         try:
             for batch in batches:
                 if self._sent is not None:
                     self._sent.check(self._reader.data)
+                if isinstance(batch, UsageError):
+                    raise batch
                 yield batch
         except (RuntimeError, OSError, EOFError):
             processes = getattr(self._loader._iterator, "_workers", [])
@@ -500,20 +483,31 @@ class MapLoader(Loader):
                 ) from None
             raise
 
+    def _started(self) -> Iterator[Any]:
+        """Start an epoch of the loader, and its processes if there are none yet."""
+        try:
+            with _without_script(), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Got pickle error")  # the error below says it
+                return iter(self._loader)
+        except Exception as error:  # noqa: BLE001
+            # a data set may raise anything when it is pickled
+            reason = first_line(error)
+            raise UsageError(
+                f"loader processes cannot be sent the data set ({reason}); type --workers 0"
+            ) from None
+
     @override
     def example(self, size: int) -> Any:
         epoch = self._reader.epoch or 0
-        items = [self._reader.item((epoch, number)) for number in range(min(2, self.num_samples))]
+        items = [self._reader.item(epoch, number) for number in range(min(2, self.num_samples))]
         if self._sent is not None:
             # items may count their reads, for instance
             self._sent.values = _plain_values(self._reader.data)
-        return self._on_device(
+        return self._moved(
             self._reader.batch_of([items[number % len(items)] for number in range(size)])
         )
 
-    def _on_device(self, batch: Any) -> Any:
-        if isinstance(batch, UsageError):
-            raise batch
+    def _moved(self, batch: Any) -> Any:
         with torch.cuda.stream(self._copies):  # on a GPU beside the backward pass that is queued
             batch = map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
         if self._copies is not None:
