@@ -473,20 +473,16 @@ GROUPS: dict[str, type[Any]] = {
     for n, hint in get_type_hints(Config).items()
     if isinstance(hint, type) and hint.__module__ == __name__
 }
-_OWNERS: dict[str, str | None] = {
-    **{
-        f.name: None
-        for f in dataclasses.fields(Config)
-        if f.name not in GROUPS and f.name != "given"
-    },
-    **{f.name: group for group, cls in GROUPS.items() for f in dataclasses.fields(cls)},
+_CLASSES: tuple[tuple[str | None, type[Any]], ...] = ((None, Config), *GROUPS.items())
+_OWNERS = {
+    f.name: group
+    for group, cls in _CLASSES
+    for f in dataclasses.fields(cls)
+    if group or f.name not in {*GROUPS, "given"}
 }
 """The group of each field; None stands for Config itself."""
-_FIELDS = {f.name: f for f in dataclasses.fields(Config)}
-_FIELDS |= {f.name: f for cls in GROUPS.values() for f in dataclasses.fields(cls)}
-HINTS: dict[str, Any] = {
-    n: hint for cls in (Config, *GROUPS.values()) for n, hint in get_type_hints(cls).items()
-}
+_FIELDS = {f.name: f for _, cls in _CLASSES for f in dataclasses.fields(cls)}
+HINTS: dict[str, Any] = {n: hint for _, cls in _CLASSES for n, hint in get_type_hints(cls).items()}
 _WORDS = {
     int: "a whole number",
     float: "a number",
