@@ -37,11 +37,9 @@ def frozen(config: ModelConfig, model: nn.Module, epoch: float, heads: Sequence[
             raise UsageError(
                 "--freeze backbone: the model has no linear or convolutional layer to leave out"
             )
-        of_heads = {
-            id(parameter) for head in heads for parameter in model.get_submodule(head).parameters()
-        }
+        of_heads = {each for head in heads for each in model.get_submodule(head).parameters()}
         frozen_names = {
-            name for name, parameter in model.named_parameters() if id(parameter) not in of_heads
+            name for name, parameter in model.named_parameters() if parameter not in of_heads
         }
     else:
         frozen_names = _matching(config.freeze, names)

@@ -1,6 +1,5 @@
 """Build and check models: torchvision's, timm's, a small convnet for digits, or the user's own."""
 
-import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -91,52 +90,41 @@ def head_of(model: nn.Module) -> str | None:
 
 
 def heads_of(model: nn.Module, result: Callable[[], Tensor]) -> tuple[str, ...]:
-    """Return the names of the classifiers, as timm knows them, and of the layers whose
-    output no other layer takes.
+    """Return the names of the classifiers, as a model of timm knows them, or of the layers
+    whose output no other layer takes.
 
     There may be several, and any may be defined first. `result` runs the model, and depends on its
     output.
     """
+    classifiers: Any = getattr(model, "get_classifier", tuple)()
+    if not isinstance(classifiers, (tuple, list)):
+        classifiers = (classifiers,)
+    named = dict(model.named_modules())
+    if known := [name for name, module in named.items() if module in classifiers]:
+        return tuple(known)
     # the name of the layer, by the node of its output in autograd's graph
     made_by = dict[Any, str]()
+
     hooks = [
         module.register_forward_hook(
             lambda _, __, output, name=name: made_by.update({output.grad_fn: name})
         )
-        for name, module in model.named_modules()
+        for name, module in named.items()
         if isinstance(module, _LAYERS)
     ]
     try:
         with torch.enable_grad():
-            nodes = [result().grad_fn]
+            nodes: set[Any] = {result().grad_fn}
     finally:
         for hook in hooks:
             hook.remove()
-    heads = _classifiers(model)
-    seen = set[Any]()
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node in made_by:
-            heads.append(made_by[node])
-        else:
-            nodes += [before for before, _ in node.next_functions]
-    return tuple(
-        sorted(name for name in {*heads} if not any(name.startswith(f"{head}.") for head in heads))
-    )
-
-
-def _classifiers(model: nn.Module) -> list[str]:
-    """Return the names of what a model of timm calls its classifiers, if they have parameters."""
-    get_classifier = getattr(model, "get_classifier", None)
-    if get_classifier is None or not plugin.takes(get_classifier):
-        return []
-    found = get_classifier()
-    wanted = [*found] if isinstance(found, (tuple, list)) else [found]
-    modules = [(name, module) for name, module in model.named_modules() if [*module.parameters()]]
-    return [name for name, module in modules if any(module is each for each in wanted)]
+    heads = set[str]()
+    seen: set[Any] = {None}
+    while nodes := nodes - seen:
+        seen |= nodes
+        heads |= {made_by[node] for node in nodes & made_by.keys()}
+        nodes = {before for node in nodes - made_by.keys() for before, _ in node.next_functions}
+    return tuple(sorted(heads))
 
 
 def needs_colour(name: str) -> bool:
@@ -161,20 +149,16 @@ def build(
         builder: Callable[..., Any] = own or plugin.load("model", name)
         if isinstance(builder, nn.Module):
             raise UsageError(f"--model {name} is a model already: write a function that returns it")
-        known = inspect.signature(builder).parameters.values()
-        if needed := [
-            each.name for each in known if each.default is each.empty and not num_classes
-        ]:
+        if num_classes:
+            model = plugin.call(f"--model {name}", builder, "num_classes", num_classes)
+        elif plugin.takes(builder):
+            model = builder()
+        else:
             raise UsageError(
-                f"--model {name} needs {needed[0]}, but a model takes only the number of "
+                f"--model {name} needs an argument, but a model takes only the number of "
                 "classes, and the training set has no attribute `classes`: write a "
                 "function without arguments"
             )
-        model = (
-            plugin.call(f"--model {name}", builder, "num_classes", num_classes)
-            if num_classes
-            else builder()
-        )
         if not isinstance(model, nn.Module):
             raise UsageError(
                 f"--model {name}: it returned {type(model).__name__}, not a torch.nn.Module"
@@ -189,7 +173,7 @@ def build(
     return model
 
 
-_PARALLEL = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
+_PARALLEL = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 
 
 def check_own(model: object) -> None:
@@ -204,11 +188,6 @@ def check_own(model: object) -> None:
     if wrapper := next((name for name in kinds if name in _PARALLEL), None):
         raise UsageError(f"give the model itself, without {wrapper}")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if type(tensor).__name__ == "DTensor":
-            raise UsageError(
-                f"{name} is a DTensor, a part of it on each rank: give a model "
-                "that each rank has whole"
-            )
         if is_lazy(tensor):
             raise UsageError(
                 f"{name} has no shape yet: call the model once, before its optimizer is made"

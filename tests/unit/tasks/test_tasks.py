@@ -239,7 +239,7 @@ def test_items_may_be_any_trees_of_tensors() -> None:
         (
             lambda num_classes: Embedded(),
             regression(),
-            "needs num_classes, but .* the training set has no .*classes",
+            "needs an argument, but .* the training set has no .*classes",
         ),
     ],
 )
