@@ -3,6 +3,7 @@
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from enum import Enum
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hvd_train.data.trees import like
+from hvd_train.data.trees import form_of, like
 from hvd_train.errors import UsageError
 
 # The types that torch.load gives back with weights_only=True. It makes no object of another class,
@@ -39,22 +40,19 @@ def number(value: object, name: str) -> float:
 
     Raises UsageError, which names what is no number.
     """
-    if isinstance(value, (Tensor, np.ndarray)):
-        value = value.item() if len(value.reshape(-1)) == 1 else value
-    if isinstance(value, int):
-        return int(value)
-    try:
-        if not isinstance(value, (str, bytes)):
-            return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        pass
-    raise UsageError(f"{name} is {_described(value)}: it must be one number")
+    with suppress(TypeError, ValueError, RuntimeError):  # it is no number, or not one
+        found: Any = value.item() if hasattr(value, "item") else value
+        if isinstance(found, int):
+            return int(found)
+        if not isinstance(found, (str, bytes)):
+            return float(found)
+    raise UsageError(f"{name} is {form_of(value)}: it must be one number")
 
 
 def numbers(values: object, name: str) -> dict[str, float]:
     """Return numbers by name, as `number` does each. Raises UsageError."""
     if not isinstance(values, Mapping):
-        raise UsageError(f"{name} is {_described(values)}: it must be a dict of numbers by name")
+        raise UsageError(f"{name} is {form_of(values)}: it must be a dict of numbers by name")
     return {
         with_plain_numbers(key): number(value, f"{name}[{key!r}]") for key, value in values.items()
     }
@@ -104,7 +102,7 @@ def to_plain(value: Any, name: str) -> Any:
     if type(plain) in _LEAVES:
         return plain
     raise UsageError(
-        f"{name}: {_described(value)} cannot be kept: register what has a state_dict, each under "
+        f"{name}: {form_of(value)} cannot be kept: register what has a state_dict, each under "
         "its own name, or numbers, texts, tensors, arrays of numpy, and containers of these"
     )
 
@@ -150,7 +148,7 @@ def _key(key: Any, name: str) -> Any:
         return str.__str__(plain)
     if type(plain) not in _LEAVES:
         raise UsageError(
-            f"{name}: {_described(key)} cannot be a key or a member that is kept: "
+            f"{name}: {form_of(key)} cannot be a key or a member that is kept: "
             "use a number or a text"
         )
     return plain
@@ -236,19 +234,3 @@ def _class(path: str) -> Any:
     for part in name.split("."):
         found = getattr(found, "__dict__", {}).get(part)
     return found if isinstance(found, type) else None
-
-
-def _described(value: object) -> str:
-    kind = type(value)
-    if isinstance(value, (Tensor, np.ndarray)):
-        layout = getattr(value, "layout", torch.strided)
-        return (
-            f"{kind.__name__} of shape {list(value.shape)}, {value.dtype}, {layout}".removesuffix(
-                ", torch.strided"
-            )
-        )
-    if isinstance(value, defaultdict):
-        return (
-            f"{kind.__name__} of {getattr(value.default_factory, '__qualname__', 'other')} values"
-        )
-    return kind.__name__

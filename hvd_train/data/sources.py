@@ -22,6 +22,7 @@ from hvd_train.console import say
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, Augment, DataSet, MapDataset
 from hvd_train.data.hugging_face import open_saved
 from hvd_train.data.random_numbers import seed_all
+from hvd_train.data.trees import form_of
 from hvd_train.errors import UsageError, first_line, unknown_name
 from hvd_train.launch import launcher
 from hvd_train.plugin import HUGGING_FACE
@@ -125,15 +126,18 @@ def affine_jitter(degrees: float, shift: float, scale: float) -> Augment:
     return Augment(4, apply)
 
 
+def file_of_scikit_learn(name: str) -> Path:
+    """Return the path of a file of data, without the library, which is slow to import."""
+    package = importlib.util.find_spec("sklearn")
+    assert package is not None
+    return Path(str(package.origin)).parent / "datasets" / "data" / name
+
+
 def _digits(config: DataConfig, seed: int) -> DataSet:
     """Return the test part of the UCI Optical Recognition of Handwritten Digits
     (Alpaydin and Kaynak, 1998).
     """
-    package = importlib.util.find_spec("sklearn")  # it is slow to import
-    assert package is not None
-    rows = np.loadtxt(
-        Path(str(package.origin)).parent / "datasets" / "data" / "digits.csv.gz", delimiter=","
-    )
+    rows = np.loadtxt(file_of_scikit_learn("digits.csv.gz"), delimiter=",")
     pixels = (rows[:, :-1] * (255 / 16)).round().astype(np.uint8)  # from 0..16
     images = torch.from_numpy(pixels).view(-1, 1, 8, 8)
     labels = torch.from_numpy(rows[:, -1].astype(np.int64))
@@ -164,11 +168,11 @@ def crop_and_flip(padding: int) -> Augment:
 
 
 def _cifar(config: DataConfig, seed: int) -> DataSet:
+    import torchvision.datasets
     from filelock import FileLock
-    from torchvision.datasets import CIFAR10, CIFAR100
 
     name = config.data
-    cls = {"cifar10": CIFAR10, "cifar100": CIFAR100}[config.data]
+    cls = getattr(torchvision.datasets, name.upper())
     root = config.data_dir or Path("data")
     try:
         if config.download:
@@ -213,9 +217,8 @@ def of_files(config: DataConfig, files: Sequence[Path], classes: tuple[str, ...]
         data = open_data(config, 0)
         source: Any = data.train if data.val is None else data.val
         image = source.images[0] if isinstance(source, Arrays) else source[0][0]
-        while isinstance(source, (_CheckedItems, Subset)):
-            source = source.data if isinstance(source, _CheckedItems) else source.dataset
-        own = getattr(source, "transform", None)
+        transforms = [getattr(each, "transform", None) for each in inner_sets(source)]
+        own = next(filter(None, transforms), None)
         if own is None and image.dtype != torch.uint8:
             advice = (
                 "give its validation set the attribute `transform`, from a PIL image to the tensor"
@@ -264,7 +267,7 @@ def _from_result(name: str, result: Any, *, any_items: bool) -> DataSet:
     if not isinstance(result, DataSet):
         if not isinstance(result, (tuple, list)) or len(result) != 2 or result[0] is None:
             wanted = "write a function that returns (training set, validation set or None)"
-            raise UsageError(f"--data {name} returned {_described(result)}: {wanted}")
+            raise UsageError(f"--data {name} returned {form_of(result)}: {wanted}")
         if any_items:
             for title, part in zip(titles, result, strict=False):
                 if part is not None:
@@ -278,7 +281,8 @@ def _from_result(name: str, result: Any, *, any_items: bool) -> DataSet:
         )
     parts = zip(titles, (result.train, result.val, result.test), strict=True)
     train, val, test = (_checked(title, part, len(result.classes)) for title, part in parts)
-    return DataSet(**{**vars(result), "train": train, "val": val, "test": test})
+    checked: DataSet = replace(result, train=train, val=val, test=test)
+    return checked
 
 
 @dataclass(frozen=True)
@@ -302,7 +306,7 @@ class _CheckedItems:
             if is_image and 0 <= number < self.num_classes:
                 return image, number
         raise UsageError(
-            f"item {index} of {self.title} is {_described(item)}; return (image tensor, integer "
+            f"item {index} of {self.title} is {form_of(item)}; return (image tensor, integer "
             f"class number from 0 on, below {self.num_classes}), with images of one type and size, "
             "or name another --task"
         )
@@ -311,9 +315,14 @@ class _CheckedItems:
 def inner_sets(data: Any) -> Iterator[Any]:
     """Yield a data set and those that it wraps."""
     yield data
-    wrapped: Sequence[Any] = data.datasets if isinstance(data, ConcatDataset) else ()
-    if isinstance(data, (_CheckedItems, Subset)):
-        wrapped = [data.data if isinstance(data, _CheckedItems) else data.dataset]
+    wrapped: Sequence[Any] = ()
+    match data:
+        case ConcatDataset():
+            wrapped = data.datasets
+        case Subset():
+            wrapped = [data.dataset]
+        case _CheckedItems():
+            wrapped = [data.data]
     for each in wrapped:
         yield from inner_sets(each)
 
@@ -351,7 +360,7 @@ def check_map_style(title: str, part: Any) -> None:
         if not len(part):
             raise UsageError(f"{title} is empty")
         return
-    raise UsageError(f"{title} is {_described(part)}; {advice}")
+    raise UsageError(f"{title} is {form_of(part)}; {advice}")
 
 
 def _class_names(name: str, title: str, data: Any) -> tuple[str, ...]:
@@ -391,11 +400,3 @@ def _checked(title: str, part: Any, num_classes: int) -> Any:
     for index in torch.nonzero((labels < 0) | (labels >= num_classes))[:1]:
         items[int(index)]  # raises the error
     return replace(part, labels=labels.long())
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, (tuple, list)):
-        return f"({', '.join(map(_described, value[:4]))})"
-    if isinstance(value, (Tensor, np.ndarray)) and value.ndim:
-        return f"{value.dtype}{list(value.shape)}"
-    return str(value) if isinstance(value, (int, float, Tensor)) else type(value).__name__

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 
@@ -48,3 +49,12 @@ def like(mapping: dict[Any, Any], values: dict[Any, Any]) -> dict[Any, Any]:
     for name, value in values.items():
         made[name] = value
     return made
+
+
+def form_of(value: object) -> str:
+    """Return what a value is, for a message: its type and shape, or a number itself."""
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(form_of, value[:4]))})"
+    if isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0:
+        return f"{type(value).__name__} of shape {list(value.shape)}, {value.dtype}"
+    return str(value) if isinstance(value, (int, float, Tensor)) else type(value).__name__

@@ -2,8 +2,6 @@
 machine has: for three recipes.
 """
 
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from hvd_train.config import DataConfig
+from hvd_train.data.sources import file_of_scikit_learn, open_data
 
 Parts = tuple[TensorDataset, TensorDataset]  # for training and validation
 _VALIDATION = 5  # one item of so many
@@ -21,12 +20,8 @@ def diabetes(config: DataConfig) -> Parts:
     """Return 442 patients: ten measurements, and how their disease goes on in a
     year (Efron et al., 2004).
     """
-    package = importlib.util.find_spec("sklearn")
-    assert package is not None
-    folder = Path(str(package.origin)).parent / "datasets" / "data"
-    inputs, targets = (
-        np.loadtxt(folder / f"diabetes_{name}.csv.gz") for name in ("data_raw", "target")
-    )
+    inputs = np.loadtxt(file_of_scikit_learn("diabetes_data_raw.csv.gz"))
+    targets = np.loadtxt(file_of_scikit_learn("diabetes_target.csv.gz"))
     patients = torch.from_numpy((inputs - inputs.mean(0)) / inputs.std(0)).float()
     return _divided(patients, torch.from_numpy(targets / 100).float())
 
@@ -40,8 +35,6 @@ def digit_masks(config: DataConfig) -> Parts:
     """Return scanned digits whose bright pixels have the class of the digit, the
     others the class "paper".
     """
-    from hvd_train.data.sources import open_data
-
     digits: Any = open_data(DataConfig(), 0).train
     images = digits.images.float() / 255
     labels = digits.labels

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hvd_train.config import ScheduleConfig
+from hvd_train.data.trees import form_of
 from hvd_train.errors import UsageError, first_few
 from hvd_train.progress.metrics import FACTS, Totals
 from hvd_train.progress.order import Indices
@@ -312,7 +313,7 @@ def fields_of(measures: Measures, num_samples: int, *, trains: bool = True) -> t
     """
     if not isinstance(measures, Mapping) or not measures or (trains and LOSS not in measures):
         raise UsageError(
-            f"the task returned {_described(measures)}: return a dict of measures with a {LOSS!r}"
+            f"the task returned {form_of(measures)}: return a dict of measures with a {LOSS!r}"
         )
     fields = [_field(name, measure, num_samples) for name, measure in measures.items()]
     return tuple(sorted(fields, key=lambda field: (not _is_of_loss(field.name), not field.is_mean)))
@@ -347,7 +348,7 @@ def _field(name: str, measure: Measure, num_samples: int) -> Field:
         case Total(values) if name != LOSS:
             return Field(name, "total", tuple(values.shape))
     raise UsageError(
-        f"the measure {name!r} is {_described(measure)} for {num_samples} samples: it needs one "
+        f"the measure {name!r} is {form_of(measure)} for {num_samples} samples: it needs one "
         "number for each sample (for a loss of torch: reduction='none'), or Mean(total, count) "
         "with one number as total"
     )
@@ -356,14 +357,6 @@ def _field(name: str, measure: Measure, num_samples: int) -> Field:
 def _shape_of(measure: Measure) -> object:
     values = measure.values if isinstance(measure, (Total, Each)) else measure
     return getattr(values, "shape", None)
-
-
-def _described(value: object) -> str:
-    return (
-        f"a tensor of shape {list(value.shape)}"
-        if isinstance(value, Tensor)
-        else type(value).__name__
-    )
 
 
 def sum_of(measure: Measure) -> Tensor:
