@@ -344,7 +344,7 @@ def _measurings(
     """
     training = Measuring(task.measure)
     evaluation = Measuring(task.evaluate or task.measure)
-    with torch.no_grad(), buffers.unchanged(network, keep_new=True):
+    with torch.no_grad(), buffers.unchanged(network):
         network.eval()
         check = task.check or (lambda batch, samples: None)
         check(examples[0], np.arange(2))

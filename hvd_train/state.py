@@ -446,7 +446,7 @@ class TrainState:
         weights.load(snapshot["model"], self.model)
         for module, values in zip((self.model, self.average), snapshot["buffers"], strict=False):
             if module is not None:
-                buffers.load(module, values)
+                buffers.put(module, buffers.given(values))
 
     def _forget_without_values(self) -> None:
         """Forget evaluations whose values of `Each` are lost, if the weights are

@@ -73,14 +73,11 @@ def is_statistic(buffer: Buffer) -> bool:
 
 
 @contextmanager
-def unchanged(model: nn.Module, *, keep_new: bool = False) -> Iterator[None]:
+def unchanged(model: nn.Module) -> Iterator[None]:
     """Restore the buffers of `model` and the modes of its layers after this
     block, such as an evaluation.
-
-    Buffers that it registers go, unless `keep_new`.
     """
     before = [_Saved(buffer) for buffer in _registered(model)]
-    names = {saved.buffer.name for saved in before}
     # a frozen layer may not be training
     modes = [(module, module.training) for module in model.modules()]
     try:
@@ -88,9 +85,6 @@ def unchanged(model: nn.Module, *, keep_new: bool = False) -> Iterator[None]:
     finally:
         for saved in before:
             saved.put_back()
-        for buffer in buffers_of(model) if not keep_new else ():
-            if buffer.is_saved and buffer.name not in names:
-                del buffer.module._buffers[buffer.key]
         for module, mode in modes:
             module.training = mode
 
@@ -157,30 +151,17 @@ def not_in_state_dict(model: nn.Module) -> dict[str, Any]:
     return kept({buffer.name: buffer.tensor for buffer in buffers_of(model) if not buffer.is_saved})
 
 
-def load(model: nn.Module, values: Mapping[str, Any]) -> None:
-    """Load what `not_in_state_dict` has returned; skip unknown names, and caches of other sizes."""
-    buffers = {plain_name(buffer.name): buffer for buffer in buffers_of(model)}
-    for name, value in given(values).items():
-        buffer = buffers.get(plain_name(name))
-        if buffer is not None and buffer.tensor.shape == value.shape:
-            copy_into(buffer, value)
+def put(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Copy values by name into the buffers of a model, but not into caches of other sizes.
 
-
-def make_room(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Give the buffers of a model the tensors in a state_dict that `load_state_dict`
-    could not copy into them.
+    A saved buffer may get another size, which `load_state_dict` would refuse.
     """
     for buffer in _registered(model):
-        value = state.get(buffer.name)
-        if buffer.is_saved and not is_statistic(buffer) and isinstance(value, Tensor):
-            here = buffer.value
-            if (
-                here is None
-                or here.layout != value.layout
-                or here.shape != value.shape
-                or is_sparse(value)
-            ):
-                copy_into(buffer, value)
+        value = values.get(plain_name(buffer.name))
+        here = buffer.value
+        fits = here is not None and value is not None and here.shape == value.shape
+        if value is not None and (buffer.is_saved or fits):
+            copy_into(buffer, value)
 
 
 def may_change_shape(model: nn.Module) -> set[str]:
@@ -192,13 +173,8 @@ def may_change_shape(model: nn.Module) -> set[str]:
 
 def copy_others(source: nn.Module, target: nn.Module) -> None:
     """Copy all buffers that are no running statistics from a model to its copy."""
-    own = {buffer.name: buffer for buffer in _registered(target)}
-    for buffer in buffers_of(source):
-        if is_statistic(buffer) or buffer.name not in own:
-            continue
-        here = own[buffer.name].value
-        if buffer.is_saved or (here is not None and here.shape == buffer.tensor.shape):
-            copy_into(own[buffer.name], buffer.tensor)
+    others = [buffer for buffer in buffers_of(source) if not is_statistic(buffer)]
+    put(target, {plain_name(buffer.name): buffer.tensor for buffer in others})
 
 
 def copy_into(buffer: Buffer, value: Tensor | None) -> None:
@@ -243,7 +219,7 @@ class StepBuffers:
         self._kinds: list[_Means | _Saved] = [*self._means, *self.others]
         self._new = dict[str, Tensor | None]()
         self._begun = False
-        # the changes by this rank's first pass in a step
+        # the values after this rank's first pass in a step
         self._first: dict[str, Tensor | None] | None = None
         self._steps = 0
         # the buffers that have got other values in one micro-batch than in another
@@ -273,21 +249,20 @@ class StepBuffers:
         """
         for mean in self._means:
             mean.add_changes()
-        changed = {
-            other.buffer.name: other.buffer.value
-            for other in self.others
-            if other.changed_by_pass()
-        }
+        changed = [saved.buffer for saved in self.others if saved.changed_by_pass()]
+        # A GPU would have to wait for the comparison.
+        is_watched = self._device.type == "cpu" or self._steps <= _WATCHED_STEPS
+        if number == 0 or is_watched:
+            values = {buffer.name: _on_host(buffer.value) for buffer in changed}
         if number == 0:
-            self._new = {
-                name: None if value is None else value.to("cpu", copy=True)
-                for name, value in changed.items()
-            }
+            self._new = values
+        if is_watched:
+            if self._first is None:
+                self._first = values
+            else:
+                self._note_different(values, self._first)
         if self._count() != self._num_registered:
             self._check_new_ones()
-        # A GPU would have to wait for the comparison.
-        if self._device.type == "cpu" or self._steps <= _WATCHED_STEPS:
-            self._compare(changed)
 
     def _count(self) -> int:
         return sum(map(len, self._tables))
@@ -300,17 +275,6 @@ class StepBuffers:
                     "__init__, as None or empty, or with persistent=False if it is a cache"
                 )
         self._num_registered = self._count()
-
-    def _compare(self, changed: Mapping[str, Tensor | None]) -> None:
-        """Note the buffers that this pass has changed in another way than this
-        rank's first pass of the step.
-        """
-        if self._first is None:
-            self._first = {
-                name: None if value is None else value.clone() for name, value in changed.items()
-            }
-        else:
-            self._note_different(changed, self._first)
 
     def _note_different(
         self, changed: Mapping[str, Tensor | None], first: Mapping[str, Tensor | None]
@@ -338,12 +302,9 @@ class StepBuffers:
 
         Raises RankLost.
         """
-        first = None
-        if self._first is not None:
-            known = self.differing
-            first = {
-                n: v if v is None else v.to("cpu") for n, v in self._first.items() if n not in known
-            }
+        first = self._first
+        if first is not None:
+            first = {name: first[name] for name in first.keys() - self.differing}
         (self._new, _), *others = world.gather((self._new, first))
         for _, changed in others:
             if changed is not None:
@@ -424,8 +385,11 @@ class _Saved:
             self._compares = True
 
     def _keep(self) -> None:
-        self._tensor = self.buffer.value
+        self._note()
         self._value = None if self._tensor is None else self._tensor.clone()
+
+    def _note(self) -> None:
+        self._tensor = self.buffer.value
         self._version = -1 if self._tensor is None else self._tensor._version
 
     def begin(self) -> None:
@@ -434,17 +398,10 @@ class _Saved:
 
     def put_back(self) -> None:
         if self.has_changed():
-            if (
-                self._tensor is not None
-                and self._value is not None
-                and self._tensor.shape != self._value.shape
-            ):
-                self._tensor = self._value.clone()  # a pass has resized it
             self.buffer.put(self._tensor)
-            if self._tensor is not None and self._value is not None:
-                if not _equal(self._tensor, self._value):
-                    self._tensor.copy_(self._value)
-                self._version = self._tensor._version
+            if self._value is not None and not _equal(self.buffer.tensor, self._value):
+                copy_into(self.buffer, self._value)
+            self._note()
 
     def changed_by_pass(self) -> bool:
         changed = self.has_changed()
@@ -453,17 +410,16 @@ class _Saved:
 
     def has_changed(self) -> bool:
         now = self.buffer.value
-        if (
-            now is None
-            or self._tensor is None
-            or self._value is None
-            or now.shape != self._value.shape
-        ):
+        if now is None or self._value is None or now.shape != self._value.shape:
             if not self.buffer.is_saved:  # the module has made room in a cache, and may count on it
                 self._keep()
-            return self.buffer.is_saved and not (now is None and self._tensor is None)
+            return self.buffer.is_saved and now is not self._value
         written = now is not self._tensor or now._version != self._version
         return written or (self._compares is not False and not _equal(now, self._value))
+
+
+def _on_host(value: Tensor | None) -> Tensor | None:
+    return None if value is None else value.to("cpu", copy=True)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
@@ -524,8 +480,10 @@ def _kept(value: Any) -> Any:
 
 
 def given(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state_dict of which `kept` has made this one. An io.BytesIO stays bytes."""
-    return {name: _given(value) for name, value in state.items()}
+    """Return the state_dict of which `kept` has made this one, under the names of a model
+    that is not compiled. An io.BytesIO stays bytes.
+    """
+    return {plain_name(name): _given(value) for name, value in state.items()}
 
 
 def _given(value: Any) -> Any:

@@ -86,13 +86,9 @@ def check(weights: str, model: str) -> None:
 
 
 def normalisation(weights: str, model: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of each channel for torchvision's `weights`.
-
-    Raises UsageError as `check`.
-    """
+    """Return mean and standard deviation of each channel for torchvision's `weights`."""
     from torchvision.models import get_model_weights
 
-    check(weights, model)
     preset = get_model_weights(model)[weights].transforms()
     return tuple(preset.mean), tuple(preset.std)
 
@@ -105,29 +101,25 @@ def start_from(weights: str, model: nn.Module, name: str, num_classes: int) -> s
     loaded, part = (
         _from_file(Path(weights)) if is_file(weights) else (_from_torchvision(weights, name), "")
     )
-    own = model.state_dict()
+    own = model.state_dict(keep_vars=True)  # two names of a tensor have one object
     state = _with_names_of(own, loaded)
-    for key, others in _tied(model).items():  # a file may have one of the names of a tensor
-        if key not in state and (
-            known := next((other for other in others if other in state), None)
-        ):
-            state[key] = state[known]
+    for key in [key for key in state if key.startswith(_AUXILIARY.get(name, ()))]:
+        del state[key]
+    given = {id(own[key]) for key in own.keys() & state.keys()}
     head = head_of(model)
-    left_out = _AUXILIARY.get(name, ())
-    for key in [key for key in state if key.startswith(left_out)]:
-        del state[key]
-    own_head = {
-        key for key in own if head is not None and key.startswith(f"{head}.") and not is_extra(key)
-    }
-    fresh = {key for key in own_head if key not in state or state[key].shape != own[key].shape}
-    for key in fresh & state.keys():
-        del state[key]
+    of_head = [key for key in own if key.startswith(f"{head}.") and not is_extra(key)]
+    fresh = {key for key in of_head if id(own[key]) not in given}
+    for key in state.keys() & of_head:
+        if state[key].shape != own[key].shape:
+            fresh.add(key)
+            del state[key]
     # With the model's version only, torch and torchvision convert the tensors of older files.
     state._metadata = {"": {"version": getattr(model, "_version", None)}}  # type: ignore[attr-defined]
     try:
         _fit_extra_state(state, own)
         missing, unexpected = model.load_state_dict(state, strict=False)
-        found = {"unexpected": unexpected, "missing": [key for key in missing if key not in fresh]}
+        missing = [key for key in missing if key not in fresh and id(own[key]) not in given]
+        found = {"unexpected": unexpected, "missing": missing}
         faults = [f"{what}: {first_few(keys)}" for what, keys in found.items() if keys]
     except (RuntimeError, ValueError) as error:
         faults = [line.strip() for line in str(error).splitlines()[-1:]]
@@ -140,12 +132,13 @@ def start_from(weights: str, model: nn.Module, name: str, num_classes: int) -> s
 def load(tensors: Mapping[str, Any], model: nn.Module) -> None:
     """Load a state dict that was saved without torch's version metadata."""
     own = model.state_dict()
-    values = {buffers.plain_name(name): value for name, value in buffers.given(tensors).items()}
-    names = {buffers.plain_name(name): name for name in [*own, *buffers.may_change_shape(model)]}
+    values = buffers.given(tensors)
+    may_change = {buffers.plain_name(name): name for name in buffers.may_change_shape(model)}
+    names = {buffers.plain_name(name): name for name in own} | may_change
     state = OrderedDict((names.get(plain, plain), value) for plain, value in values.items())
     # MNASNet does not load without them
     state._metadata = own._metadata  # type: ignore[attr-defined]
-    buffers.make_room(model, state)
+    buffers.put(model, {name: values[name] for name in may_change.keys() & values.keys()})
     _fit_extra_state(state, own)
     model.load_state_dict(state)
 
@@ -165,10 +158,7 @@ def for_file(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state_dict as files of weights have it: under the names of a
     model that is not compiled.
     """
-    return {
-        buffers.plain_name(name): value
-        for name, value in buffers.given(buffers.kept(state)).items()
-    }
+    return buffers.given(buffers.kept(state))
 
 
 def check_state(model: nn.Module, weights_format: str) -> None:
@@ -203,19 +193,6 @@ def why_not_read_again(values: Any) -> str:
         found = re.search(r"GLOBAL (\S+)", str(error))
         return f"it has a {found[1]}" if found else why_unreadable(error)
     return ""
-
-
-def _tied(model: nn.Module) -> dict[str, list[str]]:
-    """Return the other names of each tensor that has several."""
-    names: dict[Tensor, list[str]] = {}
-    for name, tensor in [
-        *model.named_parameters(remove_duplicate=False),
-        *model.named_buffers(remove_duplicate=False),
-    ]:
-        names.setdefault(tensor, []).append(name)
-    return {
-        name: [other for other in same if other != name] for same in names.values() for name in same
-    }
 
 
 def _with_names_of(
@@ -270,24 +247,16 @@ def _from_file(path: Path) -> tuple[Mapping[str, Tensor], str]:
         raise UsageError(f"--weights {path}: cannot be read ({why_unreadable(error)})") from None
     if _is_state(content):
         return content, ""
-    parts = (
-        {str(k): v for k, v in content.items() if v and _is_state(v)}
-        if isinstance(content, dict)
-        else {}
+    if not isinstance(content, dict):
+        content = {}
+    parts = {str(name): part for name, part in content.items() if part and _is_state(part)}
+    for name in (*_PARTS, *(parts if len(parts) == 1 else ())):
+        if name in parts:
+            return parts[name], f" ({name})"
+    keys = first_few(list(content))
+    raise UsageError(
+        f"--weights {path}: it must hold a plain state_dict (names and tensors) but has {keys}"
     )
-    part = next(
-        (name for name in _PARTS if name in parts), next(iter(parts)) if len(parts) == 1 else None
-    )
-    if part is None:
-        keys = (
-            f" but has {', '.join(map(str, list(content)[:5]))}"
-            if isinstance(content, dict)
-            else ""
-        )
-        raise UsageError(
-            f"--weights {path}: it must hold a plain state_dict (names and tensors){keys}"
-        )
-    return parts[part], f" ({part})"
 
 
 def _is_state(content: Any) -> bool:
