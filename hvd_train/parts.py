@@ -31,7 +31,7 @@ from hvd_train.network.device import (
 )
 from hvd_train.network.models import Builder, micro_batch_sizes
 from hvd_train.progress import order
-from hvd_train.progress.order import ORDERS, EpochOrder, Indices, Orders
+from hvd_train.progress.order import ORDERS, EpochOrder, Orders
 from hvd_train.state import TrainState
 from hvd_train.tasks.builtin import CLASSIFICATION, OwnTask, open_task
 from hvd_train.tasks.task import (
@@ -223,14 +223,7 @@ def _loaders(
     size = config.data.image_size if config.data.data != "folder" else None
     channels_last = uses_channels_last(config, device)
 
-    def loader_of(title: str, source: Source, augment: Augment | None) -> Loader:
-        def check(batch: Any, samples: Indices) -> None:
-            assert task.check is not None
-            try:
-                task.check(batch, samples)
-            except UsageError as error:
-                raise UsageError(f"the {title} set: {error}") from None
-
+    def loader_of(source: Source, augment: Augment | None) -> Loader:
         prepare = Prepare(
             data,
             device,
@@ -246,13 +239,13 @@ def _loaders(
             config.seed,
             num_workers,
             collate,
-            task.check and check,
+            task.check,
         )
 
-    loaders = {"training": loader_of("training", data.train, data.augment)}
+    loaders = {"training": loader_of(data.train, data.augment)}
     for title, source in (("validation", data.val), ("test", data.test)):
         if source is not None:
-            loaders[title] = loader_of(title, source, None)
+            loaders[title] = loader_of(source, None)
     return loaders
 
 
