@@ -52,50 +52,43 @@ def _value(text: str) -> Any:
 
 
 def _built(
-    config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[str, Any]
+    config: OptimizerConfig, groups: list[dict[str, Any]], settings: dict[str, Any]
 ) -> Optimizer:
-    of_sgd: dict[str, Any] = {"momentum": config.momentum, "nesterov": config.nesterov}
-    if config.optimizer in ("lars", "lamb"):  # arXiv 1708.03888 and 1904.00962
-        plugin.library("timm", f"--optimizer {config.optimizer}")
+    name = config.optimizer
+    if plugin.is_reference(name):
+        return _own(name, groups, settings)
+    if name in ("sgd", "lars"):
+        settings = {"momentum": config.momentum, "nesterov": config.nesterov, **settings}
+    if name in ("lars", "lamb"):  # arXiv 1708.03888 and 1904.00962
+        plugin.library("timm", f"--optimizer {name}")
         from timm.optim.lamb import Lamb
         from timm.optim.lars import Lars
 
-        return (
-            Lamb(groups, **common)
-            if config.optimizer == "lamb"
-            else Lars(groups, **of_sgd, **common)
-        )
-    if plugin.is_reference(config.optimizer):
-        return _own(config.optimizer, groups, common)
+        return Lamb(groups, **settings) if name == "lamb" else Lars(groups, **settings)
     # Fused optimizers pass over memory once; they take only real numbers without gaps in memory.
     dense = all(
         p.is_floating_point() and has_no_gaps(p) for group in groups for p in group["params"]
     )
-    common = {"fused": dense, **common}
-    if config.optimizer != "sgd":
-        cls: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[
-            config.optimizer
-        ]
-        return _never_compiled(cls)(groups, **common)
-    built = _never_compiled(torch.optim.SGD)(groups, **of_sgd, **common)
-    for parameter in (p for group in groups for p in group["params"] if config.momentum):
-        # Without momenta fused SGD (torch 2.15) fails at a parameter that thaws later.
-        built.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    cls: Any = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
+    built: Optimizer = _never_compiled(cls)(groups, **{"fused": dense, **settings})
+    if settings.get("momentum"):
+        for parameter in parameters_of(built):
+            # Without momenta fused SGD (torch 2.15) fails at a parameter that thaws later.
+            built.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return built
 
 
-def _own(name: str, groups: list[dict[str, Any]], common: dict[str, Any]) -> Optimizer:
+def _own(name: str, groups: list[dict[str, Any]], settings: dict[str, Any]) -> Optimizer:
     """Return an optimizer of the user's class. Raises UsageError if it cannot be used."""
     cls: Any = plugin.load("optimizer", name)
     if not isinstance(cls, type) or not issubclass(cls, Optimizer):
         raise UsageError(f"--optimizer {name} is no class of torch.optim.Optimizer")
-    known = inspect.signature(cls).parameters
-    if "weight_decay" not in known and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
-        common.pop("weight_decay")
+    if not plugin.takes(cls, groups, **settings):  # many have no weight decay
+        settings.pop("weight_decay")
         groups = [{"params": group["params"]} for group in groups]
-    built = (_never_compiled(cls) if cls.__module__.startswith("torch.optim.") else cls)(
-        groups, **common
-    )
+    if cls.__module__.startswith("torch.optim."):
+        cls = _never_compiled(cls)
+    built: Optimizer = cls(groups, **settings)
     if wants_closure(cls):
         raise UsageError(
             f"--optimizer {name} evaluates the loss several times a step, which is not supported"
