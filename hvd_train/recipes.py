@@ -5,7 +5,6 @@ A recipe without a result of ours was not trained to its end.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from hvd_train.config import Config
 from hvd_train.errors import unknown_name
@@ -278,22 +277,16 @@ def on_random_images(config: Config, count: int) -> Config:
     data = config.data.data
     if config.model.task != "classification" or data == "digits":
         return config
-    size, classes = (
-        (32, _CIFAR_CLASSES[data])
-        if data in _CIFAR_CLASSES
-        else (224, config.data.synthetic_classes)
-    )
-    plain: dict[str, Any] = {
-        "augment": "standard",
-        "random_erasing": 0.0,
-        "download": False,
-        "data_dir": None,
-    }
-    plain |= {
-        "val_crop_size": None,
-        "val_resize_size": None,
-        "image_size": config.data.image_size or size,
-    }
+    size = 32 if data in _CIFAR_CLASSES else 224
     return config.replace(
-        data="synthetic", synthetic_samples=count, synthetic_classes=classes, **plain
+        data="synthetic",
+        synthetic_samples=count,
+        synthetic_classes=_CIFAR_CLASSES.get(data, config.data.synthetic_classes),
+        image_size=config.data.image_size or size,
+        val_crop_size=None,
+        val_resize_size=None,
+        augment="standard",
+        random_erasing=0.0,
+        download=False,
+        data_dir=None,
     )

@@ -41,9 +41,15 @@ def open_saved(path: str, config: DataConfig, *, any_items: bool) -> tuple[Any, 
         )
     from hvd_train.data.folder import LabelledImages  # slow to import
 
-    raw = [
-        part and part.cast_column(image, library.Image(decode=False))
+    train, val = (
+        part
+        and LabelledImages(
+            f"hf:{path}",
+            part.cast_column(image, library.Image(decode=False)),
+            image,
+            label,
+            config,
+        )
         for part in (parts["train"], val)
-    ]
-    train, val = (part and LabelledImages(f"hf:{path}", part, image, label, config) for part in raw)
+    )
     return train, val

@@ -85,10 +85,9 @@ def differences(now: Identity | None, run: Identity | None) -> dict[str, str]:
         }
         items = now.get("items", {})  # earlier versions did not write them
         before = run.get("items", {})
-        differing = [part for part in items if part in before and items[part] != before[part]]
-        for part in differing:
-            advice = f" ({SEEDED})" if part == differing[-1] else ""
-            found.setdefault(part, f"items of the {part} set differ from the run's{advice}")
+        for part, digest in items.items():
+            if before.get(part, digest) != digest:
+                found.setdefault(part, f"items of the {part} set differ from the run's ({SEEDED})")
         if now.get("order") != run.get("order"):
             found["order"] = "the order of samples is not that of the run"
         return found
