@@ -3,7 +3,6 @@ not among our requirements.
 """
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -117,9 +116,3 @@ def test_what_cannot_be_used_is_one_line(
     use(monkeypatch, found)
     with pytest.raises(UsageError, match=says):
         open_saved("saved", DataConfig(), any_items=False)
-
-
-def test_a_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UsageError, match="datasets is not installed: pip install datasets"):
-        open_saved(str(Path()), DataConfig(), any_items=False)

@@ -28,16 +28,13 @@ class Pair:
     ("item", "other"),
     [
         (3, 4),
-        (0.5, 0.75),
         ("a", "b"),
         (torch.arange(5), torch.tensor([0, 1, 2, 4, 3])),
         (torch.tensor([1.0, 2]), torch.tensor([2.0, 1])),
         (torch.tensor([1.0, 2]), torch.tensor([-1.0, 2])),
         (torch.tensor(1 + 2j), torch.tensor(2 + 1j)),
-        (torch.zeros(2), torch.zeros(3)),
         (np.array([1.5, 2]), np.array([1.5, 3])),
         (np.array(["a"]), np.array(["b"])),
-        (np.float32(1.5), np.float32(2.5)),
         (Image.new("L", (2, 2), 3), Image.new("L", (2, 2), 200)),
         ({"x": [1, (2, 3)]}, {"x": [1, (2, 4)]}),
         (Pair("a", torch.ones(1)), Pair("a", torch.zeros(1))),
@@ -83,13 +80,12 @@ def test_an_order_may_draw_random_numbers() -> None:
     orders = orders_of(
         lambda seed, epoch: [*DRAWS["numpy"](), *(40 + number for number in DRAWS["torch"]())]
     )
-    first = orders(5, 2, 80)[:].tolist()
     state = torch.random.get_rng_state()
-    torch.rand(1), np.random.rand()
-    assert orders(5, 2, 80)[:].tolist() == first
-    assert first not in (orders(5, 3, 80)[:].tolist(), orders(6, 2, 80)[:].tolist(), [*range(80)])
-    torch.random.set_rng_state(state)
-    orders(5, 2, 80)
+    first, again, epoch, seed = (
+        orders(*of, 80)[:].tolist() for of in ((5, 2), (5, 2), (5, 3), (6, 2))
+    )
+    assert first == again
+    assert first not in (epoch, seed, [*range(80)])
     assert torch.equal(torch.random.get_rng_state(), state)
 
 

@@ -1,6 +1,5 @@
 """Values of users in the types that checkpoints and messages can have."""
 
-import datetime
 import io
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -125,13 +124,9 @@ def test_values_come_back_from_a_checkpoint_as_they_were(value: Any) -> None:
     ("value", "where"),
     [
         (Path(), "x"),
-        (datetime.datetime.now(), "x"),
         (lambda: 1, "x"),
-        (torch.Generator(), "x"),
         (np.array(["a"]), "x"),
-        (np.array([None]), "x"),
         (np.longdouble(1), "x"),
-        (np.datetime64("2020"), "x"),
         (np.ma.masked_array([1.0], [True]), "x"),
         (Row(a=1), "x"),
         (defaultdict(Row), "x"),
@@ -172,7 +167,6 @@ def test_a_checkpoint_chooses_no_code(kept: str) -> None:
     [
         *(
             (np.float32(0.5), 0.5),
-            (np.float64(0.5), 0.5),
             (np.int8(2), 2),
             (np.bool_(True), 1),
             (True, 1),

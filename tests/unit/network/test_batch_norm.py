@@ -113,35 +113,35 @@ class Reshapes(nn.Module):
         return self.linear(self.last(hidden.view(hidden.size(0), -1)))
 
 
-@pytest.mark.parametrize(("ranks", "make"), [(2, runs.batch_norm), (2, Reshapes), (3, Reshapes)])
-def test_a_training_on_ranks_equals_one_with_the_joined_batch(ranks: int, make: Builder) -> None:
-    """Some rank lacks a micro-batch in some or all steps."""
-    whole = small_config(batch_size=20, epochs=2, output_dir=Path("one"))
-    _, expected = trained(LocalWorld(), whole, make)
-    config = small_config(batch_size=10, epochs=2, sync_batch_norm=True, output_dir=Path("ranks"))
-    results = run_ranks(ranks, lambda world: trained(world, config, make))
-    for _, weights in results:
-        assert largest_difference(weights, expected) <= 1e-5
-        assert equal(weights, results[0][1])
-    _, apart = trained(
-        LocalWorld(), config.replace(output_dir=Path("apart"), sync_batch_norm=False), make
-    )
-    assert largest_difference(apart, expected) > 1e-3, "it would be the same without"
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-def test_a_rank_may_lack_a_micro_batch_in_the_second_of_two_passes() -> None:
-    """Five micro-batches of 4 on three ranks are a pass over 12 samples and one over 8."""
-    _, expected = trained(
-        LocalWorld(), small_config(batch_size=12, epochs=2, output_dir=Path("one")), Reshapes
-    )
-    config = small_config(epochs=2, sync_batch_norm=True)
-    results = run_ranks(3, lambda world: trained(world, config, Reshapes))
-    assert all(equal(weights, results[0][1]) for _, weights in results)
-    # these move once per micro-batch
-    statistics = ("running_mean", "running_var", "num_batches_tracked")
-    names = [name for name in expected if not name.endswith(statistics)]
-    first, second = ({name: found[name] for name in names} for found in (results[0][1], expected))
-    assert largest_difference(first, second) <= 1e-5
+@pytest.mark.parametrize(
+    ("ranks", "make", "size", "joined"),
+    [
+        (2, runs.batch_norm, 10, 20),
+        (2, Reshapes, 10, 20),
+        (3, Reshapes, 10, 20),  # one rank has no micro-batch
+        (3, Reshapes, 4, 12),  # two passes, of 12 samples and of 8
+    ],
+)
+def test_a_training_on_ranks_equals_one_with_the_joined_batch(
+    ranks: int, make: Builder, size: int, joined: int
+) -> None:
+    one = small_config(batch_size=joined, epochs=2, output_dir=Path("one"))
+    _, expected = trained(LocalWorld(), one, make)
+    config = small_config(batch_size=size, epochs=2, sync_batch_norm=True, output_dir=Path("ranks"))
+    # statistics move once per micro-batch
+    names = [name for name in expected if joined == 20 or not name.endswith(STATISTICS)]
+    wanted = {name: expected[name] for name in names}
+    results = [
+        weights for _, weights in run_ranks(ranks, lambda world: trained(world, config, make))
+    ]
+    for weights in results:
+        assert largest_difference({name: weights[name] for name in names}, wanted) <= 1e-5
+        assert equal(weights, results[0])
+    apart = config.replace(output_dir=Path("apart"), sync_batch_norm=False)
+    assert largest_difference(trained(LocalWorld(), apart, make)[1], expected) > 1e-3
 
 
 def test_a_micro_batch_of_one_sample_is_an_error_of_use() -> None:
