@@ -21,7 +21,7 @@ from hvd_train.errors import UsageError, flag, unknown_name
 
 T = TypeVar("T")
 _SCHEDULES = ("constant", "cosine", "linear", "step", "one-cycle")
-_TRACKERS = "tensorboard", "csv", "wandb", "mlflow"
+_TRACKERS = "tensorboard", "wandb", "mlflow"
 _OPTIMIZERS = ("sgd", "adam", "adamw", "lars", "lamb")
 _RANGES: dict[str, Callable[[float], bool]] = {
     "at least 0": lambda value: value >= 0,
@@ -314,8 +314,8 @@ class RunConfig:
     """End the run after this time of training (without start-ups, over all restarts), as in 2h30m,
     90m or 45s: with final weights, test score and summary. A longer time continues the run."""
     log_to: str = may_change("tensorboard")
-    """Where values go besides metrics.jsonl: tensorboard, csv, wandb or mlflow,
-    several with commas, or none."""
+    """Where values go besides metrics.jsonl: tensorboard, wandb or mlflow, several with
+    commas, or none."""
     ledger: bool = may_change(False)
     """Write the samples of each step to ledger.jsonl, for `hvd-train audit`."""
     eval_epochs: int = may_change(1, "at least 1")
@@ -345,7 +345,7 @@ class RunConfig:
             () if self.log_to == "none" else tuple(name.strip() for name in self.log_to.split(","))
         )
         for name in names:
-            if name not in _TRACKERS:
+            if name not in (*_TRACKERS, "csv"):  # a run of an earlier version may have csv
                 raise unknown_name(
                     "value of --log-to", name, _TRACKERS if len(names) > 1 else (*_TRACKERS, "none")
                 )

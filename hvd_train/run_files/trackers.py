@@ -1,5 +1,5 @@
-"""Write values of a training for programs that draw them: TensorBoard, CSV, Weights &
-Biases, MLflow (`--log-to`).
+"""Write values of a training for programs that draw them: TensorBoard, Weights & Biases,
+MLflow (`--log-to`).
 """
 
 import importlib
@@ -24,14 +24,15 @@ from hvd_train.run_files.run_folder import RunFolder
 
 # A tracker is two functions: one gets the values of a step by their names, the other closes it.
 Tracker = tuple[Callable[[Mapping[str, float], int], object], Callable[[], object]]
-_TABLE = "metrics.csv"
 _MOST_WAITING = 10_000  # records for a server
 _LAST_SECONDS = 20.0  # for a server to take the last records; launchers give a process 30 s to end
 
 
 def check(names: Sequence[str]) -> None:
-    """Raise UsageError for a tracker whose library is not installed."""
+    """Raise UsageError for a tracker that is gone, or whose library is not installed."""
     for name in names:
+        if name not in ("tensorboard", *_LIBRARIES):
+            raise UsageError(f"--log-to {name}: leave it out; metrics.jsonl has all values")
         if name in _LIBRARIES and importlib.util.find_spec(name) is None:
             raise UsageError(f"--log-to {name}: {name} is not installed: pip install {name}")
 
@@ -54,7 +55,7 @@ class Trackers:
         self._trackers = [
             _InThread(name, partial(_LIBRARIES[name], folder, settings), report)
             if name in _LIBRARIES
-            else _Watched(name, partial(_FILES[name], folder, resumed_step, report), report)
+            else _Watched(name, partial(_tensorboard, folder, resumed_step, report), report)
             for name in names
         ]
 
@@ -183,21 +184,6 @@ def _tensorboard(folder: RunFolder, resumed_step: int, report: Callable[[str], N
     return add, file.close
 
 
-def _csv(folder: RunFolder, resumed_step: int, report: Callable[[str], None]) -> Tracker:
-    """Append lines of step, name and value to metrics.csv, without lines after `resumed_step`."""
-    path = folder.path / _TABLE
-    lines = plain_file.read_text(path).splitlines() if path.exists() else []
-    with folder.writing(_TABLE) as whole:
-        kept = [line for line in lines[1:] if int(line.partition(",")[0] or 0) <= resumed_step]
-        whole.write("".join(f"{line}\n" for line in ("step,name,value", *kept)).encode())
-    file = folder.append(_TABLE, report)
-
-    def add(values: Mapping[str, float], step: int) -> None:
-        file.write("".join(f"{step},{name},{value!r}\n" for name, value in values.items()).encode())
-
-    return add, file.close
-
-
 def _wandb(folder: RunFolder, settings: Mapping[str, Any]) -> Tracker:
     wandb: Any = importlib.import_module("wandb")
     name = folder.path.name
@@ -240,5 +226,4 @@ def _known(folder: RunFolder, name: str) -> str | None:
     return plain_file.read_text(path) if path.exists() else None
 
 
-_FILES = {"tensorboard": _tensorboard, "csv": _csv}
 _LIBRARIES = {"wandb": _wandb, "mlflow": _mlflow}

@@ -168,8 +168,8 @@ def test_values_of_a_sweep_are_combined() -> None:
             for seed in (1, 2)
         },
         # The commas of a single value.
-        "--log_to=csv,wandb --lr 1,2 --optimizer-args a=1 betas=0.9,0.95 --freeze conv[1,2].*": {
-            f"lr={rate}": f"--log_to=csv,wandb --lr {rate} --optimizer-args a=1 betas=0.9,0.95 "
+        "--log_to=mlflow,wandb --lr 1,2 --optimizer-args a=1 betas=0.9,0.95 --freeze conv[1,2].*": {
+            f"lr={rate}": f"--log_to=mlflow,wandb --lr {rate} --optimizer-args a=1 betas=0.9,0.95 "
             "--freeze conv[1,2].*"
             for rate in (1, 2)
         },

@@ -193,8 +193,8 @@ MISTAKES = [
     ("train --schedule cosin", "unknown schedule 'cosin'; did you mean 'cosine'?"),
     ("train --log-to wandbb", "unknown value of --log-to 'wandbb'; did you mean 'wandb'?"),
     (
-        "train --log-to none,csv",
-        "unknown value of --log-to 'none'; known: csv, mlflow, tensorboard, wandb",
+        "train --log-to none,wandb",
+        "unknown value of --log-to 'none'; known: mlflow, tensorboard, wandb",
     ),
     (
         "train --task regression",

@@ -1,6 +1,5 @@
 """Values of a training for other programs (`--log-to`)."""
 
-import csv
 import sys
 import threading
 from pathlib import Path
@@ -14,19 +13,6 @@ from hvd_train.run_files import trackers
 from hvd_train.world.world import LocalWorld
 from tests.support.runs import small_config, trained
 from tests.support.worlds import StoppingWorld
-
-
-def test_a_table_has_each_value_once_after_a_resume() -> None:
-    config = small_config(
-        output_dir=Path("run"), log_to="csv", log_steps=2, epochs=1, commit_steps=5
-    )
-    trained(StoppingWorld(after=6), config)
-    trained(LocalWorld(), config)
-    rows = list(csv.DictReader((Path("run") / "metrics.csv").open()))
-    steps = [int(row["step"]) for row in rows if row["name"] == "train/loss"]
-    assert steps == [2, 4, 6, 8, 10]
-    assert {"val/loss", "train/learning_rate"} <= {row["name"] for row in rows}
-    assert all(float(row["value"]) >= 0 for row in rows)
 
 
 class Wandb:
@@ -82,9 +68,7 @@ def test_a_tracker_that_fails_does_not_end_the_training(
 ) -> None:
     """It fails at a value, or when it is closed."""
     wandb.most = 2
-    result, _ = trained(
-        LocalWorld(), small_config(log_to="wandb,csv", log_steps=log_steps, epochs=1)
-    )
+    result, _ = trained(LocalWorld(), small_config(log_to="wandb", log_steps=log_steps, epochs=1))
     assert result.finished
     assert (
         capsys.readouterr().out.count(
@@ -132,9 +116,13 @@ def test_a_library_that_exits_does_not_end_the_training(
     )
 
 
-def test_a_library_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_cannot_be_had_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of an earlier version may have csv."""
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        UsageError, match="--log-to mlflow: mlflow is not installed: pip install mlflow"
+    for name, why in (
+        ("mlflow", "mlflow is not installed: pip install mlflow"),
+        ("csv", "leave it out; metrics.jsonl has all values"),
     ):
-        trackers.check(["csv", "mlflow"])
+        config = small_config(log_to=f"tensorboard,{name}")
+        with pytest.raises(UsageError, match=f"--log-to {name}: {why}"):
+            trackers.check(config.run.trackers)

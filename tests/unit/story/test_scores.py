@@ -1,6 +1,5 @@
 """Scores of evaluations: wherever a program evaluates, trackers have them once."""
 
-import csv
 import json
 from pathlib import Path
 
@@ -46,21 +45,13 @@ def evaluate_everywhere(
 
 
 def written() -> list[list[tuple[int, str]]]:
-    """Return the step and the name of each evaluation in the table, in
-    TensorBoard, and in metrics.jsonl.
-    """
-    table = [
-        (int(row["step"]), row["name"]) for row in csv.DictReader((FOLDER / "metrics.csv").open())
-    ]
+    """Return the step and the name of each evaluation in TensorBoard and in metrics.jsonl."""
     board = EventAccumulator(str(FOLDER / "tensorboard")).Reload()
     shown = [(event.step, tag) for tag in board.Tags()["scalars"] for event in board.Scalars(tag)]
     plotted = [
-        [
-            (step, name.removesuffix("/loss"))
-            for step, name in values
-            if name.endswith("/loss") and name != "train/loss"
-        ]
-        for values in (table, shown)
+        (step, name.removesuffix("/loss"))
+        for step, name in shown
+        if name.endswith("/loss") and name != "train/loss"
     ]
     lines = map(json.loads, (FOLDER / "metrics.jsonl").read_text().splitlines())
     events = [
@@ -68,7 +59,7 @@ def written() -> list[list[tuple[int, str]]]:
         for line in lines
         if line.get("name") == "evaluation"
     ]
-    return [*plotted, events]
+    return [plotted, events]
 
 
 class Gone(BaseException):
@@ -94,7 +85,7 @@ def test_scores_of_each_evaluation_are_written_once(
         ) -> None:
             evaluate_everywhere(session, model, optimizer, stop)
 
-        played(world, program, FOLDER, log_to="csv,tensorboard", commit_steps=2)
+        played(world, program, FOLDER, commit_steps=2)
 
     if stop_at:
         with pytest.raises(error):
