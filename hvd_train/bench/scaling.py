@@ -1,7 +1,5 @@
 """Measure scaling: run a job for each number of workers and read its run folder. No torch."""
 
-import csv
-import io
 import itertools
 import math
 import shlex
@@ -20,7 +18,6 @@ from hvd_train.launch.child import STOPPING, Child
 from hvd_train.launch.hosts import Host
 from hvd_train.launch.launcher import program, reasons
 from hvd_train.progress import order, schedule
-from hvd_train.report.page import Chart
 from hvd_train.run_files import durable, history, run_folder
 from hvd_train.run_files.history import number
 
@@ -69,7 +66,7 @@ def run(
     hosts: Sequence[Host],
     controller: str,
 ) -> Measurement:
-    """Train all sizes, write the table after each, and return the record.
+    """Train all sizes, write the record after each, and return it.
 
     Raises KeyboardInterrupt, as `train`.
     """
@@ -97,15 +94,7 @@ def run(
         )
         measured = {**about, "rows": rows}
         record.write(folder / _RECORD, measured)
-        text = io.StringIO()
-        writer = csv.DictWriter(text, dict.fromkeys(itertools.chain(*rows)), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        durable.write_text(folder / "scaling.csv", text.getvalue())
-        durable.write_text(folder / "scaling.txt", table(rows) + "\n")
-        for chart_name, chart in _charts(rows).items():
-            durable.write(folder / f"{chart_name}.png", chart.image("png"))
-    show(f"\n{table(rows)}\n\nfiles: {folder}")
+    show(f"\n{table(rows)}\n\nrecord: {folder / _RECORD}")
     return measured
 
 
@@ -187,18 +176,3 @@ def table(rows: Sequence[Measurement]) -> str:
 
 def _cell(value: float | str | None) -> str:
     return "—" if value is None else value if isinstance(value, str) else f"{value:,.6g}"
-
-
-def _charts(rows: Sequence[Measurement]) -> dict[str, Chart]:
-    """Return charts over workers, by name."""
-    measured = [row for row in rows if row.get("samples_per_second")]
-    keys = "workers", "samples_per_second", "efficiency"
-    workers, rates, efficiency = ([row[key] for row in measured] for key in keys)
-    ideal = [rates[0] * n / workers[0] for n in workers]
-    speeds = [("measured", workers, rates), ("ideal", workers, ideal)]
-    return {
-        "throughput": Chart("Samples/s", "workers", speeds, zero=True),
-        "efficiency": Chart(
-            "Efficiency", "workers", [("", workers, efficiency)], percent=True, zero=True
-        ),
-    }

@@ -168,7 +168,7 @@ def _add_bench(commands: Any, settings: dict[str, Any]) -> None:
         help="how often to time the steps (5)",
     )
 
-    about = "Train on each number of workers, which this starts; make a table and charts."
+    about = "Train on each number of workers, which this starts; make a table."
     scaling = _add(tools, "bench.scaling", about, **settings)
     add = scaling.add_argument
     add("--np", default="", metavar="N,N,...", help="numbers of workers, as in --np 1,2,4")
