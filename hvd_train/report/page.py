@@ -58,9 +58,6 @@ _PLOT = 1.95
 _ABOVE = 0.25
 _LEGEND_WIDTH = 44  # letters in a row of the legend, inches of its height
 _ROW = 0.19
-MANY = 8
-"""More runs than these are named by their settings, which are the columns of tables;
-one chart has the legend."""
 _DIVERGED = 1000  # times the median is a value beyond which the others would be one flat line
 _GREY = "#5c6068"
 
@@ -75,7 +72,6 @@ class Chart:
     percent: bool = False  # y values are fractions of 1, written as percentages
     zero: bool = False  # the y axis begins at 0
     events: Sequence[tuple[float, str]] = ()  # x values and labels of vertical lines
-    legend: bool = True  # whether the names of the lines are below it
 
     @property
     def description(self) -> str:
@@ -85,18 +81,15 @@ class Chart:
             f"{', '.join(name for name, _, _ in self.lines if name) or 'one line'}"
         )
 
-    def image(self, kind: str) -> bytes:
-        """Return the chart as an "svg" (transparent) or "png" (white) file."""
-        with matplotlib.style.context(_STYLE):
-            return _saved(self._figure(), kind)
-
     def shown(self) -> tuple[bytes, str]:
         """Return the chart as an "svg" file, and JSON of its values, which
         page.js shows at the pointer.
         """
         with matplotlib.style.context(_STYLE):
-            (axes,) = (figure := self._figure()).axes
-            image = _saved(figure, "svg")
+            figure = self._figure()
+            image = io.BytesIO()
+            figure.savefig(image, format="svg", transparent=True)
+        (axes,) = figure.axes
         of_lines = zip(self.lines, axes.lines, strict=False)  # lines of events follow
         drawn = [
             (name, line.get_color(), *map(_rounded, line.get_data()))
@@ -108,10 +101,10 @@ class Chart:
             "box": list(axes.get_position().extents),
             "limits": axes.get_xlim(),
         }
-        return image, json.dumps({**place, "percent": self.percent, "lines": lines})
+        return image.getvalue(), json.dumps({**place, "percent": self.percent, "lines": lines})
 
     def _figure(self) -> Figure:
-        longest = max((len(name) for name, _, _ in self.lines if self.legend), default=0)
+        longest = max((len(name) for name, _, _ in self.lines), default=0)
         columns = max(1, _LEGEND_WIDTH // (longest + 7))
         below = _ROW * (3 + (-(-len(self.lines) // columns) if longest else 0))
         figure = Figure(figsize=(_WIDTH, _ABOVE + _PLOT + below))
@@ -137,15 +130,11 @@ class Chart:
         y = np.array(line[2], float)
         known = np.isfinite(x) & np.isfinite(y)
         y[~known] = np.nan
-        # A point between two gaps is visible only by its marker. A few of the other points have
-        # one.
-        marked = known & ~np.append(False, known[:-1]) & ~np.append(known[1:], False)
-        marked[:: max(1, len(x) // 8)] = True
         # the blank: matplotlib hides names that begin with "_"
         label = f" {clean(name)}" if name else ""
         if name and not known.any():
             label += ": no values"
-        axes.plot(x, y, label=label, markevery=list(np.flatnonzero(marked & known)))
+        axes.plot(x, y, label=label, markevery=max(1, len(x) // 8))
         return int(known.sum())
 
     def _scale(self, axes: Axes) -> None:
@@ -180,12 +169,6 @@ class Chart:
                     size=8,
                     color=_GREY,
                 )
-
-
-def _saved(figure: Figure, kind: str) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=kind, transparent=kind == "svg")
-    return buffer.getvalue()
 
 
 def _rounded(values: Any) -> list[float | None]:

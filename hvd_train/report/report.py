@@ -1,6 +1,6 @@
 """Compose the page of `hvd-train report` from run folders."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -20,18 +20,18 @@ from hvd_train.run_files.journal import label
 _Axis = tuple[str, str, float]
 
 _TITLES = {"top1": "Top-1 accuracy", "top5": "Top-5 accuracy"}
-_MOST_MEASURES = 12
-_MOST_IN_NAME = 3  # settings, and letters of a value: of a path the end tells more
-_LONGEST = 30
+_MOST_CHARTS = 24  # of measures
 
 
 def compose(paths: Sequence[Path], now: datetime) -> str:
     """Return the page about run folders. Raises UsageError if one is none, or damaged."""
     runs = [read(path) for path in paths]
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):
+        names = [str(run.path) for run in runs]
     settings = [
         {key: value for key, value in run.settings.items() if key != "output_dir"} for run in runs
     ]
-    names = _names(runs, settings)
     sections = [
         ("Summary", _summary(runs, names)),
         ("Learning curves", _learning(runs, names)),
@@ -42,7 +42,7 @@ def compose(paths: Sequence[Path], now: datetime) -> str:
         ("Environment", _comparison(names, [_environment(run) for run in runs])),
     ]
     text = page.TEMPLATES.get_template("page.html").render(
-        title=f"Training report: {runs[0].name if len(runs) == 1 else f'{len(runs)} runs'}",
+        title=f"Training report: {names[0] if len(runs) == 1 else f'{len(runs)} runs'}",
         subtitle=f"made {now:%Y-%m-%d %H:%M} by hvd-train {__version__}",
         sections=sections,
         script=Markup(page.SCRIPT),  # noqa: S704  # ours
@@ -51,50 +51,26 @@ def compose(paths: Sequence[Path], now: datetime) -> str:
     return page.clean(text)
 
 
-def _names(runs: Sequence[History], settings: Sequence[Record]) -> list[str]:
-    """Return the names of run folders; if there are many, the first three settings that differ."""
-    folders = [run.name for run in runs]
-    if len(set(folders)) < len(folders):
-        folders = [str(run.path) for run in runs]
-    if len(runs) <= page.MANY:
-        return folders
-
-    texts = [
-        {key: page.written(value)[-_LONGEST:] for key, value in of_run.items()}
-        for of_run in settings
-    ]
-    keys = dict.fromkeys(key for of_run in texts for key in of_run)
-    differing = [key for key in keys if len({of_run.get(key) for of_run in texts}) > 1][
-        :_MOST_IN_NAME
-    ]
-    names = [", ".join(f"{key} {of_run.get(key, '?')}" for key in differing) for of_run in texts]
-    return [
-        f"{name} {of}".lstrip() if names.count(name) > 1 else name
-        for name, of in zip(names, folders, strict=True)
-    ]
-
-
 def _summary(runs: Sequence[History], names: Sequence[str]) -> Markup:
-    results = [facts(run) for run in runs]
-    if len(runs) == 1:
-        return Markup().join([pieces.cards(results[0].items())])
-    if len(runs) > page.MANY:
-        results = [
-            {**of_run, "folder": run.name} for run, of_run in zip(runs, results, strict=True)
-        ]
-    columns = dict.fromkeys(column for of_run in results for column in of_run)
-    same = {
-        column: results[0][column]
-        for column in columns
-        if len({of_run.get(column) for of_run in results}) == 1
+    same, table = _compared(names, [facts(run) for run in runs])
+    body = [pieces.cards(same.items())] if same else []
+    if len(runs) > 1:
+        body = [pieces.heading("The same in all runs"), *body, table]
+    return Markup().join(body)
+
+
+def _compared(
+    names: Sequence[str], facts: Sequence[Mapping[str, str]]
+) -> tuple[dict[str, str], Markup]:
+    """Return the facts that all runs share, and a table of the others, with a row for each run."""
+    columns = {
+        name: [of_run.get(name, "—") for of_run in facts]
+        for name in dict.fromkeys(name for of_run in facts for name in of_run)
     }
-    rows = [
-        [name, *(of_run.get(column, "—") for column in columns if column not in same)]
-        for name, of_run in zip(names, results, strict=True)
-    ]
-    table = pieces.table(["run", *(column for column in columns if column not in same)], rows)
-    shared = [pieces.heading("The same in all runs"), pieces.cards(same.items())] if same else []
-    return Markup().join([*shared, table])
+    same = {name: values[0] for name, values in columns.items() if len(set(values)) == 1}
+    different = [name for name in columns if name not in same]
+    rows = zip(names, *(columns[name] for name in different), strict=True)
+    return same, pieces.table(["run", *different], list(rows))
 
 
 def _learning(runs: Sequence[History], names: Sequence[str]) -> Markup:
@@ -103,7 +79,6 @@ def _learning(runs: Sequence[History], names: Sequence[str]) -> Markup:
         "Training: means of the logged steps, with random augmentation. "
         "Validation: every sample once."
     )
-    text += " The first chart names the lines of all." if len(runs) > page.MANY else ""
     axes: list[_Axis] = [
         ("epochs", "epochs_done", 1.0),
         ("samples", "samples_done", 1.0),
@@ -113,35 +88,100 @@ def _learning(runs: Sequence[History], names: Sequence[str]) -> Markup:
     return Markup().join([pieces.paragraph(text), pieces.tabs(choices)])
 
 
+def _learning_charts(runs: Sequence[History], names: Sequence[str], axis: _Axis) -> list[Chart]:
+    """Return charts of measures and learning rate over an axis.
+
+    A single run has training and validation in one chart.
+    """
+    logged = [run.steps if len(run.steps) >= len(run.epochs) else run.epochs for run in runs]
+    # A loss that is not finite is null in JSON, next to the other scores of its epoch.
+    evaluated = [
+        [
+            e
+            for e in run.epochs
+            if any(name.startswith("val_") and value is not None for name, value in e.items())
+        ]
+        for run in runs
+    ]
+    events = _marks(runs, axis)
+    charts = list[Chart]()
+    for measure in list(dict.fromkeys(name for run in runs for name in run.measures)):
+        title = _TITLES.get(measure, label(measure).capitalize())
+        training = _lines(names, logged, measure, axis)
+        validation = _lines(names, evaluated, f"val_{measure}", axis)
+        groups = {f"{title}, training": training, f"{title}, validation": validation}
+        if len(runs) == 1:
+            groups = {title: [("training", *training[0][1:]), ("validation", *validation[0][1:])]}
+        charts += [
+            Chart(name, axis[0], lines, percent=measure in _TITLES, events=events)
+            for name, lines in groups.items()
+        ]
+    rates = _lines(names, [run.steps for run in runs], "learning_rate", axis)
+    return [*charts[:_MOST_CHARTS], Chart("Learning rate", axis[0], rates)]
+
+
 def _throughput(runs: Sequence[History], names: Sequence[str]) -> Markup:
-    """Return samples/s over time, with marks of changes of the world."""
+    """Return samples/s over time, with marks of changes of the world, and seconds of epochs."""
     text = (
         "Of all workers, between two logged steps of an epoch; waiting for a new world counts, "
         "evaluation does not."
     )
-    label, _, unit = axis = _time(runs)
-    lines: list[Line] = []
-    for run, name in zip(runs, names, strict=True):
-        times, rates = speeds(run.steps, 60)  # one step and the next differ by noise
-        lines.append(
-            (
-                "" if len(runs) == 1 else name,
-                [time / unit for time in times if time is not None],
-                rates,
-            )
-        )
-    marks = _marks(runs[0], axis) if len(runs) == 1 else []
-    legend = len(runs) <= page.MANY
-    charts = [Chart("Samples/s", label, lines, zero=True, events=marks, legend=legend)]
-    keys = names if len(runs) > 1 else [""]
-    epochs = [
-        _line(key, run.epochs, "seconds", ("", "epoch", 1.0))
-        for key, run in zip(keys, runs, strict=True)
+    title, _, unit = axis = _time(runs)
+    # one step and the next differ by noise
+    measured = [
+        [{"time": at, "speed": speed} for at, speed in zip(*speeds(run.steps, 60), strict=True)]
+        for run in runs
     ]
-    charts.append(
-        Chart("Seconds of an epoch, with its evaluation", "epoch", epochs, zero=True, legend=legend)
-    )
+    rates = _lines(names, measured, "speed", ("", "time", unit))
+    epochs = _lines(names, [run.epochs for run in runs], "seconds", ("", "epoch", 1.0))
+    charts = [
+        Chart("Samples/s", title, rates, zero=True, events=_marks(runs, axis)),
+        Chart("Seconds of an epoch, with its evaluation", "epoch", epochs, zero=True),
+    ]
     return Markup().join([pieces.paragraph(text), pieces.figures(charts)])
+
+
+def _lines(
+    names: Sequence[str], records: Sequence[Sequence[Record]], field: str, axis: _Axis
+) -> list[Line]:
+    """Return a line for each run, of a field of its records over an axis."""
+    _, progress, unit = axis
+    lines = list[Line]()
+    for name, of_run in zip(names, records, strict=True):
+        places = [number(record, progress) for record in of_run]
+        scaled = [None if place is None else place / unit for place in places]
+        values = [number(record, field) for record in of_run]
+        lines.append((name if len(names) > 1 else "", *thinned(scaled, values)))
+    return lines
+
+
+def _time(runs: Sequence[History]) -> _Axis:
+    longest = max(run.seconds for run in runs)
+    name, unit = next(
+        (unit for unit in (("h", 3600.0), ("min", 60.0)) if longest > 3 * unit[1]), ("s", 1.0)
+    )
+    return f"time, {name}", "elapsed", unit
+
+
+def _marks(runs: Sequence[History], axis: _Axis) -> list[tuple[float, str]]:
+    """Return places on an axis and labels of resizes, recoveries, resumes and skipped steps.
+
+    Several runs have none.
+    """
+    events = runs[0].events if len(runs) == 1 else ()
+    first = next((event for event in events if event.get("name") == "start"), None)
+    marks = []
+    for event in events:
+        before = event.get("previous_size")
+        after = event.get("world_size")
+        world = "recovered" if before == after else f"{before}→{after}"
+        label = {"world": world, "skipped": "not finite", "start": "resumed"}.get(
+            str(event.get("name"))
+        )
+        place = number(event, axis[1])
+        if label and place is not None and event is not first:
+            marks.append((place / axis[2], label))
+    return marks
 
 
 def _phases(runs: Sequence[History], names: Sequence[str]) -> Markup:
@@ -176,112 +216,28 @@ def _events(runs: Sequence[History], names: Sequence[str]) -> Markup:
     return Markup().join(bodies)
 
 
-def _learning_charts(runs: Sequence[History], names: Sequence[str], axis: _Axis) -> list[Chart]:
-    """Return charts of metrics (training and validation together for a
-    single run) and learning rate.
-    """
-    logged = [run.steps if len(run.steps) >= len(run.epochs) else run.epochs for run in runs]
-    # A loss that is not finite is null in JSON, next to the other scores of its epoch.
-    evaluated = [
-        [
-            e
-            for e in run.epochs
-            if any(name.startswith("val_") and value is not None for name, value in e.items())
-        ]
-        for run in runs
-    ]
-    measures = list(dict.fromkeys(name for run in runs for name in run.measures))[:_MOST_MEASURES]
-    events = _marks(runs[0], axis) if len(runs) == 1 else []
-    keys = names if len(runs) > 1 else [""]
-    charts = list[Chart]()
-    for metric in measures:
-        title = _TITLES.get(metric, label(metric).capitalize())
-        training = [
-            _line(key, records, metric, axis) for key, records in zip(keys, logged, strict=True)
-        ]
-        validation = [
-            _line(key, records, f"val_{metric}", axis)
-            for key, records in zip(keys, evaluated, strict=True)
-        ]
-        groups = {f"{title}, training": training, f"{title}, validation": validation}
-        if len(runs) == 1:
-            groups = {title: [("training", *training[0][1:]), ("validation", *validation[0][1:])]}
-        for name, lines in groups.items():
-            legend = len(runs) <= page.MANY or not charts
-            charts.append(
-                Chart(name, axis[0], lines, percent=metric in _TITLES, events=events, legend=legend)
-            )
-    rates = [
-        _line(key, run.steps, "learning_rate", axis) for key, run in zip(keys, runs, strict=True)
-    ]
-    return [*charts, Chart("Learning rate", axis[0], rates, legend=len(runs) <= page.MANY)]
-
-
-def _line(key: str, records: Sequence[Record], field: str, axis: _Axis) -> Line:
-    _, progress, unit = axis
-    places = [
-        None if (place := number(record, progress)) is None else place / unit for record in records
-    ]
-    return (key, *thinned(places, [number(record, field) for record in records]))
-
-
-def _time(runs: Sequence[History]) -> _Axis:
-    longest = max(run.seconds for run in runs)
-    name, unit = next(
-        (unit for unit in (("h", 3600.0), ("min", 60.0)) if longest > 3 * unit[1]), ("s", 1.0)
-    )
-    return f"time, {name}", "elapsed", unit
-
-
-def _marks(run: History, axis: _Axis) -> list[tuple[float, str]]:
-    """Return places on an axis and labels of resizes, recoveries, resumes and skipped steps."""
-    first = next((event for event in run.events if event.get("name") == "start"), None)
-    marks = []
-    for event in run.events:
-        before = event.get("previous_size")
-        after = event.get("world_size")
-        world = "recovered" if before == after else f"{before}→{after}"
-        label = {"world": world, "skipped": "not finite", "start": "resumed"}.get(
-            str(event.get("name"))
-        )
-        place = number(event, axis[1])
-        if label and place is not None and event is not first:
-            marks.append((place / axis[2], label))
-    return marks
-
-
 def _comparison(
     names: Sequence[str], facts: Sequence[Record], defaults: Record | None = None
 ) -> Markup:
     """Return what differs between runs, what they share, and what has its default."""
     texts = [{key: page.written(value) for key, value in of_run.items()} for of_run in facts]
     usual = {key: page.written(value) for key, value in (defaults or {}).items()}
-    differing = list[list[str]]()
-    shared = list[list[str]]()
-    default = list[list[str]]()
-    for key in dict.fromkeys(key for of_run in texts for key in of_run):
-        values = [of_run.get(key, "—") for of_run in texts]
-        if len(set(values)) > 1:
-            differing.append([key, *values])
-        else:
-            (default if usual.get(key) == values[0] else shared).append([key, values[0]])
+    same, table = _compared(names, texts)
+    default = {key: value for key, value in same.items() if usual.get(key) == value}
+    shared = {key: value for key, value in same.items() if key not in default}
     missing = [name for name, of_run in zip(names, texts, strict=True) if not of_run]
     body = [pieces.gap(f"{first_few(missing)}: not recorded")] if missing else []
     if len(names) > 1:
-        is_row = len(names) > page.MANY  # each run
-        rows = [["run" if is_row else "", *names], *differing]
-        head, *rows = map(list, zip(*rows, strict=True)) if is_row else rows
-        table = pieces.table(head, rows) if differing else pieces.paragraph("Nothing.")
         body += [
             pieces.heading("What differs between the runs"),
             table,
             pieces.heading("What all runs share"),
         ]
     if shared:
-        body.append(pieces.table(["", "value"], shared))
+        body.append(pieces.table(["", "value"], shared.items()))
     if default:
-        table = pieces.table(["", "value"], default)
-        body.append(pieces.details(f"{len(default)} more, with their default values", table))
+        more = pieces.table(["", "value"], default.items())
+        body.append(pieces.details(f"{len(default)} more, with their default values", more))
     return Markup().join(body)
 
 
