@@ -1,12 +1,12 @@
-"""The programs that users would write without us, and the networks that
+"""The programs that experts would write without us, and the networks that
 `benchmarks.speed` compares them with.
 
-    horovodrun -np 2 python -m benchmarks.bare horovod NETWORK BATCH [expert]
-    torchrun --nproc-per-node 2 -m benchmarks.bare ddp NETWORK BATCH [expert]
+    horovodrun -np 2 python -m benchmarks.bare horovod NETWORK BATCH
+    torchrun --nproc-per-node 2 -m benchmarks.bare ddp NETWORK BATCH
 
-Both are loops over a data set in memory. An expert's loop has a fused optimizer, keeps freed
-memory, and sends gradients in the fastest way: Horovod in 4 groups; DDP in buckets of 25 MB, which
-hold the gradients, for a static graph and without a broadcast of buffers.
+Both are loops over a data set in memory. They have a fused optimizer, keep freed memory, and send
+gradients in the fastest way: Horovod in 4 groups; DDP in buckets of 25 MB, which hold the
+gradients, for a static graph and without a broadcast of buffers.
 """
 
 import ctypes
@@ -27,6 +27,7 @@ from benchmarks.turns import gated
 from hvd_train.network.models import digits_convnet
 
 IMAGE_SIZES = {
+    "waiting": 8,
     "linear": 8,
     "convnet": 8,
     "resnet18": 32,
@@ -93,9 +94,7 @@ def train(
 ) -> None:
     """Train until the process is killed. The ranks share the cores."""
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world[1]))
-    optimizer = wrap(
-        torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, fused=EXPERT or None)
-    )
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, fused=True))
     for images, labels in batches(IMAGE_SIZES[NETWORK], batch, *world):
         optimizer.zero_grad()
         cross_entropy(model(images), labels).backward()
@@ -108,22 +107,16 @@ def horovod(network: nn.Module, batch: int) -> None:
     """
     hvd.init()
     hvd.broadcast_parameters(network.state_dict(), root_rank=0)
-    groups = 4 if EXPERT else None
-    wrap = partial(
-        hvd.DistributedOptimizer, named_parameters=network.named_parameters(), groups=groups
-    )
+    wrap = partial(hvd.DistributedOptimizer, named_parameters=network.named_parameters(), groups=4)
     train(network, wrap, batch, hvd.rank(), hvd.size())
 
 
 def ddp(network: nn.Module, batch: int) -> None:
     """Train with DistributedDataParallel over Gloo."""
     distributed.init_process_group("gloo")
-    settings = (
-        {"gradient_as_bucket_view": True, "static_graph": True, "broadcast_buffers": False}
-        if EXPERT
-        else {}
+    model = nn.parallel.DistributedDataParallel(
+        network, gradient_as_bucket_view=True, static_graph=True, broadcast_buffers=False
     )
-    model = nn.parallel.DistributedDataParallel(network, **settings)
     train(model, lambda sgd: sgd, batch, distributed.get_rank(), distributed.get_world_size())
 
 
@@ -139,10 +132,9 @@ def alone(network: nn.Module, batch: int) -> None:
 
 
 if __name__ == "__main__":
-    program, NETWORK, batch_size, *expert = sys.argv[1:]
-    if EXPERT := bool(expert):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(-4, 0)  # M_MMAP_MAX
-        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+    program, NETWORK, batch_size = sys.argv[1:]
+    libc = ctypes.CDLL(None)
+    libc.mallopt(-4, 0)  # M_MMAP_MAX
+    libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
     torch.manual_seed(0)
     globals()[program](globals()[NETWORK](10), int(batch_size))

@@ -13,7 +13,6 @@ import ctypes
 import json
 import operator
 import os
-import re
 import sys
 import tempfile
 from contextlib import closing
@@ -22,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.turns import LAUNCHERS, ROOT
-from hvd_train.bench import throughput
+from hvd_train.bench import record, throughput
 from hvd_train.progress.clock import Split
 from hvd_train.recipes import RECIPES
 from tests.fake_gpu import build
@@ -37,15 +36,13 @@ def counted(folder: Path) -> Counts:
     """Return the counts of a step on rank 0, by phase and by kind."""
     command = [*LAUNCHERS["gloo"], sys.executable, "-m", "benchmarks.gpu_counts"]
     variables = OnGpu(build.built(), folder).variables()
-    output = output_of(command, folder, variables=variables)
-    found = re.search(r"counts: (.*)$", output, re.MULTILINE)
-    assert found is not None, output
-    counts: Counts = json.loads(found[1])
+    output_of(command, folder, variables=variables)
+    counts: Counts = json.loads((folder / "counts.json").read_text())
     return counts
 
 
 def rank() -> None:
-    """Take steps on the stand-in, and print their counts on rank 0."""
+    """Take steps on the stand-in, and write their counts on rank 0."""
     from hvd_train.world.horovod_world import HorovodWorld
 
     library = ctypes.CDLL(None)  # with the stand-in, which was preloaded
@@ -67,7 +64,7 @@ def rank() -> None:
             phase: dict(zip(KINDS, map(float, of_phase), strict=True))
             for phase, of_phase in counts.items()
         }
-        print(f"counts: {json.dumps(named)}", flush=True)
+        Path("counts.json").write_text(json.dumps(named))
     world.close()
     os._exit(0)  # the stand-in is gone when Horovod frees its buffers at the end of a process
 
@@ -77,13 +74,12 @@ def main() -> None:
     sys.path.append(str(ROOT / "packaging"))  # which the stand-in is built with
     with tempfile.TemporaryDirectory(prefix="gpu-counts-") as folder:
         counts = counted(Path(folder))
-    print(f"| phase | {' | '.join(KINDS)} |\n|---|{'---|' * len(KINDS)}")
-    for phase, of_phase in counts.items():
-        print(f"| {phase} | {' | '.join(f'{of_phase[kind]:.0f}' for kind in KINDS)} |")
-    print(
-        "| a step | "
-        f"{' | '.join(f'{sum(one[kind] for one in counts.values()):.0f}' for kind in KINDS)} |"
-    )
+    total = {kind: sum(of_phase[kind] for of_phase in counts.values()) for kind in KINDS}
+    rows = [
+        (phase, *(f"{of_phase[kind]:.0f}" for kind in KINDS))
+        for phase, of_phase in {**counts, "a step": total}.items()
+    ]
+    print(record.table([("phase", *KINDS), *rows]))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ SUMS = 300
 CLIENTS = 1024  # bytes of Gloo's address of a rank
 ADDRESS = 168
 BEATS = 10
+PROGRAM = [sys.executable, "-m", "benchmarks.growth"]
 
 
 def launch() -> None:
@@ -79,18 +81,31 @@ def ask(number: int) -> None:
         pass  # not all are here yet
 
 
-def clients() -> dict[str, Any]:
+def clients() -> None:
+    """Ask the store as `CLIENTS` ranks do, and print the seconds."""
+    begun = time.monotonic()
+    with ThreadPoolExecutor(CLIENTS) as threads:
+        list(threads.map(ask, range(CLIENTS)))
+    print(time.monotonic() - begun)
+
+
+def serve(start: Callable[[], int]) -> None:
+    """Start a server, which returns its port, for the clients of this environment."""
+    from horovod.runner.http import signature
+
+    os.environ |= {client.KEY: signature.make_key(), client.ADDRESS: client.LOOPBACK}
+    os.environ[client.PORT] = str(start())
+
+
+def store() -> dict[str, Any]:
     """Return the seconds that a store takes to serve `CLIENTS` ranks, whose requests
     come from another process.
     """
-    from horovod.runner.http import http_server, signature
+    from horovod.runner.http.http_server import RendezvousServer
 
-    os.environ |= {client.KEY: signature.make_key(), client.ADDRESS: client.LOOPBACK}
-    os.environ[client.PORT] = str(http_server.RendezvousServer().start(address=client.LOOPBACK))
-    command = [sys.executable, "-m", "benchmarks.growth", "clients"]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
-    print(found := {"clients": CLIENTS, "seconds": round(float(done.stdout), 2)}, flush=True)
-    return found
+    serve(partial(RendezvousServer().start, address=client.LOOPBACK))
+    done = subprocess.run([*PROGRAM, "clients"], check=True, stdout=subprocess.PIPE)
+    return {"clients": CLIENTS, "seconds": round(float(done.stdout), 2)}
 
 
 def beat() -> None:
@@ -117,8 +132,6 @@ def driver() -> dict[str, Any]:
     """Return the seconds that a driver takes to form a world of `CLIENTS` workers, and the
     share of a core after it.
     """
-    from horovod.runner.http import signature
-
     from hvd_train.elastic import roster
     from hvd_train.elastic.dispatcher import Dispatcher
     from hvd_train.elastic.driver import DriverServer, handler, open_many_files
@@ -136,8 +149,7 @@ def driver() -> dict[str, Any]:
     job = Dispatcher(
         Roster(CLIENTS, 1, CLIENTS, patience_s=600), lambda: hosts, lambda _: None, run, interrupted
     )
-    os.environ |= {client.KEY: signature.make_key(), client.ADDRESS: client.LOOPBACK}
-    os.environ[client.PORT] = str(server.start(handler(job, server)))
+    serve(partial(server.start, handler(job, server)))
     threading.Thread(target=job.run, daemon=True).start()
     while "end" in (job.heartbeat_received(1000 + number) for number in range(CLIENTS)):
         time.sleep(0.1)  # not all have started yet
@@ -146,8 +158,7 @@ def driver() -> dict[str, Any]:
         assert all(threads.map(job.wait_for_ranks, range(1000, 1000 + CLIENTS)))
     formed_s = time.monotonic() - begun
     pipe = subprocess.PIPE
-    command = [sys.executable, "-m", "benchmarks.growth", "beat"]
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as workers:
+    with subprocess.Popen([*PROGRAM, "beat"], stdin=pipe, stdout=pipe, text=True) as workers:
         assert workers.stdin is not None
         assert workers.stdout is not None
         workers.stdout.readline()
@@ -155,11 +166,7 @@ def driver() -> dict[str, Any]:
         print(file=workers.stdin, flush=True)
         assert workers.stdout.readline() == "done\n"
         core = (time.process_time() - used) / BEATS
-    print(
-        found := {"workers": CLIENTS, "world_s": round(formed_s, 2), "core": round(core, 3)},
-        flush=True,
-    )
-    return found
+    return {"workers": CLIENTS, "world_s": round(formed_s, 2), "core": round(core, 3)}
 
 
 def reports() -> dict[str, Any]:
@@ -175,21 +182,14 @@ def reports() -> dict[str, Any]:
     begun = time.monotonic()
     for _ in range(CLIENTS):
         unpacked(report)
-    print(
-        found := {
-            "reports": CLIENTS,
-            "bytes": report.numel(),
-            "seconds": round(time.monotonic() - begun, 2),
-        }
-    )
-    return found
+    seconds = round(time.monotonic() - begun, 2)
+    return {"reports": CLIENTS, "bytes": report.numel(), "seconds": seconds}
 
 
-def measure(ranks: int) -> dict[str, Any]:
+def world(ranks: int) -> dict[str, Any]:
     """Return what so many ranks cost."""
-    command = [sys.executable, "-m", "benchmarks.growth"]
     with tempfile.TemporaryDirectory(prefix="growth-") as folder:
-        start = [*command, "launch", "--gloo", "-np", str(ranks), *command, "rank"]
+        start = [*PROGRAM, "launch", "--gloo", "-np", str(ranks), *PROGRAM, "rank"]
         done = subprocess.run(
             start, cwd=folder, env=ENVIRONMENT, check=True, stdout=subprocess.PIPE, text=True
         )
@@ -200,25 +200,21 @@ def measure(ranks: int) -> dict[str, Any]:
     return found
 
 
+def worlds() -> list[dict[str, Any]]:
+    """Return what each number of ranks costs."""
+    return [world(ranks) for ranks in RANKS]
+
+
+def measured(*measures: Callable[[], object]) -> dict[str, object]:
+    """Return the result of each measurement by its name."""
+    return {measure.__name__: measure() for measure in measures}
+
+
 if __name__ == "__main__":
     what = sys.argv.pop(1) if len(sys.argv) > 1 else ""
-    if what == "clients":
-        begun = time.monotonic()
-        with ThreadPoolExecutor(CLIENTS) as threads:
-            list(threads.map(ask, range(CLIENTS)))
-        print(time.monotonic() - begun)
-    elif what == "elastic":
-        driver()
-        reports()
+    if what == "elastic":
+        print(measured(driver, reports))
     elif what:
-        {"rank": rank, "launch": launch, "beat": beat}[what]()
+        {"clients": clients, "rank": rank, "launch": launch, "beat": beat}[what]()
     else:
-        worlds = [measure(ranks) for ranks in RANKS]
-        write(
-            "growth",
-            "benchmarks.growth",
-            worlds=worlds,
-            store=clients(),
-            driver=driver(),
-            reports=reports(),
-        )
+        write("growth", "benchmarks.growth", **measured(worlds, store, driver, reports))

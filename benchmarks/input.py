@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from benchmarks.turns import main, ratios, summary, take_turns
+from benchmarks.turns import main, summary, take_turns
 from hvd_train.config import DataConfig
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet, Source
 from hvd_train.data.folder import open_folder
@@ -108,46 +108,29 @@ def photographs(root: Path, number: int) -> float:
 def measure(quick: bool) -> list[dict[str, Any]]:
     """Return the comparisons."""
     images, turns = (30, 2) if quick else (128, 12)
-    found = list[dict[str, Any]]()
+    found = []
     tail = [transforms.ToTensor(), transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
+    crops = {
+        "training": [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()],
+        "evaluation": [transforms.Resize(256), transforms.CenterCrop(224)],
+    }
     with tempfile.TemporaryDirectory(prefix="input-") as name:
         size = photographs(root := Path(name), images)
         data = open_folder(root, DataConfig(data="folder", data_dir=root))
-        for kind, source, crop in (
-            (
-                "training",
-                data.train,
-                [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()],
-            ),
-            (
-                "evaluation",
-                data.val or data.train,
-                [transforms.Resize(256), transforms.CenterCrop(224)],
-            ),
-        ):
+        for kind, crop in crops.items():
             folder = ImageFolder(root / "train", transforms.Compose([*crop, *tail]))
             loader = DataLoader(folder, BATCH, shuffle=True, num_workers=1, persistent_workers=True)
             sides = {
-                "ours": ours(data, source),
+                "ours": ours(data, data.train if kind == "training" else data.val or data.train),
                 "usual": lambda batches=loader: sum(len(one[1]) for one in batches),
             }
             rates = take_turns(
                 {side: partial(per_second, one) for side, one in sides.items()}, turns, warm_up=2
             )
-            one = summary(
-                f"JPEG of {size:.0f} KB, {kind}",
-                ratios(rates["ours"], rates["usual"]),
-                "at least",
-                1.8,
-            )
-            found.append(
-                {
-                    **one,
-                    "images_per_second": {
-                        side: round(statistics.median(rates[side])) for side in rates
-                    },
-                }
-            )
+            values = np.divide(rates["ours"], rates["usual"]).tolist()
+            compared = summary(f"JPEG of {size:.0f} KB, {kind}", values, "at least", 1.8)
+            medians = {side: round(statistics.median(rates[side])) for side in rates}
+            found.append({**compared, "images_per_second": medians})
     return found
 
 

@@ -2,12 +2,10 @@
 
 Needs chromium on the PATH.
 
-python benchmarks/pictures.py docs/pictures
+    python -m benchmarks.pictures docs/pictures
 """
 
 import io
-import json
-import os
 import re
 import subprocess
 import sys
@@ -15,10 +13,12 @@ import tempfile
 import time
 from pathlib import Path
 
-import psutil
 from PIL import Image
 from rich.console import Console
-from rich.text import Text
+
+from hvd_train.report.watch import view
+from hvd_train.run_files.history import read
+from tests.support.launching import ranks_of, records, started, wait_for
 
 PROGRAM = str(Path(sys.executable).with_name("hvd-train"))
 TRAINING = ["train", "digits", "--epochs", "60", "--output-dir", "digits"]
@@ -27,19 +27,13 @@ TRAINING = ["train", "digits", "--epochs", "60", "--output-dir", "digits"]
 def train(folder: Path) -> None:
     """Train on three workers, and kill one after 20 epochs."""
     line = [PROGRAM, "launch", "--elastic", "--np", "3", "--", *TRAINING]
-    job = subprocess.Popen(line, cwd=folder)
-    metrics = folder / "digits" / "metrics.jsonl"
-    killed = False
-    while job.poll() is None:
-        time.sleep(0.2)
-        lines = metrics.read_text().splitlines() if metrics.exists() and not killed else []
-        if any(json.loads(line).get("epoch", 0) >= 20 for line in lines[:-1]):
-            family = psutil.Process(job.pid).children(recursive=True)
-            workers = [one for one in family if one.cmdline()[1:3] == [PROGRAM, "train"]]
-            workers[-1].kill()
-            killed = True
-    assert job.returncode == 0
-    assert killed
+    with started(line, folder, folder / "output.txt") as job:
+        wait_for(
+            "20 epochs",
+            lambda: any(epoch["epoch"] >= 20 for epoch in records("epoch", folder / "digits")),
+        )
+        ranks_of(job, "digits")[-1].kill()
+        assert job.wait() == 0
 
 
 def picture(page: Path, target: Path, width: int, height: int) -> None:
@@ -57,7 +51,7 @@ def of_recovery(part: re.Match[str]) -> str:
     return part[0] if re.search("<h2[^>]*>(Throughput|What happened)", part[0]) else ""
 
 
-def main() -> int:
+def main() -> None:
     """Train, and write report.png, recovery.png and watch.png."""
     target = Path(sys.argv[1]).resolve()
     target.mkdir(parents=True, exist_ok=True)
@@ -73,19 +67,13 @@ def main() -> int:
             )
         )
         picture(page, target / "recovery.png", 1000, 860)
-        environment = {**os.environ, "COLUMNS": "96", "FORCE_COLOR": "1", "TERM": "xterm-256color"}
-        watch = [PROGRAM, "watch", "digits", "--once"]
-        shown = subprocess.run(
-            watch, cwd=folder, env=environment, check=True, capture_output=True, text=True
-        ).stdout
-        console = Console(record=True, width=96, file=io.StringIO(), force_terminal=True)
-        console.print(Text.from_ansi(shown), end="")
+        console = Console(record=True, width=96, file=io.StringIO())
+        console.print(view(read(folder / "digits"), time.time()))
         page.write_text(
             f"<body style='margin: 0'>{console.export_svg(title='hvd-train watch digits')}"
         )
         picture(page, target / "watch.png", 1200, 620)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -17,9 +17,7 @@ take longer than the next ten, in a training of ResNet-50 that keeps both cores 
 benchmarks/records.
 """
 
-import json
 import statistics
-import subprocess
 import tempfile
 from functools import partial
 from itertools import pairwise
@@ -28,6 +26,7 @@ from typing import Any
 
 from benchmarks.bare import IMAGE_SIZES
 from benchmarks.turns import ENVIRONMENT, LAUNCHERS, ROOT, compare, main, summary
+from tests.support.launching import output_of, records
 
 BATCH = 30  # per rank, so that no rank is idle in the last step of an epoch
 # The least time of another program's step over our time; 1 / 1.08 = 0.926.
@@ -40,42 +39,30 @@ def ours(network: str, more: str = "--epochs 1000000 --commit-seconds 1000000") 
     """Return the command that trains a network of `benchmarks.bare` with our
     loop, without evaluations.
     """
-    line = (
-        f"hvd-train train --data digits --model benchmarks.bare:{network} --batch-size "
-        f"{BATCH} --augment none "
-    )
-    line += (
-        "--device cpu --eval-epochs 1000000 --output-dir run --learning-rate 0.02 "
-        f"--weight-decay 0 {more}"
-    )
-    return [
-        *line.split(),
-        *(["--image-size", str(IMAGE_SIZES[network])] if network in IMAGE_SIZES else []),
-    ]
+    line = f"""hvd-train train --data digits --model benchmarks.bare:{network}
+        --image-size {IMAGE_SIZES[network]} --batch-size {BATCH} --augment none --device cpu
+        --eval-epochs 1000000 --output-dir run --learning-rate 0.02 --weight-decay 0 {more}"""
+    return line.split()
 
 
 def training(network: str, quick: bool) -> list[dict[str, Any]]:
-    """Return by how many times a step of other programs takes longer than ours: an
-    expert's, and some plain ones.
-    """
+    """Return by how many times a step of an expert's programs takes longer than ours."""
     found = []
     for launcher in ("gloo", "mpi"):
-        plain = ["horovod", "ddp"] if (network, launcher) == ("resnet18", "gloo") else []
-        commands = {}
-        for name in [*plain, *(f"{program} expert" for program in AIMS)]:
-            how = (
-                [*LAUNCHERS[launcher], "python"]
-                if name.startswith("horovod")
-                else LAUNCHERS["torchrun"]
-            )
-            program, *expert = name.split()
-            commands[name] = [*how, "-m", "benchmarks.bare", program, network, str(BATCH), *expert]
+        starts = {"horovod": [*LAUNCHERS[launcher], "python"]}
+        commands = {
+            program: [
+                *starts.get(program, LAUNCHERS["torchrun"]),
+                *("-m", "benchmarks.bare", program, network, str(BATCH)),
+            ]
+            for program in AIMS
+        }
         commands["ours"] = [*LAUNCHERS[launcher], *ours(network)]
         of_programs, seconds = compare(commands, *((1, 3, 0.3) if quick else (4, 5, 1.0)))
         for name, ratios in of_programs.items():
-            aim = 1.05 if network == "convnet" and "alone" not in name else AIMS[name.split()[0]]
+            aim = 1.05 if network == "convnet" and name != "alone" else AIMS[name]
             found.append(
-                {**summary(f"{network}: {name} over ours ({launcher})", ratios, "at least", aim)}
+                summary(f"{network}: {name} over ours ({launcher})", ratios, "at least", aim)
             )
         found[-1]["seconds_per_step"] = seconds
     return found
@@ -85,7 +72,7 @@ def own_cost(quick: bool) -> list[dict[str, Any]]:
     """Return the microseconds of our step beyond a bare loop's, alone, with a
     network of one small layer.
     """
-    bare = ["python", "-m", "benchmarks.bare", "alone", "linear", str(BATCH), "expert"]
+    bare = ["python", "-m", "benchmarks.bare", "alone", "linear", str(BATCH)]
     times = (1, 3, 0.3) if quick else (4, 5, 1.0)
     of_programs, seconds = compare(
         {"bare": bare, "ours": ours("linear")}, *times, variables=ONE_THREAD, ranks=1
@@ -119,9 +106,8 @@ def commits(quick: bool) -> list[dict[str, Any]]:
     more = f"--epochs {epochs} --log-steps 1 --commit-steps {every} --commit-seconds 1000000"
     with tempfile.TemporaryDirectory(prefix="commits-") as folder:
         command = [*LAUNCHERS["gloo"], *ours("resnet50", more)]
-        subprocess.run(command, cwd=folder, env=ONE_THREAD, check=True, stdout=subprocess.DEVNULL)
-        lines = map(json.loads, (Path(folder) / "run/metrics.jsonl").read_text().splitlines())
-        steps = [line["time"] for line in lines if line["kind"] == "step"]
+        output_of(command, Path(folder), limit_s=600, variables=ONE_THREAD)
+        steps = [line["time"] for line in records("step", Path(folder) / "run")]
     times = [after - before for before, after in pairwise(steps)]
     costs = []
     half = every // 2
@@ -136,7 +122,9 @@ def commits(quick: bool) -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     networks = {
-        network: partial(training, network) for network in IMAGE_SIZES if network != "linear"
+        network: partial(training, network)
+        for network in IMAGE_SIZES
+        if network not in ("linear", "waiting")
     }
     main(
         __doc__,

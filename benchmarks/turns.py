@@ -11,9 +11,8 @@ import argparse
 import contextlib
 import json
 import os
-import platform
-import random
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -21,13 +20,15 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
+from scipy.stats import bootstrap
 from torch import nn
 
+from hvd_train.run_files.run_folder import environment
 from tests.support.launching import started
 
 ROOT = Path(__file__).parents[1]
@@ -58,11 +59,6 @@ def take_turns(
     return {name: of_turns[warm_up:] for name, of_turns in values.items()}
 
 
-def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
-    """Return the ratio of two actions' values in each turn."""
-    return [one / other for one, other in zip(over, under, strict=True)]
-
-
 def summary(name: str, values: Sequence[float], aim: str, limit: float) -> dict[str, Any]:
     """Return the median of values with its 95% interval, and the verdict on an
     aim; print them in one line.
@@ -70,49 +66,31 @@ def summary(name: str, values: Sequence[float], aim: str, limit: float) -> dict[
     `aim` is "at least" or "at most" the limit. It is met, or not met, if the whole interval is on
     one side of it. The interval is a bootstrap of the median (Efron 1979) from a fixed seed.
     """
-    generator = random.Random(0)
-    draws = 2000
-    medians = sorted(
-        statistics.median(generator.choices(values, k=len(values))) for _ in range(draws)
-    )
-    low, high = (float(f"{medians[int(share * draws)]:.4g}") for share in (0.025, 0.975))
-    median = float(f"{statistics.median(values):.4g}")
-    worse, worst = (low < limit, high < limit) if aim == "at least" else (high > limit, low > limit)
-    verdict = "met" if not worse else "not met" if worst else "not decided"
-    print(f"{name}: {median} ({low} to {high}), {aim} {limit}: {verdict}", flush=True)
-    aim = f"{aim} {limit}"
-    return {
+    interval = bootstrap(
+        (values,), np.median, n_resamples=2000, method="percentile", random_state=0
+    ).confidence_interval
+    low, high = (float(f"{edge:.4g}") for edge in interval)
+    meets = [edge >= limit if aim == "at least" else edge <= limit for edge in (low, high)]
+    found = {
         "comparison": name,
-        "median": median,
+        "median": float(f"{statistics.median(values):.4g}"),
         "interval": [low, high],
-        "aim": aim,
-        "verdict": verdict,
+        "aim": f"{aim} {limit}",
+        "verdict": "met" if all(meets) else "not decided" if any(meets) else "not met",
     }
+    print(*found.values(), sep=", ", flush=True)
+    return found
 
 
 def about(module: str) -> dict[str, Any]:
     """Return the command, the date, the machine and the commit of a measurement."""
-    named = [
-        line
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
-    machine = {
-        "cores": psutil.cpu_count(),
-        "processor": named[0].partition(": ")[2] if named else platform.machine(),
-        "system": platform.release(),
-        "torch": metadata.version("torch"),
-    }
-    revision = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, check=False
-    )
-    command = " ".join(["python -m", module, *sys.argv[1:]])
-    commit = revision.stdout.decode().strip()
+    machine = environment([socket.gethostname()], None)
+    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True)
     return {
-        "command": command,
+        "command": " ".join(["python -m", module, *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d"),
-        "machine": machine,
-        "commit": commit,
+        "machine": {name: machine[name] for name in ("cores", "device", "system", "versions")},
+        "commit": commit.strip(),
     }
 
 
@@ -176,17 +154,12 @@ def compare(
             actions = {name: partial(programs[name].turn, steps) for name in commands}
             measured = take_turns(actions, turns)
         for name in others:
-            of_turns = ratios(measured[name], measured[last])
-            over_last[name] += [statistics.median(of_turns)] if starts > 1 else of_turns
+            ratios = np.divide(measured[name], measured[last]).tolist()
+            over_last[name] += [statistics.median(ratios)] if starts > 1 else ratios
         for name, values in measured.items():
             times[name].append(statistics.median(values))
     seconds_per_step = {name: round(statistics.median(values), 5) for name, values in times.items()}
-    print(
-        ", ".join(
-            f"{name} {1000 * value:.1f} ms a step" for name, value in seconds_per_step.items()
-        ),
-        flush=True,
-    )
+    print(f"seconds per step: {seconds_per_step}", flush=True)
     return over_last, seconds_per_step
 
 
