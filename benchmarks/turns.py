@@ -28,7 +28,7 @@ import psutil
 from scipy.stats import bootstrap
 from torch import nn
 
-from hvd_train.run_files.run_folder import environment
+from hvd_train.run_files.environment import environment
 from tests.support.launching import started
 
 ROOT = Path(__file__).parents[1]

@@ -36,6 +36,7 @@ from hvd_train.progress.clock import TrainingClock
 from hvd_train.progress.order import layout_for, resized_layout
 from hvd_train.result import Result, describe
 from hvd_train.run_files import run_folder
+from hvd_train.run_files.environment import environment
 from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.state import Snapshot, TrainState
 from hvd_train.updater import Updater
@@ -444,9 +445,7 @@ class Membership:
             sample=parts.task.sample,
         )
         hosts = [member.host for member in self.members]
-        self.output.write(
-            run_folder.ENVIRONMENT, run_folder.environment(hosts, gpu_name(parts.device))
-        )
+        self.output.write(run_folder.ENVIRONMENT, environment(hosts, gpu_name(parts.device)))
         self.output.write(run_folder.DATA, state.data)
         if state.progress.step == 0:
             for note in parts.notes:

@@ -15,7 +15,7 @@ from hvd_train.console import show
 from hvd_train.errors import UsageError, whole_number
 from hvd_train.launch import hosts as host_files
 from hvd_train.launch import roll_call
-from hvd_train.run_files import run_folder
+from hvd_train.run_files.environment import environment
 
 
 def throughput(options: Namespace) -> int:
@@ -43,7 +43,7 @@ def throughput(options: Namespace) -> int:
         if first:
             show(throughput.table(measurement))
         if first and options.json is not None:
-            about = run_folder.environment(names, gpu_name(torch.device(measurement["device"])))
+            about = environment(names, gpu_name(torch.device(measurement["device"])))
             record.write(options.json, {"bench": "throughput", "environment": about, **measurement})
     return 0
 
@@ -70,8 +70,11 @@ def scaling(options: Namespace) -> int:
     from hvd_train.run import check  # imports torch
 
     check(config)
-    environment = run_folder.environment([socket.gethostname()], None)
-    about = {"bench": "scaling", "environment": environment, "mode": options.mode}
+    about = {
+        "bench": "scaling",
+        "environment": environment([socket.gethostname()], None),
+        "mode": options.mode,
+    }
     measurement = scaling.run(folder, sizes, about, hosts=hosts, controller=options.controller)
     if options.json is not None:
         record.write(options.json, measurement)

@@ -2,22 +2,15 @@
 
 import fcntl
 import os
-import platform
 import secrets
-import shlex
-import socket
-import sys
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from importlib import metadata
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, BinaryIO
 
 from hvd_train import config_file, plain_file
-from hvd_train._version import __version__
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.run_files import durable
@@ -312,34 +305,3 @@ def _free_name(path: Path) -> Path:
         candidate = path.with_name(f"{path.name}-{number}")
         number = number + 1
     return candidate
-
-
-def environment(hosts: Sequence[str], gpu: str | None) -> dict[str, Any]:
-    """Return this rank's environment for JSON.
-
-    `hosts` has the host name of each rank, `gpu` names this rank's GPU.
-    """
-    versions = {"hvd_train": __version__, "python": platform.python_version()}
-    for name in ("torch", "torchvision", "horovod", "numpy"):
-        with suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    started = datetime.now().astimezone().isoformat(timespec="seconds")
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    ranks = {
-        "world_size": len(hosts),
-        "ranks_of_hosts": dict(Counter(hosts)),
-        "device": gpu or _processor(),
-    }
-    machine = {
-        "host": socket.gethostname(),
-        "cores": len(os.sched_getaffinity(0)),
-        "system": platform.platform(),
-    }
-    return {"started": started, "command": command, **ranks, **machine, "versions": versions}
-
-
-def _processor() -> str:
-    # platform.processor() has no model name
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
