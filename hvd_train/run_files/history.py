@@ -2,7 +2,7 @@
 
 import json
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -52,9 +52,7 @@ class History:
     @cached_property
     def state(self) -> str:
         """Return running, finished, stopped, broke off or unknown; a reason may follow."""
-        last = next(
-            (e for e in reversed(self.events) if e.get("name") in ("start", "end", "world")), {}
-        )
+        last = last_event(self.events, "start", "end", "world")
         ended = last.get("name") == "end"
         if ended and str(last.get("message")).startswith("stopped"):
             return "stopped; the same command continues it"
@@ -114,7 +112,7 @@ class History:
 
     @property
     def _start(self) -> Record:
-        return next((event for event in reversed(self.events) if event.get("name") == "start"), {})
+        return last_event(self.events, "start")
 
     @property
     def seconds(self) -> float:
@@ -144,23 +142,28 @@ def read(path: Path) -> History:
             str(name): value
             for name, value in _mapping(path / run_folder.CONFIG, config_file.parse).items()
         }
-        others = (
-            _mapping(path / name, json.loads)
-            for name in (run_folder.SUMMARY, run_folder.ENVIRONMENT)
-        )
-        lines, (summary, environment) = _lines(path / run_folder.METRICS), others
+        summary = _mapping(path / run_folder.SUMMARY, json.loads)
+        environment = _mapping(path / run_folder.ENVIRONMENT, json.loads)
+        records = [record for _, record in lines(path / run_folder.METRICS)]
     except OSError as error:
         raise UsageError(f"cannot read {error.filename or path}: {error.strerror}") from None
-    starts = [line for line in lines if line.get("kind") == "event" and line.get("name") == "start"]
-    last = starts[-1] if starts else {}
-    per_epoch = whole(last.get("epoch_samples", last.get("num_samples")))
-    _add_progress(lines, per_epoch)
     steps, epochs, events = (
-        tuple(e for e in lines if e.get("kind") == kind) for kind in ("step", "epoch", "event")
+        tuple(record for record in records if record.get("kind") == kind)
+        for kind in ("step", "epoch", "event")
     )
-    last_write = max((line["time"] for line in lines), default=None)
+    start = last_event(events, "start")
+    per_epoch = whole(start.get("epoch_samples", start.get("num_samples")))
+    _add_progress(records, per_epoch)
+    last_write = max((record["time"] for record in records), default=None)
     return History(
         path, settings, steps, epochs, events, per_epoch, summary, environment, last_write
+    )
+
+
+def last_event(events: Sequence[Record], *names: str, fact: str = "name") -> Record:
+    """Return the last event with one of these names and with this fact, or {}."""
+    return next(
+        (event for event in reversed(events) if event.get("name") in names and fact in event), {}
     )
 
 
@@ -225,17 +228,15 @@ def _mapping(path: Path, parse: Callable[[str], object]) -> dict[str, Any]:
     return values
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a run, without torn lines: a process may have been
-    killed, or writes this moment.
+def lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield each line of a metrics.jsonl with its record, without torn lines: a process may have
+    been killed, or writes this moment.
     """
-    lines = []
-    for line in plain_file.read_bytes(path).splitlines() if path.exists() else ():
+    for line in plain_file.read_bytes(path).splitlines(keepends=True) if path.exists() else ():
         with suppress(ValueError, RecursionError):
             record = json.loads(line.decode(errors="replace"))
             if isinstance(record, dict) and number(record, "time") is not None:
-                lines.append(record)
-    return lines
+                yield line, record
 
 
 def _add_progress(lines: Sequence[dict[str, Any]], per_epoch: int | None) -> None:

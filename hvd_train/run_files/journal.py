@@ -10,6 +10,7 @@ from typing import Any
 from hvd_train.console import printable
 from hvd_train.plain_file import read_bytes
 from hvd_train.progress.clock import duration
+from hvd_train.run_files import history
 from hvd_train.run_files.durable import AppendedFile
 from hvd_train.run_files.ledger import Entry, LedgerFile
 from hvd_train.run_files.run_folder import METRICS, RunFolder
@@ -292,16 +293,10 @@ def _forget_after(folder: RunFolder, step: int, epochs_done: int) -> tuple[int, 
     if not path.exists():
         return step, epochs_done, step, evaluated  # the run resumes in another folder
     last_step = last_epoch = reached = 0
-    lines = read_bytes(path).splitlines(keepends=True)
     kept = list[bytes]()
-    for line in lines:
-        try:
-            record = json.loads(line)
-            kind = record["kind"]
-            number = int(record.get("step", 0))
-            epoch = int(record.get("epoch", 0))
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-            continue
+    for line, record in history.lines(path):
+        kind = record.get("kind")
+        number = history.whole(record.get("step")) or 0
         reached = max(reached, number)
         if number <= step:
             kept.append(line.rstrip(b"\n") + b"\n")
@@ -310,8 +305,9 @@ def _forget_after(folder: RunFolder, step: int, epochs_done: int) -> tuple[int, 
             if kind == "step":
                 last_step = number
             if kind in ("step", "epoch"):  # an epoch's record comes before the next epoch's steps
+                epoch = history.whole(record.get("epoch")) or 0
                 last_epoch = max(last_epoch, epoch - (kind == "step"))
-    if kept != lines:
+    if b"".join(kept) != read_bytes(path):
         with folder.writing(METRICS) as whole:
             whole.writelines(kept)
     return last_step, last_epoch, reached, evaluated

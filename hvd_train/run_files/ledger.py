@@ -17,7 +17,6 @@ from hvd_train.console import say
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import ORDERS, Order, added, fingerprint
 from hvd_train.run_files import history
-from hvd_train.run_files.history import Record
 from hvd_train.run_files.run_folder import FROM_FILE, METRICS, RunFolder
 
 LEDGER = "ledger.jsonl"
@@ -120,14 +119,14 @@ def audit(folder: Path) -> Audit:
         raise UsageError(f"{folder} has no {LEDGER}: train with --ledger to have one")
     try:
         events = history.read(folder).events
-        start = _last(events, "start", "num_samples")
+        start = history.last_event(events, "start", fact="num_samples")
         num_samples = history.whole(start.get("num_samples"))
         seed = start.get("seed")
         if num_samples is None or not isinstance(seed, int):
             raise UsageError(
                 f"{folder / METRICS} lacks the number of samples or the seed: cannot judge"
             )
-        step = _last(events, FROM_FILE, "step").get("step")
+        step = history.last_event(events, FROM_FILE, fact="step").get("step")
         return audit_entries(
             read(path),
             num_samples,
@@ -213,13 +212,6 @@ def _fingerprint(order: Order, start: int, stop: int) -> int:
 @lru_cache
 def _of_all(num_samples: int) -> int:
     return _fingerprint(Order(num_samples), 0, num_samples)
-
-
-def _last(events: Sequence[Record], name: str, fact: str) -> Record:
-    """Return the last event of this name with this fact, or {}."""
-    return next(
-        (event for event in reversed(events) if event.get("name") == name and fact in event), {}
-    )
 
 
 class LedgerFile:
