@@ -66,7 +66,6 @@ class Copies:
         self._folder = folder
         self._report = report
         self._system, self._root = file_system(url)
-        self._beats = 0
         self._copied: dict[str, tuple[int, int]] = {}  # size and time of change
         self._claimed: RunFolder | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="copies")
@@ -179,13 +178,11 @@ class Copies:
         )
 
     def _say_who(self, *, ended: bool = False) -> None:
-        self._beats += 1
-        now = datetime.now().astimezone().isoformat(timespec="seconds")
+        now = datetime.now().astimezone().isoformat()  # changes each time
         values = {
             "id": self._id,
             "host": socket.gethostname(),
             "time": now,
-            "beats": self._beats,
             "ended": ended,
         }
         self._system.pipe_file(f"{self._root}/{OWNER}", json.dumps(values).encode())
