@@ -16,7 +16,7 @@ from hvd_train import recipes
 from hvd_train.commands import tree
 from hvd_train.console import PROGRAM, say, show
 from hvd_train.errors import UsageError, unknown_name
-from hvd_train.launch import client, containers, hosts, launcher, ssh, start
+from hvd_train.launch import client, containers, hosts, ssh, start
 from hvd_train.launch.child import STOPPING, Child
 
 
@@ -46,12 +46,6 @@ def launch(options: Namespace) -> int:
     if options.dry_run:
         show(shlex.join(line))
         return 0
-    # the settings, before a process starts anywhere
-    if options.elastic and command[1:2] == ["train"]:
-        check = [launcher.program(PROGRAM), "config", *command[2:], "--trust"]
-        checked = subprocess.run(check, stdout=subprocess.DEVNULL)
-        if checked.returncode:
-            return checked.returncode
     if options.way == "slurm" and not options.elastic:
         return _in_slurm(line, in_batch=options.requeue)
     if options.way == "mpirun":

@@ -24,7 +24,6 @@ def train(options: Namespace) -> int:
     The code is 0 for a finished run, 128 + N if signal N stopped it, 75 (EX_TEMPFAIL) if its
     launcher did, and 74 (EX_IOERR) if its last files could not be written.
     """
-    console.outlive()
     settings = settings_of(options)
     roll_call.started(os.environ)
     # a fifth of the time of this import would go into searching objects that
