@@ -19,7 +19,7 @@ from hvd_train.launch.hosts import Host
 from hvd_train.launch.launcher import program, reasons
 from hvd_train.progress import order, schedule
 from hvd_train.run_files import durable, history, run_folder
-from hvd_train.run_files.history import number
+from hvd_train.run_files.history import number, numbers
 
 _RECORD = "scaling.json"
 
@@ -130,11 +130,8 @@ def row_of(workers: int, config: Config, folder: Path) -> Measurement:
     layout = order.choose_layout(config.batch, workers, samples)
     steps_per_epoch = len(layout.batches(range(samples)))
     # A run that was resumed for its last few steps has no speed in its summary.
-    speeds = [
-        number(record, "samples_per_second") for record in (found.summary, *reversed(found.epochs))
-    ]
-    speed = next(filter(None, speeds), None)
-    losses = [loss for epoch in found.epochs if (loss := number(epoch, "val_loss")) is not None]
+    speeds = numbers((*found.epochs, found.summary), "samples_per_second")
+    speed = next(filter(None, reversed(speeds)), None)
     return {
         "workers": workers,
         "learning_rate": schedule.peak_learning_rate(config.optimizer, layout.global_batch),
@@ -144,7 +141,7 @@ def row_of(workers: int, config: Config, folder: Path) -> Measurement:
         "epoch_seconds": samples / speed if speed else None,
         "samples_per_second": speed,
         "efficiency": None,
-        "val_loss": min(losses, default=None),
+        "val_loss": min(numbers(found.epochs, "val_loss"), default=None),
         "test_loss": found.summary.get("test_loss"),
         "figure": figure,
         figure: found.summary.get(f"test_{figure}", found.summary.get(f"best_{figure}")),

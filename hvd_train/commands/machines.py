@@ -20,16 +20,16 @@ def doctor(options: Namespace) -> int:
 
     with Console(stderr=True).status("examining"):
         findings = cluster.examine(listed) if listed else machine.examine()
-    broken, warned = (
-        ", ".join(it.name for it in findings if it.verdict == kind)
+    names = {
+        kind: ", ".join(it.name for it in findings if it.verdict == kind)
         for kind in ("broken", "warning")
-    )
-    verdict = (f"Broken: {broken}." if broken else "Nothing is broken.") + (
-        f" Warnings: {warned}." if warned else ""
-    )
+    }
+    verdict = f"Broken: {names['broken']}." if names["broken"] else "Nothing is broken."
+    if names["warning"]:
+        verdict += f" Warnings: {names['warning']}."
     if options.json:
         report = {
-            "ok": not broken,
+            "ok": not names["broken"],
             "verdict": verdict,
             "findings": [dataclasses.asdict(it) for it in findings],
         }
@@ -41,4 +41,4 @@ def doctor(options: Namespace) -> int:
             if finding.todo:
                 show(printable(f"{'':{width + 11}}-> {finding.todo}"))
         show(verdict)
-    return 1 if broken else 0
+    return 1 if names["broken"] else 0

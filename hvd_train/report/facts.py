@@ -1,39 +1,33 @@
 """What a run has reached, in words, for the page and the terminal."""
 
+from statistics import fmean
+
 from hvd_train.progress.clock import duration
-from hvd_train.run_files.history import LARGEST, History, number
+from hvd_train.run_files.history import LARGEST, History, number, numbers
 from hvd_train.run_files.journal import figure, label
 
 
 def facts(run: History) -> dict[str, str]:
     """Return the names and values of the facts of a run."""
     name, higher = run.goal
-    scores = [
-        (score, epoch)
-        for epoch in run.epochs
-        if (score := number(epoch, f"val_{name}")) is not None
-    ]
-    best = (max if higher else min)(scores, key=lambda scored: scored[0], default=None)
-    losses = [loss for epoch in run.epochs if (loss := number(epoch, "val_loss")) is not None]
+    evaluated = [epoch for epoch in run.epochs if number(epoch, f"val_{name}") is not None]
+    best = "not evaluated"
+    if evaluated:
+        chosen = (max if higher else min)(evaluated, key=lambda epoch: epoch[f"val_{name}"])
+        best = f"{figure(name, chosen[f'val_{name}'])} (epoch {chosen.get('epoch', '?')})"
+    losses = numbers(run.epochs, "val_loss")
     test = number(run.summary, f"test_{name}")
-    known = [
-        speed
-        for record in (*run.steps, *run.epochs)
-        if (speed := number(record, "samples_per_second"))
-    ]
-    speed = number(run.summary, "samples_per_second") or (known[-1] if known else None)
+    speeds = numbers((*run.steps, *run.epochs, run.summary), "samples_per_second")
+    speed = next(filter(None, reversed(speeds)), None)
     epochs = run.num_epochs
     done = run.furthest("epochs_done")
     time = duration(run.seconds)
     if speed and epochs and run.samples_per_epoch and run.state == "running":
         left = min(max(0.0, epochs - done) * run.samples_per_epoch / speed, LARGEST)
         time += f", about {duration(round(left))} left without evaluations"
-    times = [seconds for epoch in run.epochs if (seconds := number(epoch, "seconds"))]
-    found = (
-        f"{figure(name, best[0])} (epoch {best[1].get('epoch', '?')})" if best else "not evaluated"
-    )
+    times = numbers(run.epochs, "seconds")
     return {
-        f"best val {label(name)}": found,
+        f"best val {label(name)}": best,
         "last val loss": f"{losses[-1]:.4f}" if losses else "none",
         f"test {label(name)}": "no test" if test is None else figure(name, test),
         "state": run.state,
@@ -45,19 +39,17 @@ def facts(run: History) -> dict[str, str]:
         "samples/s": f"{speed:,.0f}" if speed else "unknown",
         "time": time,
         "peak memory": _memory(run),
-        "an epoch": duration(sum(times) / len(times)) if times else "unknown",
+        "an epoch": duration(fmean(times)) if times else "unknown",
         "skipped steps": f"{run.furthest('skipped_steps'):,.0f}",
     }
 
 
 def _memory(run: History) -> str:
     """Return the peak memory of a rank, and the mean load of rank 0's GPU."""
-    peaks = [
-        peak for record in (*run.epochs, run.summary) if (peak := number(record, "peak_memory_gib"))
-    ]
-    facts = [f"{max(peaks):.2f} GiB a rank"] if peaks else []
+    peaks = numbers((*run.epochs, run.summary), "peak_memory_gib")
+    facts = [f"{max(peaks):.2f} GiB a rank"] if any(peaks) else []
+    loads = [step["gpu"] for step in run.steps if isinstance(step.get("gpu"), dict)]
     for name, form in (("utilization", "GPU {:.0%} busy"), ("power_w", "{:.0f} W")):
-        loads = (step["gpu"] for step in run.steps if isinstance(step.get("gpu"), dict))
-        if values := [value for load in loads if (value := number(load, name)) is not None]:
-            facts.append(form.format(sum(values) / len(values)))
+        if values := numbers(loads, name):
+            facts.append(form.format(fmean(values)))
     return ", ".join(facts) or "unknown"

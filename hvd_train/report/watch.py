@@ -41,27 +41,27 @@ def watch(path: Path, *, once: bool, interval_s: float) -> None:
 
 def view(history: History, now: float) -> RenderableType:
     """Return the picture of a run; `now` is in seconds since 1970."""
-    silent = (
-        now - history.last_write if history.last_write is not None and not history.ended else 0.0
-    )
     pairs = [(name, _text(value)) for name, value in facts(history).items()]
     table = Table.grid(padding=(0, 2))
     for left, right in zip(pairs[::2], pairs[1::2], strict=True):
         table.add_row(*left, *right)
     curves = Table.grid(padding=(0, 2))
     for name in dict.fromkeys(["loss", history.goal[0]]):
-        records = ("", name, history.steps), ("val ", f"val_{name}", history.epochs)
-        for prefix, field, of in records:
+        for title, field, records in (
+            (label(name), name, history.steps),
+            (f"val {label(name)}", f"val_{name}", history.epochs),
+        ):
             # a figure may be of evaluations only
-            if name == "loss" or any(field in record for record in of):
-                values = [number(record, field) for record in of]
-                curves.add_row(_text(prefix + label(name)), _curve(values, partial(figure, name)))
+            if name == "loss" or any(field in record for record in records):
+                values = [number(record, field) for record in records]
+                curves.add_row(_text(title), _curve(values, partial(figure, name)))
     curves.add_row(
         _text(f"{history.sample}s/s"), _curve(speeds(history.steps, _WIDTH)[1], "{:,.0f}".format)
     )
     parts: list[RenderableType] = [table, "", curves]
-    if silent > 60:
-        parts.append(f"last record {duration(silent)} ago")
+    silent_s = now - (history.last_write or now)
+    if silent_s > 60 and not history.ended:
+        parts.append(f"last record {duration(silent_s)} ago")
     for event in history.events[-_MOST_EVENTS:]:
         parts.append(_text(f"{duration(event['elapsed']):>8}  {event.get('message', '')}"))
     return Panel(Group(*parts), title=_text(history.name), title_align="left")

@@ -2,12 +2,13 @@
 
 import json
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from hvd_train import config_file, plain_file
@@ -77,12 +78,7 @@ class History:
     @property
     def world_size(self) -> int | None:
         """Return the latest number of ranks, or None if unknown."""
-        sizes = (
-            whole(e.get("world_size"))
-            for e in reversed(self.events)
-            if e.get("name") in ("start", "world")
-        )
-        return next((size for size in sizes if size), None)
+        return whole(last_event(self.events, "start", "world", fact="world_size").get("world_size"))
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -117,15 +113,11 @@ class History:
     @property
     def seconds(self) -> float:
         """Return the seconds of training until the last record."""
-        return max(
-            (record["elapsed"] for record in (*self.steps, *self.epochs, *self.events)), default=0.0
-        )
+        return max(numbers((*self.steps, *self.epochs, *self.events), "elapsed"), default=0.0)
 
     def furthest(self, name: str) -> float:
         """Return the largest value of a field of steps and epochs, or 0."""
-        return max(
-            (number(record, name) or 0.0 for record in (*self.steps, *self.epochs)), default=0.0
-        )
+        return max(numbers((*self.steps, *self.epochs), name), default=0.0)
 
 
 def read(path: Path) -> History:
@@ -175,6 +167,11 @@ def number(record: Record, name: str) -> float | None:
     return None
 
 
+def numbers(records: Iterable[Record], name: str) -> list[float]:
+    """Return the finite numbers in a field of records."""
+    return [value for record in records if (value := number(record, name)) is not None]
+
+
 def whole(value: object) -> int | None:
     """Return `value` if it is a whole number above 0, else None."""
     return (
@@ -193,12 +190,13 @@ def speeds(steps: Sequence[Record], most: int = _MOST_POINTS) -> Curve:
         if before.get("epoch") == after.get("epoch") and samples > 0 and seconds > _SHORTEST:
             intervals.append((before["elapsed"] + seconds / 2, samples, seconds))
     size = -(-len(intervals) // most) or 1
-    groups = [
-        tuple(zip(*intervals[at : at + size], strict=True)) for at in range(0, len(intervals), size)
-    ]
-    return [_mean(middles) for middles, _, _ in groups], [
-        sum(samples) / sum(times) for _, samples, times in groups
-    ]
+    x = list[float | None]()
+    y = list[float | None]()
+    for at in range(0, len(intervals), size):
+        middles, samples_of, times = zip(*intervals[at : at + size], strict=True)
+        x.append(fmean(middles))
+        y.append(sum(samples_of) / sum(times))
+    return x, y
 
 
 def thinned(
@@ -212,7 +210,7 @@ def thinned(
 
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    return fmean(known) if known else None
 
 
 def _mapping(path: Path, parse: Callable[[str], object]) -> dict[str, Any]:
