@@ -80,36 +80,18 @@ def test_an_error_is_a_line_and_a_code(
 
 def test_evaluate_and_audit_agree_with_the_training(capsys: pytest.CaptureFixture[str]) -> None:
     """The audit of a ledger that lacks a step has exit code 1."""
-    flags = [
-        "--epochs",
-        "1",
-        "--device",
-        "cpu",
-        "--output-dir",
-        "out",
-        "--learning-rate",
-        "0.01",
-        "--ledger",
-    ]
-    assert cli.run(["train", "digits", *flags]) == 0
+    line = "train digits --epochs 1 --device cpu --output-dir out --lr 0.01 --ledger"
+    assert cli.run(line.split()) == 0
     assert "next:  hvd-train report out" in capsys.readouterr().out
     summary = json.loads(Path("out/summary.json").read_text())
     assert cli.run(["evaluate", "out", "--json"]) == 0
     scores = json.loads(capsys.readouterr().out)
-    assert (scores["loss"], scores["top1"], scores["top5"]) == (
-        summary["loss"],
-        summary["top1"],
-        summary["top5"],
-    )
+    assert all(scores[name] == summary[name] for name in ("loss", "top1", "top5"))
     assert (scores["count"], len(scores["per_class"])) == (360, 10)
-    checkpoint = max(Path("out/checkpoints").glob("*.ckpt"))
-    assert cli.run(["evaluate", str(checkpoint), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {
-        **scores,
-        "weights": f"weights of {checkpoint.name}",
-    }
-    assert cli.run(["evaluate", "out/model-best.pt", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {**scores, "weights": "weights of model-best.pt"}
+    for path in (max(Path("out/checkpoints").glob("*.ckpt")), Path("out/model-best.pt")):
+        assert cli.run(["evaluate", str(path), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found == {**scores, "weights": f"weights of {path.name}"}
     assert cli.run(["evaluate", "out", "--json", "--split", "train"]) == 0
     assert json.loads(capsys.readouterr().out)["count"] == 1437
     assert scores["weights"] == "best weights"
@@ -122,10 +104,8 @@ def test_evaluate_and_audit_agree_with_the_training(capsys: pytest.CaptureFixtur
 
 def test_classes_of_images_are_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     """Of files and folders; a line has tabs between its values."""
-    assert (
-        cli.run(["train", "digits", "--epochs", "2", "--device", "cpu", "--output-dir", "runs/a"])
-        == 0
-    )
+    line = "train digits --epochs 2 --device cpu --output-dir runs/a"
+    assert cli.run(line.split()) == 0
     data = open_data(DataConfig(), 0).val
     for number, image in enumerate(data.images[:20]):
         Path("photos/more").mkdir(parents=True, exist_ok=True)

@@ -218,11 +218,3 @@ def test_progress_shows_the_time_left(
             "images/s  2.5 s, 10 s left"
         ),
     ]
-
-
-def test_messages_are_text_and_do_not_act_on_the_terminal(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with journal() as opened:
-        opened.event("note", "a [bold] \x1b]0;title\x07 \u202e message")
-    assert capsys.readouterr().out == "a [bold] \ufffd]0;title\ufffd \ufffd message\n"

@@ -27,8 +27,6 @@ from hvd_train.run_files.ledger import (
 )
 from hvd_train.run_files.run_folder import RunFolder
 
-IMAGENET = 1_281_167
-BATCH = 256
 SEED = 5
 START = {"kind": "event", "time": 0, "name": "start", "num_samples": 100, "seed": SEED}
 
@@ -88,17 +86,6 @@ def test_steps_are_joined_and_none_is_lost(num_samples: int, batch: int, sizes: 
         entry.world_size for entry in entries for _ in range(entry.steps[0], entry.steps[1] + 1)
     ]
     assert world_sizes == [step.world_size for step in steps]
-
-
-def test_an_epoch_of_imagenet_takes_20_kb_and_can_be_audited() -> None:
-    entries = joined(list(steps_of(0, IMAGENET, BATCH, world_size=1024)), IMAGENET)
-    report = audit_entries(entries, IMAGENET, seed=SEED)
-    assert (report.faults, report.epochs, report.steps) == ((), 1, 5005)
-    late = [
-        replace(e, epoch=90, steps=(e.steps[0] + 90 * 5005, e.steps[1] + 90 * 5005))
-        for e in entries
-    ]
-    assert sum(len(entry.line()) for entry in late) < 20_000
 
 
 def moved(entry: Entry, begin: int, end: int) -> list[Entry]:
@@ -191,18 +178,14 @@ def test_what_is_no_entry_is_refused_by_its_place(line: str) -> None:
         parse(line, "line 3")
 
 
-def test_a_run_of_any_content_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_run_without_a_number_of_samples_cannot_be_audited(tmp_path: Path) -> None:
     write(tmp_path, '"start"' + "[" * 100_000, {**START, "num_samples": "many"})
     with pytest.raises(UsageError, match="cannot judge"):
         audit(tmp_path)
-    for name, reason in (
-        ("metrics", r"cannot read .*metrics\.jsonl: it is larger than"),
-        ("ledger", r"cannot read .*ledger\.jsonl: it is larger than"),
-    ):
-        write(tmp_path, START)
-        os.truncate(tmp_path / f"{name}.jsonl", 2**40)
-        with pytest.raises(UsageError, match=reason):
-            audit(tmp_path)
+    write(tmp_path, START)
+    os.truncate(tmp_path / "ledger.jsonl", 2**40)
+    with pytest.raises(UsageError, match=r"cannot read .*ledger\.jsonl: it is larger than"):
+        audit(tmp_path)
 
 
 STEPS = [*steps_of(0, 1000, 2), *steps_of(1, 1000, 2, step=501)]
@@ -239,26 +222,15 @@ class Run:
         return self
 
 
-@pytest.mark.parametrize(
-    ("done", "lines", "world_size", "torn"),
-    [
-        (613, 0, 1, 0),
-        (613, 20, 2, 30),
-        (615, 1, 1, 30),
-        (615, 20, 2, 0),
-        (1000, 1, 2, 0),
-        (1000, 20, 1, 30),
-    ],
-)
-def test_the_next_rank_0_fills_the_ledger(
-    done: int, lines: int, world_size: int, torn: int, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("done", [613, 615, 1000])
+@pytest.mark.parametrize(("lines", "torn"), [(0, 0), (1, 30), (20, 30)])
+def test_the_next_rank_0_fills_the_ledger(done: int, lines: int, torn: int, tmp_path: Path) -> None:
     """What the file lacks comes from the state, and nothing comes twice."""
     run = Run(tmp_path, [], 0).trains_to(done)
     whole = (tmp_path / "ledger.jsonl").read_bytes().splitlines(keepends=True)
     left = whole[: len(whole) - lines]
     (tmp_path / "ledger.jsonl").write_bytes(b"".join(left) + (whole[-1][:torn] if torn else b""))
-    Run(tmp_path, run.recent, done).trains_to(1000, world_size).file.sync(2)
+    Run(tmp_path, run.recent, done).trains_to(1000, world_size=1).file.sync(2)
     assert_two_exact_epochs(read(tmp_path / "ledger.jsonl"))
 
 
