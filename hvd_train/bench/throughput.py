@@ -67,20 +67,20 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Me
     speeds = [images / slowest for (images, _), slowest in zip(results, seconds, strict=True)]
     device = stepper.device
     layout = stepper.state.layout
-    about = {"workers": world.place.size, "device": device.type}
-    about |= {"global_batch_size": layout.global_batch, "batch_size": layout.micro_batch}
-    about |= {"steps": steps, "repetitions": repetitions}
     return {
         "samples_per_second": round(statistics.fmean(speeds), 3),
-        "samples_per_second_of_repetitions": [
-            round(samples_per_second, 3) for samples_per_second in speeds
-        ],
+        "samples_per_second_of_repetitions": [round(speed, 3) for speed in speeds],
         "seconds_per_step": round(sum(seconds) / (steps * repetitions), 6),
         "split": {
-            phase: round(sum(split[phase] for _, split in results) / repetitions, 6)
+            phase: round(statistics.fmean(split[phase] for _, split in results), 6)
             for phase in PHASES
         },
-        **about,
+        "workers": world.place.size,
+        "device": device.type,
+        "global_batch_size": layout.global_batch,
+        "batch_size": layout.micro_batch,
+        "steps": steps,
+        "repetitions": repetitions,
         "compression": wire_format(config, device),
         "parameters": sum(parameter.numel() for parameter in stepper.state.model.parameters()),
         "peak_memory_gib": round(max(peaks), 3),
@@ -101,11 +101,9 @@ class Stepper:
         )
         self.state = together(world, lambda: fresh_state(config, world, parts, optimizers, layout))
         freeze.apply(config.model, self.state.model, 0, parts.heads)
-        self.device, self.split, self.close = (
-            parts.device,
-            split_on(parts.device),
-            parts.train_loader.close,
-        )
+        self.device = parts.device
+        self.split = split_on(parts.device)
+        self.close = parts.train_loader.close
         self._updater = Updater(
             config, world, parts.model, parts.device, parts.training, self.split
         )

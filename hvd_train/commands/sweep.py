@@ -86,12 +86,11 @@ def _conclude(rows: list[dict[str, Any]], folder: Path) -> None:
     """Show the best first and the failed last, and write all rows."""
     rows.sort(key=lambda row: row["best"] or 0.0, reverse=any(row.get("higher") for row in rows))
     rows.sort(key=lambda row: (row["failed"] is not None, row["best"] is None))
-    lines = [("training", "result", "seconds", "run")]
-    for row in rows:
-        lines.append(
-            (row["name"], textwrap.shorten(_outcome(row), 60), f"{row['seconds']:.0f}", row["run"])
-        )
-    show(record.table(lines))
+    lines = [
+        (row["name"], textwrap.shorten(_outcome(row), 60), f"{row['seconds']:.0f}", row["run"])
+        for row in rows
+    ]
+    show(record.table([("training", "result", "seconds", "run"), *lines]))
     durable.write_text(folder / "sweep.json", json.dumps(rows, indent=1) + "\n")
 
 

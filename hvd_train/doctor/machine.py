@@ -113,10 +113,6 @@ def _check_horovod(facts: Facts) -> Finding:
     )
     if "torchvision" in probe and "gloo" not in probe:
         return Finding(name, "broken", f"{what}: {probe['error']} ({other})", REBUILD_AGAIN)
-    if not build:
-        return Finding(
-            name, "warning", f"{what}, built elsewhere, most likely without our patches", REBUILD
-        )
     if missing := NEEDED_PATCHES - {patch["name"] for patch in build.get("patches", ())}:
         return Finding(
             name, "warning", f"{what}, without the patches {', '.join(sorted(missing))}", REBUILD

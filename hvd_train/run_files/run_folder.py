@@ -161,12 +161,13 @@ def _claim_own(
     wait: bool,
 ) -> RunFolder:
     notes = list[str]()
-    found = list[Path]()
-    for recipe in dict.fromkeys((config.recipe, Config.recipe)):  # runs of scripts had no name once
-        found += sorted(RUNS.glob(f"{recipe}-*"), reverse=True)
-    found = [path for path in found if (path / name / CONFIG).exists()]
     found = [
-        path for path in found if {path.stat().st_uid, path.lstat().st_uid} <= {0, os.geteuid()}
+        path
+        # runs of scripts had no name once
+        for recipe in dict.fromkeys((config.recipe, Config.recipe))
+        for path in sorted(RUNS.glob(f"{recipe}-*"), reverse=True)
+        if (path / name / CONFIG).exists()
+        and {path.stat().st_uid, path.lstat().st_uid} <= {0, os.geteuid()}
     ]
     for path in found:
         of_program = [*path.glob(CONFIG), *path.glob(f"*/{CONFIG}")]
