@@ -48,15 +48,6 @@ def test_the_view_estimates_the_time_left(monkeypatch: pytest.MonkeyPatch) -> No
     assert "last record 5:00 ago" in shown(Path("run"), START + 310)
 
 
-def test_absurd_numbers_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hvd_train.run_files.run_folder.in_use", lambda path: True)
-    steps = [step(n, time=0.0, samples=n * 1e17, samples_per_second=5e-324) for n in range(1, 4)]
-    lines = [
-        line | {"time": n * 1e-300} for n, line in enumerate([start(num_samples=10**17), *steps])
-    ]
-    assert "left without evaluations" in shown(write(Path("run"), lines, epochs=10**17))
-
-
 def test_gaps_and_changes_are_shown() -> None:
     """Brackets are no markup."""
     events = [
