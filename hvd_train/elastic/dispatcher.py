@@ -6,14 +6,13 @@ number.
 request                   when                                answer
 GET heartbeat/N-KNOWN     from its start                      `train`, `change`, `stop` or `end`
 GET leaving/N-KNOWN       instead, after a signal to it       the same
-PUT facts/N               once, when it has built the model
-GET problem/N             right after that                    why it cannot join the job, or nothing
+GET problem/N             when it has built the model, with   why it cannot join the job, or nothing
+                          its facts
 GET rank_and_size/HOST:N  then, for its first rank            its rank in a new world; -1 to leave
 GET elsewhere/N           before it connects to the others    the driver's address for other hosts
-PUT connect_error/N       if it could not connect
 PUT run_dir/N             when it has claimed the run folder
+PUT left/N                when it leaves its world: its steps, and why it could not connect there
 GET rank_and_size/HOST:N  for its next rank, by the core      the same
-PUT fault/N               when a fault breaks its world
 PUT exit_report/N         when it, or its training, ends
 
 The answer to a heartbeat comes when it is not the KNOWN one. Until then the driver sends a byte,
@@ -30,6 +29,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -91,16 +91,13 @@ def assign_ranks(workers: Sequence[Worker]) -> list[SlotInfo]:
 @dataclass
 class _WorkerProcess:
     end: threading.Event = field(default_factory=threading.Event)  # ends the process when set
-    answered: threading.Event = field(default_factory=threading.Event)
-    assignment: SlotInfo | None = None
-    waiting: bool = False  # for a rank
-    problem: str = ""  # why it cannot join this job, if it cannot
+    request: Future[SlotInfo | None] | None = None  # for a rank, while it waits
 
-    def answer(self, assignment: SlotInfo | None = None) -> None:
-        """Answer its request for ranks, if it waits; None means that it must leave."""
-        self.assignment = assignment
-        self.waiting = False
-        self.answered.set()
+    def answer(self, ranks: SlotInfo | None = None) -> None:
+        """Answer its request for a rank, if it waits; None means that it must leave."""
+        if self.request is not None:
+            self.request.set_result(ranks)
+            self.request = None
 
 
 class Dispatcher:
@@ -179,18 +176,11 @@ class Dispatcher:
                 self._news.set()
             time.sleep(_LOOK_S)
 
-    def facts_received(self, number: int, facts: Mapping[str, str]) -> None:
-        """Compare a worker's facts with the facts of the first worker."""
+    def problem_with(self, facts: Mapping[str, str]) -> str:
+        """Return why a worker with these facts cannot join the first one; empty if it can."""
         with self._lock:
             self._facts = self._facts or facts
-            if (process := self._processes.get(number)) is not None:
-                process.problem = roll_call.disagreement([self._facts, facts]) or ""
-
-    def problem_of(self, number: int) -> str:
-        """Return why a worker cannot join, by its facts; empty if it can."""
-        with self._lock:
-            process = self._processes.get(number)
-            return process.problem if process else ""
+            return roll_call.disagreement([self._facts, facts]) or ""
 
     def wait_for_ranks(self, number: int) -> SlotInfo | None:
         """Wait for a worker's ranks in a new world; return None if it must leave."""
@@ -198,13 +188,10 @@ class Dispatcher:
             process = self._processes.get(number)
             if process is None or process.end.is_set() or self._interrupted.is_set():
                 return None
-            process.assignment = None
-            process.waiting = True
-            process.answered.clear()
+            process.request = request = process.request or Future()
             self._roster.rank_requested(number, time.monotonic())
         self._news.set()
-        process.answered.wait()
-        return process.assignment
+        return request.result()
 
     def heartbeats(self, number: int, known: str, connection: socket.socket) -> str:
         """Take a worker's heartbeats, a byte each, until the answer is not `known` or
@@ -239,15 +226,10 @@ class Dispatcher:
             self._roster.signal_received(number, time.monotonic())
         self._news.set()
 
-    def connect_error_received(self, number: int, why: str) -> None:
-        """Note why a worker could not connect to its world, or synchronize with it."""
+    def world_left(self, number: int, step: int, connect_error: str) -> None:
+        """Note the steps of a worker that leaves its world, and why it could not connect there."""
         with self._lock:
-            self._roster.connect_error_received(number, why)
-
-    def fault_received(self, step: int) -> None:
-        """Note that a worker leaves its world after a fault, having finished this many steps."""
-        with self._lock:
-            self._roster.fault_received(step)
+            self._roster.world_left(number, step, connect_error)
 
     def exit_report_received(self, number: int, report: ExitReport | None) -> None:
         """Note the exit report of a worker, or withdraw it, and print its error if it is new."""
@@ -299,9 +281,9 @@ class Dispatcher:
             process = self._processes[command.worker.number]
             if command.reason:
                 say(f"worker {command.worker} is evicted: {command.reason}")
-            if command.unresponsive:  # on another host its successor does this
+            if command.kill:  # on another host its successor does this
                 launcher.kill_worker(str(command.worker.number), self._name)
-            if command.unresponsive or not process.waiting:
+            if command.kill or process.request is None:
                 process.end.set()
             process.answer()  # a worker that gets no rank leaves by itself
         elif isinstance(command, FormWorld):

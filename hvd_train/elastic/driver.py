@@ -14,7 +14,7 @@ import shlex
 import sys
 import threading
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from horovod.runner.common.util import outcome, safe_shell_exec
 from horovod.runner.gloo_run import register_shutdown_event
@@ -77,15 +77,13 @@ class DriverServer(RendezvousServer):  # type: ignore[misc]  # Horovod has no ty
 
 def handler(dispatcher: Dispatcher, server: DriverServer) -> type[RendezvousHandler]:
     """Return Horovod's handler of requests, with the requests of our workers."""
-    answers: Mapping[str, Callable[[int], str]] = {
-        "problem": dispatcher.problem_of,
-        "elsewhere": lambda _: server.elsewhere,
-    }
 
     class Handler(RendezvousHandler):  # type: ignore[misc]  # Horovod has no types
         def _get_value(self, scope: str, key: str) -> bytes | None:
-            if scope in answers:
-                return answers[scope](int(key)).encode()
+            if scope == "problem":
+                return dispatcher.problem_with(json.loads(self.body)).encode()
+            if scope == "elsewhere":
+                return server.elsewhere.encode()
             if scope in ("heartbeat", "leaving"):
                 number, _, known = key.partition("-")
                 if scope == "leaving":
@@ -99,15 +97,11 @@ def handler(dispatcher: Dispatcher, server: DriverServer) -> type[RendezvousHand
             return value
 
         def _put_value(self, scope: str, key: str, value: bytes) -> None:
-            if scope == "facts":
-                dispatcher.facts_received(int(key), json.loads(value))
-            elif scope == "exit_report":
+            if scope == "exit_report":
                 report = json.loads(value)
                 dispatcher.exit_report_received(int(key), report and ExitReport(**report))
-            elif scope == "fault":
-                dispatcher.fault_received(int(value))
-            elif scope == "connect_error":
-                dispatcher.connect_error_received(int(key), value.decode())
+            elif scope == "left":
+                dispatcher.world_left(int(key), *json.loads(value))
             elif scope == "run_dir":
                 dispatcher.run_dir = value.decode()
             else:

@@ -33,7 +33,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
@@ -72,7 +72,7 @@ LEAVE_S = 10.0  # from a worker's exit report to its end
 ATTEMPTS = 3  # of survivors to connect to each other
 NOTICE_S = 30.0  # before the job says what it waits for, and between two such lines
 TOO_FEW_WORKERS = 69  # the job's exit code: EX_UNAVAILABLE
-_EVICTED = -1  # in place of the exit code of an evicted worker
+_NONE = -1  # in place of the exit code of a worker that runs, or that was evicted
 _UNLISTED = "its host is no longer listed"
 _SIGNAL = (
     "it got a signal; its slot stays empty for 5 minutes, unless the list changes for its host"
@@ -107,6 +107,7 @@ class Worker:
     connected: bool = False
     exit_report: ExitReport | None = None
     reported_at: float = 0.0  # when that came
+    exit_code: int = _NONE
 
     def __str__(self) -> str:
         return f"{self.host}[{self.slot}]"
@@ -145,7 +146,7 @@ class End:
 
     worker: Worker
     reason: str  # empty if the job is over
-    unresponsive: bool = False  # then it cannot leave by itself
+    kill: bool = False  # it cannot leave by itself
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,7 @@ def _place_of_error(worker: Worker, *, others_train: bool) -> int | None:
 
 @dataclass
 class _SlotRecord:
-    failures: int = 0  # in a row
+    back_off_s: float = 0.0  # the wait after the last exit; grows while workers fail to start
     not_before: float = 0.0  # when the next worker may start
 
 
@@ -210,7 +211,6 @@ class Roster:
         default_factory=lambda: defaultdict(_SlotRecord)
     )
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(FIRST_NUMBER))
-    _exit_codes: dict[Worker, int] = field(default_factory=dict)
     # why workers could not synchronize in the last world
     _connect_errors: dict[int, str] = field(default_factory=dict)
     # how many worlds in a row could not connect though no member had died
@@ -247,14 +247,13 @@ class Roster:
             worker.stage = Stage.REJOINING
             self._rejoining_since = min(self._rejoining_since, now)
 
-    def fault_received(self, step: int) -> None:
-        """Note that a member leaves its world after a fault, having finished this many steps."""
+    def world_left(self, number: int, step: int, connect_error: str) -> None:
+        """Note the finished steps of a worker that leaves its world, and why it could not connect
+        to that world, or synchronize with it; empty if it could.
+        """
         self._fault_step = step
-
-    def connect_error_received(self, number: int, why: str) -> None:
-        """Note why a worker could not connect to its world, or synchronize with it."""
-        if self.worker(number) is not None:
-            self._connect_errors[number] = why
+        if connect_error and number in self._workers:
+            self._connect_errors[number] = connect_error
 
     def exit_report_received(self, number: int, report: ExitReport | None, now: float) -> None:
         """Note the exit report of a worker, or withdraw it (None: its program trains again).
@@ -286,61 +285,52 @@ class Roster:
             return
         self._exited[number] = worker
         exit_code = worker.meant_exit_code(exit_code)
-        is_ending = worker.stage is Stage.ENDING
+        is_evicted = worker.stage is Stage.ENDING
         is_done = worker.has_ended and exit_code == 0
-        self._exit_codes[worker] = (
-            _EVICTED if is_ending and not (worker.got_signal or is_done) else exit_code
-        )
+        if worker.got_signal or is_done or not is_evicted:
+            worker.exit_code = exit_code
         slot = self._slots[worker.host, worker.slot]
-        slot.failures = 1 if now - worker.started_at >= STEADY_S else slot.failures + 1
-        # 2.0 ** 1024 overflows
-        empty_s = min(BACK_OFF_S * 2.0 ** min(slot.failures - 1, 100), LONGEST_BACK_OFF_S)
-        if exit_code in STOPPED and not is_ending:
-            empty_s = EMPTY_AFTER_SIGNAL_S
-        self._keep_empty(worker, now + empty_s)
-        if exit_code in UNRECOVERABLE:
+        is_steady = now - worker.started_at >= STEADY_S
+        longer_s = min(2 * slot.back_off_s, LONGEST_BACK_OFF_S)
+        slot.back_off_s = BACK_OFF_S if is_steady else max(BACK_OFF_S, longer_s)
+        leaves = exit_code in STOPPED and not is_evicted
+        self._keep_empty(worker, now + (EMPTY_AFTER_SIGNAL_S if leaves else slot.back_off_s))
+        # no other worker could start, or continue as rank 0
+        is_same_for_all = not self.worlds_formed or (
+            worker.failed_to_connect and worker in worker.world[:1]
+        )
+        if exit_code in UNRECOVERABLE or (exit_code == WRONG_SETTINGS and is_same_for_all):
             self._finish = Finish(exit_code, f"{worker} ended with exit code {exit_code}")
-        elif exit_code == WRONG_SETTINGS and not self.worlds_formed:
-            self._finish = Finish(exit_code, f"{worker} cannot start")
-        elif (
-            exit_code == WRONG_SETTINGS and worker.failed_to_connect and worker in worker.world[:1]
-        ):
-            # and no other could
-            self._finish = Finish(exit_code, f"{worker}, as rank 0, cannot continue")
         elif exit_code in (1, WRONG_SETTINGS):
-            place = _place_of_error(
-                worker, others_train=any(self._is_member(each) for each in self.world)
-            )
+            others_train = any(self._is_member(each) for each in self.world)
+            place = _place_of_error(worker, others_train=others_train)
             if place is not None:
-                self._count_error(
-                    place, WRONG_SETTINGS if exit_code == WRONG_SETTINGS else FAULT_REPEATS
-                )
+                self._count_error(place, WRONG_SETTINGS if exit_code != 1 else FAULT_REPEATS)
 
     def commands(self, now: float) -> list[Command]:
         """Return what to do now; the roster takes it as done."""
-        commands = list[Command]()
         self._finish = self._finish or self._end_of_world() or self._error_that_repeats()
+        commands = list[Command]()
         if self._finish is None:
-            commands += self._after_pause(now)
-            commands += self._end_unresponsive(now)
-            # members leave together with the others
-            newcomers = self._in(Stage.STARTING, Stage.READY)
-            commands += [
-                self._end(worker, _UNLISTED) for worker in newcomers if not self._is_listed(worker)
-            ]
-            commands += [
-                self._end(worker, _SIGNAL)
-                for worker in self._in(Stage.REJOINING)
-                if worker.got_signal
-            ]
-            commands += self._start_missing(now)
-            commands += self._form_world(now)
+            commands += self._next_commands(now)
         if self._finish is not None:
-            others = [
-                worker for worker in self._workers.values() if worker.stage is not Stage.ENDING
-            ]
-            commands += [*(self._end(worker, "") for worker in others), self._finish]
+            others = self._in(*Stage)
+            commands += [self._end(each, "") for each in others if each.stage is not Stage.ENDING]
+            commands.append(self._finish)
         return commands
+
+    def _next_commands(self, now: float) -> Iterator[Command]:
+        """Yield what to do while the job is not over."""
+        yield from self._after_pause(now)
+        yield from self._end_unresponsive(now)
+        for worker in self._in(Stage.STARTING, Stage.READY):
+            if not self._is_listed(worker):  # members leave together with the others
+                yield self._end(worker, _UNLISTED)
+        for worker in self._in(Stage.REJOINING):
+            if worker.got_signal:
+                yield self._end(worker, _SIGNAL)
+        yield from self._start_missing(now)
+        yield from self._form_world(now)
 
     def requested(self) -> Literal["train", "change", "stop"]:
         """Return what members should do after the next step: stop if all got a signal,
@@ -387,79 +377,71 @@ class Roster:
     def _is_listed(self, worker: Worker) -> bool:
         return worker.slot < self.hosts.get(worker.host, 0)
 
-    def _end(self, worker: Worker, reason: str, *, unresponsive: bool = False) -> End:
+    def _end(self, worker: Worker, reason: str, *, kill: bool = False) -> End:
         worker.stage = Stage.ENDING
-        return End(worker, reason, unresponsive)
+        return End(worker, reason, kill)
 
-    def _after_pause(self, now: float) -> list[Notice]:
+    def _after_pause(self, now: float) -> Iterator[Notice]:
         """Restart the time limits after a pause of the driver, which
         the workers may have shared.
         """
         paused_s = now - self._asked_at
         self._asked_at = now
-        if paused_s <= PAUSED_S:
-            return []
-        self._hopeful_at, self._rejoining_since = now, max(now, self._rejoining_since)
-        for worker in self._workers.values():
-            worker.last_heartbeat = now
-        return [Notice(f"the driver was paused for {paused_s:.0f} s: all time limits start again")]
+        if paused_s > PAUSED_S:
+            self._hopeful_at = now
+            self._rejoining_since = max(now, self._rejoining_since)
+            for worker in self._workers.values():
+                worker.last_heartbeat = now
+            yield Notice(f"the driver was paused for {paused_s:.0f} s: all time limits start again")
 
-    def _end_unresponsive(self, now: float) -> list[End]:
-        """End workers without a heartbeat, and members that keep the
-        others waiting for too long.
+    def _end_unresponsive(self, now: float) -> Iterator[End]:
+        """End workers without a heartbeat, and workers that keep the others waiting for too long.
+
+        Members that do not come though their hosts are there hang in a step: together they count
+        as one error.
         """
-        leaving = [
-            worker for worker in self._in(Stage.LEAVING) if now - worker.reported_at > LEAVE_S
-        ]
-        overdue = [(worker, f"it has not ended within {LEAVE_S:.0f} s") for worker in leaving]
-        hangs = False  # whether a member does not come though its host is there: the step hangs
+        for worker in self._in(Stage.LEAVING):
+            if now - worker.reported_at > LEAVE_S:
+                yield self._end(worker, f"it has not ended within {LEAVE_S:.0f} s", kill=True)
+        hangs = False
         for worker in self._in(Stage.TRAINING, Stage.READY, Stage.REJOINING):
             is_due = worker.stage is Stage.TRAINING and not worker.has_ended
             missed_s = now - self._rejoining_since if is_due else -math.inf
             silent_s = now - worker.last_heartbeat
             if silent_s > (SILENT_WHILE_REJOINING_S if missed_s >= 0 else SILENT_S):
-                overdue.append((worker, f"no heartbeat for {silent_s:.0f} s"))
+                yield self._end(worker, f"no heartbeat for {silent_s:.0f} s", kill=True)
             elif missed_s > REPORT_S:
-                overdue.append(
-                    (worker, f"it has not come to the new world within {REPORT_S:.0f} s")
-                )
+                reason = f"it has not come to the new world within {REPORT_S:.0f} s"
+                yield self._end(worker, reason, kill=True)
                 hangs = True
         if hangs:
             self._count_error(self._fault_step, FAULT_REPEATS)
-        return [self._end(worker, reason, unresponsive=True) for worker, reason in overdue]
 
-    def _start_missing(self, now: float) -> list[Start]:
-        commands = list[Start]()
-        workers = self._workers.values()
+    def _start_missing(self, now: float) -> Iterator[Start]:
+        workers = self._in(*Stage)
         if any(worker.has_ended for worker in workers):
-            return commands
+            return
         taken = {(worker.host, worker.slot) for worker in workers}
+        slots = [(host, slot) for host, slots in self.hosts.items() for slot in range(slots)]
+        free = [slot for slot in slots if slot not in taken and self._slots[slot].not_before <= now]
         room = self.max_workers - sum(worker.stage not in _ON_THE_WAY_OUT for worker in workers)
-        for host, num_slots in self.hosts.items():
-            for slot in range(num_slots):
-                if (
-                    room > 0
-                    and (host, slot) not in taken
-                    and self._slots[host, slot].not_before <= now
-                ):
-                    worker = Worker(
-                        next(self._numbers), host, slot, started_at=now, last_heartbeat=now
-                    )
-                    self._workers[worker.number] = worker
-                    commands.append(Start(worker))
-                    room -= 1
-        return commands
+        for host, slot in free[: max(room, 0)]:
+            number = next(self._numbers)
+            self._workers[number] = Worker(number, host, slot, started_at=now, last_heartbeat=now)
+            yield Start(self._workers[number])
 
-    def _form_world(self, now: float) -> list[Command]:
+    def _form_world(self, now: float) -> Iterator[Command]:
         """Form a new world when every survivor waits for it and workers are enough."""
         members = [worker for worker in self._members() if not worker.has_ended]
         if any(worker.stage is Stage.TRAINING for worker in members):
-            return []
+            return
         if not members and any(worker.has_ended for worker in self._workers.values()):
-            return []
-        commands = self._after_rendezvous(members)
+            return
+        if self._judged < self.worlds_formed:
+            self._judged = self.worlds_formed
+            yield from self._judge_connections(members)
         if self._finish is not None:
-            return commands
+            return
         members = [worker for worker in members if self._is_member(worker)]
         survivors = [worker for worker in members if self._is_listed(worker)] or members
         ready = [worker for worker in self._in(Stage.READY) if self._is_listed(worker)]
@@ -468,8 +450,13 @@ class Roster:
             if now - self._hopeful_at > self.patience_s:
                 reason = f"fewer than {self.min_workers} workers for {self.patience_s:.0f} s"
                 self._finish = Finish(TOO_FEW_WORKERS, reason)
-            return [*commands, *self._notice_of_waiting(len(chosen), now)]
-        commands += [self._end(worker, _UNLISTED) for worker in members if worker not in chosen]
+            if now - self._noticed_at >= NOTICE_S:
+                self._noticed_at = now
+                yield self._notice_of_waiting(len(chosen))
+            return
+        for worker in members:
+            if worker not in chosen:
+                yield self._end(worker, _UNLISTED)
         self.world = tuple(chosen)
         self._rejoining_since = math.inf
         self._short_since = None
@@ -479,41 +466,31 @@ class Roster:
         self.worlds_formed += 1
         if self._error_place == BUILDING:
             self._errors = 0
-        return [*commands, FormWorld(self.world)]
+        yield FormWorld(self.world)
 
-    def _after_rendezvous(self, members: list[Worker]) -> list[Command]:
-        """Note whether the last world connected; if not, leave out
-        newcomers or count the failure.
+    def _judge_connections(self, members: Sequence[Worker]) -> Iterator[Command]:
+        """Note whether the last world connected, by what its members report who are left.
+
+        If not, leave out its newcomers, or count the attempt of survivors, of which the last one
+        ends the job.
         """
-        if self._judged == self.worlds_formed:
-            return []
-        self._judged = self.worlds_formed
         reasons = self._connect_errors
         self._connect_errors = {}
-        has_connected = not all(worker.number in reasons for worker in members)
-        if has_connected:
+        if not all(worker.number in reasons for worker in members):
             self._failed_attempts = 0
             for worker in members:
                 worker.connected = True
-            return []
-        if not members or len(members) < len(self.world):
-            return []  # a rank has died, which explains the failure
-        newcomers = [worker for worker in members if not worker.connected]
-        survivors_are_there = len(newcomers) < len(members)
-        if newcomers and survivors_are_there:
-            return self._leave_out(
-                {worker.host for worker in newcomers}, reasons[newcomers[0].number]
-            )
-        return [self._count_failed_attempt(members, reasons[members[0].number])]
+        elif members and len(members) == len(self.world):  # else a death explains the failure
+            newcomers = [worker for worker in members if not worker.connected]
+            if 0 < len(newcomers) < len(members):
+                yield from self._leave_out(newcomers, reasons[newcomers[0].number])
+            else:
+                yield self._count_failed_attempt(members, reasons[members[0].number])
 
     def _count_failed_attempt(self, members: Sequence[Worker], reason: str) -> Notice:
-        """Count a world whose ranks could not connect to each other; the
-        last attempt ends the job.
-        """
         self._failed_attempts += 1
-        hosts = ",".join(
-            f"{host}:{slots}" for host, slots in Counter(worker.host for worker in members).items()
-        )
+        slots = Counter(worker.host for worker in members)
+        hosts = ",".join(f"{host}:{count}" for host, count in slots.items())
         failure = "ranks could not connect to each other"
         if self._failed_attempts == ATTEMPTS:
             advice = f"`hvd-train doctor -H {hosts}` examines them"
@@ -521,25 +498,20 @@ class Roster:
         attempt = f"attempt {self._failed_attempts} of {ATTEMPTS}, on {hosts}"
         return Notice(f"{failure} ({attempt}): {reason}")
 
-    def _leave_out(self, hosts: Collection[str], reason: str) -> list[Command]:
-        """End the newcomers of these hosts, and use no slot there until the list changes."""
+    def _leave_out(self, newcomers: Sequence[Worker], reason: str) -> Iterator[Command]:
+        """End newcomers and the others of their hosts, where no slot is used until the list
+        changes.
+        """
+        hosts = {worker.host for worker in newcomers}
         for host in hosts:
             for slot in range(self.hosts.get(host, 0)):
                 self._slots[host, slot].not_before = math.inf
-        line = (
-            f"ranks could not connect to the newcomers on {', '.join(sorted(hosts))} ({reason}); "
-        )
-        line += "no worker is started there until the list changes for these hosts"
-        newcomers = [
-            worker
-            for worker in self._workers.values()
-            if worker.host in hosts and not worker.connected
-        ]
-        evicted = [worker for worker in newcomers if worker.stage not in _ON_THE_WAY_OUT]
-        return [
-            Notice(line),
-            *(self._end(worker, "the other ranks could not connect to it") for worker in evicted),
-        ]
+        failure = f"ranks could not connect to the newcomers on {', '.join(sorted(hosts))}"
+        cure = "no worker is started there until the list changes for these hosts"
+        yield Notice(f"{failure} ({reason}); {cure}")
+        for worker in self._in(Stage.STARTING, Stage.READY, Stage.REJOINING):
+            if worker.host in hosts and not worker.connected:
+                yield self._end(worker, "the other ranks could not connect to it")
 
     def _is_enough(self, count: int, now: float) -> bool:
         """Return whether a world may form."""
@@ -556,45 +528,26 @@ class Roster:
         is_late = self.worlds_formed > 0 or now - self._short_since > self.start_patience_s
         return count >= (self.min_workers if is_late else self.start_workers)
 
-    def _notice_of_waiting(self, ready: int, now: float) -> list[Command]:
-        """Report from time to time what the next world waits for."""
-        if now - self._noticed_at < NOTICE_S:
-            return []
-        self._noticed_at = now
+    def _notice_of_waiting(self, ready: int) -> Notice:
         starting = len(self._in(Stage.STARTING))
         slots = sum(self.hosts.values())
         wanted = self.min_workers if self.worlds_formed else self.start_workers
-        line = (
-            f"waiting for workers: {ready} of {wanted} ready, {starting} starting, "
-            f"{slots} slots listed"
-        )
-        if ready + starting < self.min_workers:
-            ends_in_s = self.patience_s - (now - self._hopeful_at)
-            line += (
-                f"; with fewer than {self.min_workers} the job ends in {ends_in_s:.0f} s: "
-                "add hosts to the list"
-            )
-        return [Notice(line)]
+        line = f"waiting for workers: {ready} of {wanted} ready, {starting} starting"
+        return Notice(f"{line}, {slots} slots listed")
 
     def _error_that_repeats(self) -> Finish | None:
-        hopeful = [
-            worker
-            for worker in self._in(Stage.STARTING)
-            if not self._slots[worker.host, worker.slot].failures
-        ]
-        if self._errors < SAME_ERRORS or (
-            self._error_place == BUILDING and (hopeful or self._in(Stage.READY))
-        ):
-            return None
-        place = (
-            "before the ranks connected"
-            if self._error_place == BUILDING
-            else f"in step {self._error_place + 1}"
-        )
-        return Finish(
-            self._error_code,
-            f"{self._errors} workers in a row ended with an error {place} (see above)",
-        )
+        place = f"in step {self._error_place + 1}"
+        if self._error_place == BUILDING:
+            place = "before the ranks connected"
+            hopeful = [
+                worker
+                for worker in self._in(Stage.STARTING)
+                if not self._slots[worker.host, worker.slot].back_off_s
+            ]
+            if hopeful or self._in(Stage.READY):
+                return None
+        reason = f"{self._errors} workers in a row ended with an error {place} (see above)"
+        return Finish(self._error_code, reason) if self._errors >= SAME_ERRORS else None
 
     def _end_of_world(self) -> Finish | None:
         """Return how the job finishes, or None while there are members
@@ -604,8 +557,7 @@ class Roster:
             return None
         # Members that got a signal count only if all members got one.
         asked = [worker for worker in self.world if not worker.got_signal] or self.world
-        # an evicted one may still run
-        exit_codes = [self._exit_codes.get(worker, _EVICTED) for worker in asked]
-        if committed := [code for code in exit_codes if code in COMMITTED]:
+        committed = [worker.exit_code for worker in asked if worker.exit_code in COMMITTED]
+        if committed:
             return Finish(committed[0], "stopped, and committed")
-        return Finish(0, "done") if exit_codes[0] == 0 else None
+        return Finish(0, "done") if asked[0].exit_code == 0 else None

@@ -24,14 +24,16 @@ GLOO_INTERFACE = "HOROVOD_GLOO_IFACE"
 NCCL_INTERFACES = "NCCL_SOCKET_IFNAME"
 
 
-def get(environ: Mapping[str, str], path: str, timeout_s: float | None = None) -> str:
+def get(
+    environ: Mapping[str, str], path: str, timeout_s: float | None = None, text: str = ""
+) -> str:
     """Return the text under `path` ("SCOPE/KEY"), or "" if there is none; the
-    store may delay its answer.
+    store may delay its answer, which may depend on the `text` sent with the request.
 
     Raises OSError after `timeout_s` seconds (None: never), for an answer that is not signed with
     the job's key, or if the store refuses.
     """
-    return _request(environ, "GET", f"/{path}", b"", timeout_s)
+    return _request(environ, "GET", f"/{path}", text.encode(), timeout_s)
 
 
 def put(environ: Mapping[str, str], path: str, text: str, timeout_s: float | None = None) -> None:

@@ -4,21 +4,33 @@
 No torch. There is a heartbeat each `SECONDS`.
 
 C code in the worker may hold Python's lock for minutes, which must not look like its death. This
-process pauses while the worker is stopped and ends with it. Its standard input has a line for each
-event in the worker: `signal`, `train` or `write`. Its output has what the driver requests: `train`,
-`change`, `stop`, or `gone` for a stop without a driver.
+process pauses while the worker is stopped and ends with it. `Heartbeat` is the worker's end of two
+pipes. One has a line for each event in the worker; the other has what the driver requests, or
+`gone` for a stop without a driver.
 """
 
 import os
 import select
 import signal
+import subprocess
 import sys
+import threading
 import time
-from pathlib import Path
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Literal, cast
+
+import psutil
 
 from hvd_train.launch import client
 from hvd_train.launch.launcher import WORKER
 
+Request = Literal["train", "change", "stop"]
+"""Train, form another world because hosts came or went, or stop."""
+Event = Literal["signal", "train", "write"]
+"""A signal to the worker; it trains; it trains no more, and may write files for minutes."""
+
+_EVERY_S = 1.0
 _ANSWER_S = 2.0
 # a heartbeat takes 3 s if the driver is silent; a longer time is a pause of the worker
 _PAUSED_S = 5.0
@@ -26,7 +38,51 @@ _GONE_S = 10.0  # a driver that does not answer for this long counts as gone, or
 _GONE_WHILE_LEAVING_S = 3.0  # after a signal: the worker may soon be killed, or its driver has been
 _COMMIT_S = 30.0  # from then until the worker must have begun its last commit
 _WRITE_S = 600.0  # and the time for writing it
-_STOPPED = ("T", "t")  # by a signal or a debugger
+_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)  # by a signal or a debugger
+
+
+class Heartbeat:
+    """Sends heartbeats of this process; `requested` is what the driver requests.
+
+    The process that sends them ends this one if its last commit takes too long.
+    """
+
+    def __init__(self) -> None:
+        """Begin; the environment has the address of the driver."""
+        self.requested: Request = "train"
+        self.driver_gone = False  # whether the driver does not answer any more
+        self._got_signal = False
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, str(os.getpid()), str(_EVERY_S)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        lines = self._process.stdout or ()
+        threading.Thread(target=self._read, args=(lines,), daemon=True, name="heartbeat").start()
+
+    def report(self, event: Event) -> None:
+        """Report an event at once; after a signal the driver decides whether this worker leaves or
+        all stop.
+        """
+        if event == "signal" and self._got_signal:
+            return
+        self._got_signal = self._got_signal or event == "signal"
+        with suppress(OSError):  # the process has ended, and the driver will evict this worker
+            print(event, file=self._process.stdin, flush=True)
+
+    def world_formed(self) -> None:
+        """Note that the ranks have connected, which was the requested change."""
+        if self.requested == "change":
+            self.requested = "train"  # a further change is requested again
+
+    def _read(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            word = line.split()[0]
+            self.driver_gone = word == "gone"
+            self.requested = "stop" if self.driver_gone else cast(Request, word)
 
 
 class Watch:
@@ -46,9 +102,7 @@ class Watch:
         self._patience_s = _GONE_S + _COMMIT_S
 
     def event(self, name: str) -> None:
-        """Note a signal to the worker, that it trains, or that it trains no more and
-        may write files for minutes.
-        """
+        """Note an event in the worker."""
         if name == "signal":
             self.got_signal = True
         else:
@@ -81,26 +135,17 @@ class Watch:
         return "gone" if is_gone else self.requested
 
 
-def _state(process: int) -> str:
-    """Return the state of our parent process, as `ps` names it; empty if it has ended."""
-    if os.getppid() != process:
-        return ""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
-
-
 def main(worker: int, every_s: float) -> None:
     """Send heartbeats until the worker ends."""
     # they are for the worker
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+    process = psutil.Process(worker)
     watch = Watch(time.monotonic())
     held: client.HeldRequest | None = None
     known = shown = ""
-    while state := _state(worker):
-        if state in _STOPPED:
+    while os.getppid() == worker:
+        if process.status() in _STOPPED:
             held = None
             time.sleep(every_s)
             continue

@@ -4,12 +4,8 @@ heartbeats to the driver.
 
 import json
 import os
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -17,92 +13,18 @@ from typing import TypeVar
 from typing_extensions import override
 
 from hvd_train.errors import RankLost, UsageError
-from hvd_train.launch import client, heartbeat, launcher
+from hvd_train.launch import client, launcher
+from hvd_train.launch.heartbeat import Heartbeat, Request
 from hvd_train.launch.launcher import JOB, REPLACES, RUN_DIR, SLOT, WORKER
 from hvd_train.world import horovod_world
-from hvd_train.world.world import Place, Request
+from hvd_train.world.world import Place
 
 T = TypeVar("T")
 
-_EVERY_S = 1.0
+_RETRY_S = 1.0
 _ANSWER_S = 2.0
 _PREDECESSOR_S = 5.0  # for the earlier worker of this slot to end by itself; it may write a commit
 _RANK_AND_SIZE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-
-
-class Heartbeat:
-    """Sends heartbeats to our driver from a process of its own; `requested` is
-    what the driver requests.
-
-    That process ends this one if its last commit takes too long (`launch.heartbeat`).
-    """
-
-    def __init__(self) -> None:
-        self.requested: Request = "train"
-        self.driver_gone = False  # whether the driver does not answer any more
-        self._events: list[str] = []
-        self._process: subprocess.Popen[str] | None = None
-
-    def start(self) -> None:
-        """Start the process, and a thread that reads its lines; the environment has
-        the address of the driver.
-        """
-        threading.Thread(target=self._read, daemon=True, name="heartbeat").start()
-
-    def signal_received(self) -> None:
-        """Report a signal at once; the driver answers whether this worker leaves or all stop."""
-        if "signal" not in self._events:
-            self._note("signal")
-
-    def world_formed(self) -> None:
-        """Note that the ranks have connected, which was the requested change."""
-        if self.requested == "change":
-            self.requested = "train"  # a further change is requested again
-
-    def training_joined(self) -> None:
-        """Give this worker, which trains again, the usual time."""
-        self._note("train")
-
-    def training_left(self) -> None:
-        """Give this worker, which trains no more, minutes to write its last files."""
-        self._note("write")
-
-    def _note(self, event: str) -> None:
-        self._events.append(event)
-        self._send([event])
-
-    def _send(self, events: Sequence[str]) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            with suppress(OSError):  # its successor gets all events
-                self._process.stdin.write("".join(f"{event}\n" for event in events))
-                self._process.stdin.flush()
-
-    def _read(self) -> None:
-        command = [sys.executable, heartbeat.__file__, str(os.getpid()), str(_EVERY_S)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        pipe = subprocess.PIPE
-        while True:
-            self._process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=pipe,
-                stdout=pipe,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
-            self._send(self._events)
-            for line in self._process.stdout or ():
-                word = line.split()[0]
-                self.driver_gone = word == "gone"
-                self.requested = (
-                    "stop"
-                    if word in ("stop", "gone")
-                    else "change"
-                    if word == "change"
-                    else "train"
-                )
-            self._process.wait()
-            time.sleep(_EVERY_S)
 
 
 def wait_for_first_rank(environ: MutableMapping[str, str], facts: Mapping[str, str]) -> None:
@@ -111,12 +33,8 @@ def wait_for_first_rank(environ: MutableMapping[str, str], facts: Mapping[str, s
     Raises: UsageError: if `facts` differ from the job's; OSError: if the driver cannot be reached;
     SystemExit (0): if there is no rank for this worker.
     """
-    client.put(
-        environ,
-        f"facts/{environ[WORKER]}",
-        json.dumps({"who": environ["HOROVOD_HOSTNAME"], **facts}),
-    )
-    if difference := client.get(environ, f"problem/{environ[WORKER]}"):
+    text = json.dumps({"who": environ["HOROVOD_HOSTNAME"], **facts})
+    if difference := client.get(environ, f"problem/{environ[WORKER]}", text=text):
         raise UsageError(difference)
     values = client.get(
         environ, f"rank_and_size/{environ['HOROVOD_HOSTNAME']}:{environ[WORKER]}"
@@ -137,11 +55,11 @@ class ElasticWorld(horovod_world.HorovodWorld):
 
     def __init__(self, facts: Mapping[str, str] | None = None) -> None:
         self._has_had_rank = False
+        self._steps = 0  # before the last fault
         self._connect_error = ""  # why the state is not synchronized yet in this world
         if REPLACES in os.environ:
             launcher.kill_worker(os.environ[REPLACES], os.environ[JOB], _PREDECESSOR_S)
         self._heartbeat = Heartbeat()
-        self._heartbeat.start()
         super().__init__(facts=facts)
 
     @override
@@ -162,7 +80,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
 
     @override
     def join(self, sync: Callable[[], None] = lambda: None) -> None:
-        self._heartbeat.training_joined()
+        self._heartbeat.report("train")
         if not self._has_had_rank:
             self.meet(sync)
             return
@@ -188,8 +106,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
             self._connect_error = ""
 
         if after is not None:
-            with suppress(OSError):
-                client.put(os.environ, f"fault/{os.environ[WORKER]}", str(after.step), _ANSWER_S)
+            self._steps = after.step
         self._join()
         horovod_world.meet(synchronize, self._join)
 
@@ -197,12 +114,12 @@ class ElasticWorld(horovod_world.HorovodWorld):
     def leave(self, *, failed: bool) -> None:
         if failed:
             horovod_world.stop()
-        self._heartbeat.training_left()
+        self._heartbeat.report("write")
 
     @override
     def requested(self, *, got_signal: bool = False) -> Request:
         if got_signal:
-            self._heartbeat.signal_received()
+            self._heartbeat.report("signal")
         return self._heartbeat.requested
 
     def _join(self) -> None:
@@ -215,13 +132,8 @@ class ElasticWorld(horovod_world.HorovodWorld):
             try:
                 if self._has_had_rank:
                     horovod_world.stop()
-                    if self._connect_error:
-                        client.put(
-                            os.environ,
-                            f"connect_error/{os.environ[WORKER]}",
-                            self._connect_error,
-                            _ANSWER_S,
-                        )
+                    left = json.dumps([self._steps, self._connect_error])
+                    client.put(os.environ, f"left/{os.environ[WORKER]}", left, _ANSWER_S)
                     # Horovod's core asks for a rank with it
                     os.environ["HOROVOD_LOCAL_RANK"] = os.environ[WORKER]
                 else:
@@ -235,7 +147,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
                 if self._heartbeat.driver_gone:
                     raise RankLost(f"cannot connect to the other ranks: {error}") from error
                 if isinstance(error, OSError):
-                    time.sleep(_EVERY_S)
+                    time.sleep(_RETRY_S)
                 else:  # Horovod's, which refers to its log, which is off
                     self._connect_error = str(error).partition(". Please check")[0]
         self._heartbeat.world_formed()

@@ -98,7 +98,7 @@ class Play:
     def miss(self, *numbers: int) -> None:
         """Let these workers report that they could not connect, and ask again."""
         for number in numbers:
-            self.roster.connect_error_received(number, "connection refused")
+            self.roster.world_left(number, 0, "connection refused")
         self.ask(*numbers)
 
     def newest(self, host: str) -> int:
@@ -159,7 +159,7 @@ class Play:
         self.leaving.add(number)
         self.waiting.discard(number)
         self.evicted[number] = command.reason
-        self.killed += [number] if command.unresponsive else []
+        self.killed += [number] if command.kill else []
 
     def close(self, finish: Finish) -> None:
         assert self.alive.keys() <= self.leaving, "a worker is left"

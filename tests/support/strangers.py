@@ -87,7 +87,7 @@ def _requests(owned: Path) -> list[bytes]:
         "hvd_train/verdict.0": b"stop",
     }
     puts |= {"global/0": code, "exit_report/0": b'{"exit_code": 2, "error": "a lie"}'}
-    puts |= {"facts/0": b"{}", "connect_error/0": b"a lie", "run_dir/0": b"/"}
+    puts |= {"left/0": b'[0, "a lie"]', "run_dir/0": b"/"}
     gets = ("heartbeat/0", "leaving/0", "leaving/1", "rank_and_size/localhost:0", "global/0")
     signed = (
         f"Horovod-Nonce: {'a' * 32}-1\r\nHorovod-Digest: "

@@ -113,14 +113,12 @@ def test_a_worker_that_ends_is_replaced(two: Job, capsys: pytest.CaptureFixture[
 
 
 def test_a_worker_with_other_versions_is_refused(two: Job) -> None:
-    first, second = numbers_of(two)
-    two.dispatcher.facts_received(7, {"who": "a", "torch": "2.15"})
-    two.dispatcher.facts_received(first, {"who": "a", "torch": "2.15"})
-    two.dispatcher.facts_received(second, {"who": "b", "torch": "2.14"})
-    assert two.dispatcher.problem_of(first) == two.dispatcher.problem_of(7) == ""
+    problems = [
+        two.dispatcher.problem_with({"who": who, "torch": version})
+        for who, version in (("a", "2.15"), ("b", "2.14"), ("c", "2.15"))
+    ]
     refused = "the ranks differ in torch: 2.15 on a; 2.14 on b; set up the same on all"
-    assert two.dispatcher.problem_of(second) == refused
-    assert two.dispatcher.wait_for_ranks(7) is None
+    assert problems == ["", refused, ""]
 
 
 def test_an_error_is_printed_once(two: Job, capsys: pytest.CaptureFixture[str]) -> None:

@@ -122,7 +122,7 @@ def test_with_fewer_than_min_np_survivors_wait() -> None:
     play.end(two, 1)
     play.ask(one)
     play.wait(30)
-    assert "with fewer than 2 the job ends in 570 s" in play.notices[0]
+    assert play.notices == ["waiting for workers: 1 of 2 ready, 0 starting, 1 slots listed"]
     play.wait(570)
     assert play.finish is None
     play.wait(1)
@@ -197,7 +197,7 @@ def test_a_step_that_hangs_repeatedly_ends_the_job() -> None:
     for _ in range(3):
         assert play.finish is None
         one, *hanging = play.world
-        play.roster.fault_received(20)
+        play.roster.world_left(one, 20, "")
         play.ask(one)
         play.wait(41)
         for number in hanging:
@@ -234,7 +234,7 @@ def test_if_all_members_die_new_workers_resume_from_the_last_commit(
 def test_an_error_that_no_new_worker_would_survive_ends_the_job_at_once() -> None:
     play = Play({"a": 1, "b": 1}, first=2)
     play.end(play.started[0], 2)
-    assert play.finish == Finish(2, "a[0] cannot start")
+    assert play.finish == Finish(2, "a[0] ended with exit code 2")
     for code in (4, 5, 6, 74):
         play = training({"a": 1, "b": 1})
         one, two = play.world

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,14 +23,11 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[str]]:
     answers = list[str]()
     asked = list[str]()
 
-    def ask(environ: Mapping[str, str], path: str, *rest: object) -> str:
-        asked.append(path)
+    def ask(environ: Mapping[str, str], path: str, *rest: object, text: str = "") -> str:
+        asked.append(f"{path} {text}")
         return answers.pop(0)
 
     monkeypatch.setattr(client, "get", ask)
-    monkeypatch.setattr(
-        client, "put", lambda environ, path, text, *rest: asked.append(f"{path} {text}")
-    )
     return answers, asked
 
 
@@ -42,9 +40,8 @@ def test_a_worker_reports_its_facts_and_gets_its_first_rank(
     environment = dict(worker)
     elastic_world.wait_for_first_rank(environment, {"torch": "2.15"})
     assert asked == [
-        'facts/1007 {"who": "h2", "torch": "2.15"}',
-        "problem/1007",
-        "rank_and_size/h2:1007",
+        'problem/1007 {"who": "h2", "torch": "2.15"}',
+        "rank_and_size/h2:1007 ",
     ]
     assert [environment[f"HOROVOD_{name}"] for name in ("RANK", "SIZE", "LOCAL_RANK")] == [
         "2",
@@ -75,7 +72,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
     for question in ("get", "put", "choose_interface"):
         monkeypatch.setattr(elastic_world.client, question, lambda *_: None)
     monkeypatch.setenv(elastic_world.WORKER, "1007")
-    monkeypatch.setattr(elastic_world.Heartbeat, "start", lambda *_: None)
+    monkeypatch.setattr(elastic_world, "Heartbeat", Mock())
     monkeypatch.delenv("HOROVOD_LOCAL_SIZE", raising=False)
     monkeypatch.setattr(horovod_world, "start", lambda: places.pop(0))
     monkeypatch.setattr(horovod_world, "stop", lambda: None)
