@@ -117,16 +117,35 @@ def _is_outside(gradient: Tensor | None, view: Tensor) -> bool:
 
 
 class _Layout:
-    """The buckets for an update of some parameters."""
+    """The buckets for an update of some parameters, and Horovod's optimizer over them.
 
-    def __init__(self, parameters: Sequence[nn.Parameter], ids: Sequence[int]) -> None:
+    A hook of that optimizer on each parameter counts down the backward passes, then increments the
+    count of its bucket, and sends the bucket if it is complete.
+    """
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], ids: Sequence[int], horovod: Any
+    ) -> None:
         """`parameters` are in the order of the model."""
         self.ids = ids  # of the parameters, in the order of the optimizers
+        self.horovod = horovod
         self.buckets = in_buckets(parameters)
-        self.bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket}
+        horovod._groups = self.buckets
+        horovod._p_to_group = {p: bucket for bucket in self.buckets for p in bucket}
         self.num_bytes = sum(bucket.num_bytes for bucket in self.buckets)
         self.is_placed = False  # in this world
         self.is_shared = False  # whether ranks of this world have tried to share memory for it
+
+    def begin(self, passes: float) -> None:
+        """Send each bucket in the last of these passes."""
+        self.horovod._handles.clear()
+        self.horovod._group_counts = dict.fromkeys(self.buckets, 0)
+        self.horovod.set_backward_passes_per_step(passes)
+
+    def end(self) -> None:
+        """Send nothing any more: another layout may take over these parameters."""
+        self.begin(math.inf)
+        self.horovod._grad_accs.clear()  # its hooks stay while a graph of the program has them
 
     def place(self, memory: Tensor) -> None:
         """Give the buckets this memory, zeros [`num_bytes`] uint8."""
@@ -139,9 +158,7 @@ class _Layout:
 class Reducer:
     """Sums the gradients of a model in buckets by Horovod's hooks.
 
-    Horovod's optimizer is over all trained parameters and takes no steps. A hook of it on each
-    parameter counts down the backward passes, then increments the count of its bucket, and sends
-    the bucket if it is complete.
+    Horovod's optimizers take no steps.
     """
 
     def __init__(
@@ -169,24 +186,20 @@ class Reducer:
         self._distributed = distributed
         self._share = share
         self._squares_at = squares_at
-        self._horovod: Any = None
         self._has_noted = False  # that sparse gradients are slow
         self._layouts: list[_Layout] = []
         # what was sent of this update, if it is not the bucket itself
         self._cast: dict[Bucket, Tensor] = {}
 
     def leave_world(self) -> None:
-        """Begin the next world as a newcomer does, which knows nothing of memory and
-        of the kinds of gradients.
-        """
-        self._layouts.clear()
+        """Send nothing any more.
 
-    def end(self) -> None:
-        """Send nothing any more: another reducer may take over these parameters."""
-        if self._horovod is not None:
-            # hooks stay while a graph of the program has them
-            self._horovod.set_backward_passes_per_step(math.inf)
-            self._horovod._grad_accs.clear()
+        The next world begins as a newcomer does, which knows nothing of memory and of the kinds of
+        gradients.
+        """
+        for layout in self._layouts:
+            layout.end()
+        self._layouts.clear()
 
     def begin(self, parameters: Sequence[nn.Parameter], passes: int) -> None:
         """Begin an update of these parameters in `passes` backward passes; the
@@ -196,18 +209,13 @@ class Reducer:
         """
         ids = [*map(id, parameters)]
         known = (layout for layout in self._layouts if layout.ids == ids)
-        self._layout = layout = next(known, None) or self._new_layout(ids)
+        self._layout = next(known, None) or self._new_layout(ids)
         self._cast.clear()
         self._is_surprised = False  # on this rank
-        horovod = self._horovod
-        horovod._handles.clear()
-        if horovod._groups is not layout.buckets:
-            horovod._groups = layout.buckets
-            horovod._p_to_group = layout.bucket_of
-            horovod._requires_update = set(layout.bucket_of)
-        horovod._group_counts = dict.fromkeys(layout.buckets, 0)
-        # without any, `reduce` sends all gradients
-        horovod.set_backward_passes_per_step(max(1, passes))
+        for layout in self._layouts:
+            # without any pass, `reduce` sends all gradients
+            layout.begin(max(1, passes) if layout is self._layout else math.inf)
+        layout = self._layout
         if layout.buckets and not layout.is_placed:
             num_bytes = layout.num_bytes
             device = layout.buckets[0][0].device
@@ -218,38 +226,18 @@ class Reducer:
         of any of them is dropped.
         """
         mine = set(ids)
+        for layout in self._layouts:
+            if not mine.isdisjoint(layout.ids):
+                layout.end()
         self._layouts = [layout for layout in self._layouts if mine.isdisjoint(layout.ids)]
-        named = [
-            (name, parameter)
-            for name, parameter in self._model.named_parameters()
-            if id(parameter) in mine
-        ]
-        self._cover(named)
-        self._layouts.append(_Layout([parameter for _, parameter in named], ids))
-        return self._layouts[-1]
-
-    def _cover(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
-        """Give Horovod the parameters that it has no hooks on yet."""
-        horovod = self._horovod
+        named = [(name, p) for name, p in self._model.named_parameters() if id(p) in mine]
+        parameters = [parameter for _, parameter in named]
         with torch.enable_grad():
-            if horovod is None:
-                plain = torch.optim.SGD([parameter for _, parameter in named], lr=0.0)
-                self._horovod = self._distributed(plain, list(named))
-                self._horovod._grouped_allreduce_grad_async = self._send
-                return
-            new = [
-                (name, parameter)
-                for name, parameter in named
-                if parameter not in horovod._parameter_names
-            ]
-            if new:
-                groups = horovod.param_groups
-                horovod.param_groups = [{"params": [parameter for _, parameter in new]}]
-                horovod._groups = None  # else Horovod broadcasts their names
-                horovod._register_hooks()
-                horovod.param_groups = groups
-                horovod._parameter_names.update((parameter, name) for name, parameter in new)
-                horovod._allreduce_delay.update((parameter, 1) for _, parameter in new)
+            plain = torch.optim.SGD([{"params": parameters}], lr=0.0)
+            horovod = self._distributed(plain, named)
+        horovod._grouped_allreduce_grad_async = self._send
+        self._layouts.append(_Layout(parameters, ids, horovod))
+        return self._layouts[-1]
 
     def end_pass(self) -> None:
         """Let the gradients of further passes add up in the buckets."""
@@ -263,7 +251,7 @@ class Reducer:
         while other ranks send it whole. So missing gradients are filled with zeros here.
         """
         layout = self._layout
-        handles = self._horovod._handles
+        handles = layout.horovod._handles
         for bucket in layout.buckets:
             if bucket not in handles:
                 for parameter in bucket:
@@ -279,7 +267,7 @@ class Reducer:
             if is_on_cpu
             else self._world.start_sum(torch.tensor([float(self._is_surprised)]), "kinds")
         )
-        self._horovod.synchronize()
+        layout.horovod.synchronize()
         for bucket, sum_of_all in self._cast.items():
             bucket.sent.copy_(sum_of_all)
         surprises = (
@@ -312,7 +300,7 @@ class Reducer:
             parameter for parameter, kind in zip(parameters, kinds, strict=True) if kind == SPARSE
         ]
         if sparse and not self._has_noted and self._world.place.rank == 0:
-            name = self._horovod._parameter_names[sparse[0]]
+            name = self._layout.horovod._parameter_names[sparse[0]]
             say(
                 f"the gradient of {name} is sparse: ranks exchange its rows apart, which "
                 "is slow for many rows"
@@ -330,7 +318,7 @@ class Reducer:
         sent = self._compression.compress(bucket.sent)[0]
         if sent is not bucket.sent:
             self._cast[bucket] = sent
-        name = self._horovod._parameter_names[bucket[0]]
+        name = self._layout.horovod._parameter_names[bucket[0]]
         return self._start_sum(sent, name), ()  # there is nothing for Horovod to decompress
 
     def _share_memory(self, layout: _Layout) -> None:

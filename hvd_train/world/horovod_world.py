@@ -192,7 +192,7 @@ class HorovodWorld(World):
     @override
     def unwrap(self) -> None:
         if self._reducer is not None:
-            self._reducer.end()
+            self._reducer.leave_world()
             self._reducer = None
 
     @override
