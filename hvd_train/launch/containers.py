@@ -33,6 +33,14 @@ test "$(id -u)" = 1000 || chown 1000 "$0" 2>/dev/null || setfacl -m u:1000:rwx "
 rmdir "$0"
 echo "containers run as user 1000, who could not write to $0: make it, or set --runs" >&2
 exit 1"""
+# The hosts' network, because ranks connect to one another on any port. --ipc host, because NCCL
+# needs more than the 64 MB of /dev/shm that a container has. The ranks have 30 s to commit.
+_OPTIONS = (
+    "--label hvd_train --network host --ipc host --cap-drop ALL "
+    "--security-opt no-new-privileges --stop-timeout 40"
+)
+_KEYGEN = "ssh-keygen -q -t ed25519 -N '' -C {name} -f {folder}/id_ed25519"
+_OF_USER_1000 = "tar -C {folder} --owner 1000 --group 1000 --numeric-owner -c ."
 _READY = "until ssh localhost true; do sleep 0.2; done"
 
 
@@ -49,25 +57,7 @@ class Job:
         self._folder = folder
         self._image = options.image or "hvd_train"
         self._runs = str(Path(options.runs).absolute())
-        # The hosts' network, because ranks connect to one another on any port. --ipc host, because
-        # NCCL needs more than the 64 MB of /dev/shm that a container has.
-        self._options = [
-            "--label",
-            "hvd_train",
-            "--network",
-            "host",
-            "--ipc",
-            "host",
-            "--cap-drop",
-            "ALL",
-        ]
-        self._options += [
-            "--security-opt",
-            "no-new-privileges",
-            "--env",
-            f"HVD_TRAIN_SSH_PORT={options.port}",
-        ]
-        self._options += ["--stop-timeout", "40"]  # the ranks have 30 s to commit
+        self._options = [*shlex.split(_OPTIONS), "--env", f"HVD_TRAIN_SSH_PORT={options.port}"]
         for volume in (f"{self._runs}:/home/trainer/runs", *options.volume):
             self._options += ["--volume", volume]
         self._options += shlex.split(os.environ.get("CONTAINER_FLAGS", ""))
@@ -79,20 +69,7 @@ class Job:
         listed = shlex.join([f"{host.name} slots={host.slots}" for host in hosts])
         self.prepare = [
             f"mkdir -m 700 {shlex.quote(folder)}",
-            shlex.join(
-                [
-                    "ssh-keygen",
-                    "-q",
-                    "-t",
-                    "ed25519",
-                    "-N",
-                    "",
-                    "-C",
-                    name,
-                    "-f",
-                    f"{folder}/id_ed25519",
-                ]
-            ),
+            _KEYGEN.format(name=name, folder=shlex.quote(folder)),
             f"printf '%s\\n' {listed} > {shlex.quote(f'{folder}/hostfile')}",
         ]
         others = {host.name: f"{name}-{host.name}" for host in hosts if not ssh.is_here(host.name)}
@@ -116,20 +93,9 @@ class Job:
         made = self._on(
             host, "create", "--name", name, *self._options, *options, self._image, *command
         )
-        keys = [
-            "tar",
-            "-C",
-            self._folder,
-            "--owner",
-            "1000",
-            "--group",
-            "1000",
-            "--numeric-owner",
-            "-c",
-            ".",
-        ]
+        keys = _OF_USER_1000.format(folder=shlex.quote(self._folder))
         runs = shlex.join(ssh.command(host, ["sh", "-c", _MAKE_FOLDER, self._runs]))
-        return [runs, made, f"{shlex.join(keys)} | {self._on(host, 'cp', '-', f'{name}:{KEYS}')}"]
+        return [runs, made, f"{keys} | {self._on(host, 'cp', '-', f'{name}:{KEYS}')}"]
 
     def _on(self, host: str, *words: str) -> str:
         return shlex.join(ssh.command(host, [*self._engine, *words]))

@@ -11,7 +11,7 @@ NAME = r"(?!-)[A-Za-z0-9_.-]+"  # ssh would take a name that begins with - as an
 _LINE = re.compile(
     rf"({NAME})(?::(\d+))?(?:\s+slots\s*=\s*(\d+))?(?:\s+max[-_]slots\s*=\s*\d+)?", re.ASCII
 )
-_RANGES = re.compile(r"([A-Za-z0-9_.-]*)\[([0-9,-]+)\]([A-Za-z0-9_.-]*)")
+_RANGES = re.compile(r"(.*?)\[([0-9,-]+)\](.*)")
 _COMMAND_S = 30.0
 
 
@@ -21,6 +21,9 @@ class Host:
 
     name: str
     slots: int
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.slots}"
 
 
 def named(text: str) -> tuple[Host, ...]:
@@ -101,12 +104,10 @@ def _expanded(entry: str) -> list[str]:
 
     Raises UsageError for a wrong range.
     """
-    match = _RANGES.search(entry)
+    match = _RANGES.fullmatch(entry)
     if match is None:
         return [entry]
-    start = entry[: match.start(2) - 1]
-    ranges = match[2]
-    end = entry[match.end(2) + 1 :]
+    start, ranges, end = match.groups()
     numbers: list[str] = []
     for part in ranges.split(","):
         first, _, last = part.partition("-")

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hvd_train.errors import UsageError, whole_number
-from hvd_train.launch import client, hosts
+from hvd_train.launch import client, hosts, launcher
 
 _PORTS = range(20_000, 32_000)  # below the ephemeral ports
 PORT = "HVD_TRAIN_PORT"
@@ -27,9 +27,8 @@ def alone(environ: Mapping[str, str]) -> bool:
     """Return whether srun started this process as one of several tasks, without
     Horovod's or a PMI's variables.
     """
-    others = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
-    tasks = whole_number(environ.get("SLURM_STEP_NUM_TASKS", "")) or 1
-    return tasks > 1 and "SLURM_PROCID" in environ and not any(name in environ for name in others)
+    launched = launcher.launched(environ)
+    return launched is not None and launched.launcher == "srun" and "PMIX_RANK" not in environ
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:

@@ -23,11 +23,13 @@ from hvd_train.launch.hosts import Host, printed_by
 from hvd_train.launch.launcher import program
 
 PASSED = "HVD_TRAIN_ENV"  # names of more variables for ranks on other hosts, with commas
-_NODES = "found=$(sinfo --noheader --Node --nodes {nodes} --format '%N:{slots} %t') && "
 # Nodes that do not answer, which Slurm marks with *, are left out, and so are nodes that are down
 # or failing.
-_NODES += 'echo "$found" | '
-_NODES += "awk '$2 !~ /[*]|^down|^fail/ {{ print $1 }}' | sort -u"
+_NODES = (
+    "found=$(sinfo --noheader --Node --nodes {nodes} --format '%N:{slots} %t') && "
+    'echo "$found" | '
+    "awk '$2 !~ /[*]|^down|^fail/ {{ print $1 }}' | sort -u"
+)
 
 
 def default_ranks(environ: Mapping[str, str]) -> int:
@@ -68,7 +70,7 @@ def with_variables(variables: Mapping[str, str], words: Sequence[str]) -> list[s
 def horovodrun(ranks: int, hosts: Sequence[Host], controller: str) -> list[str]:
     """Return the start of a horovodrun command ("gloo" or "mpi"); no `hosts` means this machine."""
     variables = _open_mpi("horovodrun") if controller == "mpi" else {}
-    on = ["-H", ",".join(f"{host.name}:{host.slots}" for host in hosts)] if hosts else []
+    on = ["-H", ",".join(map(str, hosts))] if hosts else []
     return with_variables(
         variables, [shown("horovodrun"), "-np", str(ranks), *on, f"--{controller}"]
     )
@@ -86,7 +88,7 @@ def mpirun(ranks: int, hosts: Sequence[Host], environ: Mapping[str, str]) -> lis
         raise UsageError("Horovod is not installed here: type `hvd-train doctor`") from None
     names = list(worker_environment.for_other_hosts(environ))
     others = [host.name for host in hosts if not ssh.is_here(host.name)]
-    listed = ",".join(f"{host.name}:{host.slots}" for host in hosts)
+    listed = ",".join(map(str, hosts))
     flags = shlex.split(environ.get("MPIRUN_FLAGS", ""))
     variables = dict[str, str]()
     version = subprocess.run([command, "--version"], capture_output=True, text=True)
@@ -136,7 +138,7 @@ def under_mpirun(begin: Sequence[str], command: Sequence[str], hosts: Sequence[H
     from horovod.runner.common.util.outcome import JobFailedError
 
     ranks = int(begin[begin.index("-np") + 1])
-    listed = ",".join(f"{host.name}:{host.slots}" for host in hosts) or f"localhost:{ranks}"
+    listed = ",".join(map(str, hosts)) or f"localhost:{ranks}"
     line = shlex.join([*begin, *mpi_job.guarded(list(command))])
     try:
         mpi_job.run_mpirun(line, os.environ, Namespace(num_proc=ranks, hosts=listed))

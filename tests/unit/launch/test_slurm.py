@@ -22,7 +22,11 @@ TASK_4 |= {"SLURM_PROCID": "4", "SLURM_LOCALID": "1"}  # of 5 tasks, on the seco
 
 def test_a_task_gets_its_ranks_and_the_rendezvous() -> None:
     assert slurm.alone(TASK_4)
-    for other in ({"SLURM_STEP_NUM_TASKS": "1"}, {"HOROVOD_RANK": "0"}, {"PMIX_RANK": "4"}):
+    for other in (
+        {"SLURM_STEP_NUM_TASKS": "1"},
+        {"PMI_RANK": "4", "PMI_SIZE": "5"},
+        {"PMIX_RANK": "4"},
+    ):
         assert not slurm.alone({**TASK_4, **other})
     assert launcher.launched(TASK_4) == launcher.Launch("srun", 4, 5)
     found = slurm.variables(TASK_4)
