@@ -27,6 +27,11 @@ def printable(text: object, keep: str = "") -> str:
     )
 
 
+def reasons(output: str) -> list[str]:
+    """Return the errors in the output of other processes, the first one first."""
+    return re.findall(r"(?:hvd-train: |\b(?=stopped by |[\w.]*(?:Error|Exception): ))(.*)", output)
+
+
 def show(text: object) -> None:
     """Print lines to standard output and flush it, since a launcher's pipe is buffered."""
     print(printable(text, keep=_LAYOUT), flush=True)

@@ -17,7 +17,7 @@ from hvd_train.config import Config
 from hvd_train.console import say
 from hvd_train.data import identity
 from hvd_train.errors import UsageError
-from hvd_train.launch import client, launcher
+from hvd_train.launch import client, workers
 from hvd_train.progress.order import BatchLayout, check_fits
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.journal import Journal
@@ -87,7 +87,7 @@ class Output:
         if self._folder is not None and not from_disk:
             return dataclasses.replace(self._folder, from_file=False)
         self.close()
-        job = os.environ.get(launcher.RUN_DIR)
+        job = os.environ.get(workers.RUN_DIR)
         config = self._in_folder(run_dir, job)
         resumes = config.run.resume
         if self._copy_to and config.run.output_dir:
@@ -97,12 +97,12 @@ class Output:
                 self._copies.fetch()
         found = _Found(self._config, self._name, state, layout, num_samples)
         find = found.find if from_disk else lambda folder: None
-        patience = _PATIENCE_SECONDS if run_dir is None and launcher.elastic(os.environ) else 0.0
+        patience = _PATIENCE_SECONDS if run_dir is None and workers.elastic(os.environ) else 0.0
         ours = bool(run_dir or job)
         self._folder = claim = _claim(config, self._name, find, patience, ours=ours)
         if self._copies is not None:
             self._copies.begin(claim)
-        if launcher.WORKER in os.environ:
+        if workers.WORKER in os.environ:
             self._report(claim.path)
         if found.snapshot is not None:
             load(state, found.snapshot)
@@ -127,7 +127,7 @@ class Output:
 
     def _report(self, folder: Path) -> None:
         """Tell the driver of an elastic job the folder, for later workers."""
-        name = f"run_dir/{os.environ[launcher.WORKER]}"
+        name = f"run_dir/{os.environ[workers.WORKER]}"
         with suppress(OSError):  # a driver that is gone starts no workers
             client.put(os.environ, name, str(self._home(folder)), _ANSWER_SECONDS)
 

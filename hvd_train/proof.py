@@ -18,11 +18,11 @@ from torch import Tensor
 
 from hvd_train import checkpoint, plain_file
 from hvd_train.batches import REVERSED
-from hvd_train.console import say
+from hvd_train.console import reasons, say
 from hvd_train.data.trees import parts_of
 from hvd_train.elastic.roster import FIRST_NUMBER
 from hvd_train.errors import UsageError
-from hvd_train.launch import launcher
+from hvd_train.launch import workers
 from hvd_train.run_files import ledger, run_folder
 from hvd_train.state import TENSORS
 
@@ -138,7 +138,7 @@ def cause(output: str) -> str:
     """
     if raised := _RAISED.search(output):
         return raised[1]
-    lines = launcher.reasons(output)
+    lines = reasons(output)
     causes = (
         [line for line in lines if not _CONSEQUENCE.search(line)] or lines or output.splitlines()
     )
@@ -147,7 +147,7 @@ def cause(output: str) -> str:
 
 def kill_a_worker(driver: subprocess.Popen[bytes]) -> None:
     """Kill the second worker of an elastic job."""
-    for worker in launcher.started_with({launcher.WORKER: str(FIRST_NUMBER + 1)}):
+    for worker in workers.started_with({workers.WORKER: str(FIRST_NUMBER + 1)}):
         if any(parent.pid == driver.pid for parent in worker.parents()):
             worker.kill()
 

@@ -27,7 +27,7 @@ from hvd_train.data.identity import Identity
 from hvd_train.data.random_numbers import seed_all
 from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError
-from hvd_train.launch import exit_report, launcher
+from hvd_train.launch import exit_report, launcher, workers
 from hvd_train.loops import Loops
 from hvd_train.membership import Membership
 from hvd_train.network import freeze, models, weights
@@ -95,7 +95,7 @@ def opened(
     console.outlive()
     with (
         # The driver decides what the loss of ssh means for a worker.
-        StopSignal(hangup=not launcher.elastic(os.environ)) as stop,
+        StopSignal(hangup=not workers.elastic(os.environ)) as stop,
         connected(config, world) as here,
     ):
         begin(here, config, name)
@@ -121,7 +121,7 @@ def begin(world: World, config: Config, name: str) -> None:
     if ended and not ended[-1].finished:
         raise Stopped(ended[-1].exit_code)  # also for the trainings that would follow
     folder = config.run.output_dir and config.run.output_dir.absolute()
-    elastic = launcher.elastic(os.environ)
+    elastic = workers.elastic(os.environ)
     mine = folder, name, None if folder or name or elastic else config.decisive()
     # whoever types, or runs a cell of a notebook again, knows
     if mine in begun and not hasattr(sys, "ps1"):
@@ -199,7 +199,7 @@ def evaluate(
     own = Own(model, data, task)
     with connected(world=world) as connection:
         # A newcomer of an elastic job would meet ranks that are past this evaluation.
-        here = AloneWorld(connection) if launcher.elastic(os.environ) else connection
+        here = AloneWorld(connection) if workers.elastic(os.environ) else connection
         build_parts = partial(
             trained_parts, target, here.place, own, trust=trust, split=split, **changes
         )
@@ -280,7 +280,7 @@ def check(config: Config, name: str = "") -> None:
             "--weights-format safetensors: safetensors is not installed: pip install safetensors"
         )
     # A job that continues has read the file.
-    named = config.run.resume not in ("auto", "never") and not os.environ.get(launcher.RUN_DIR)
+    named = config.run.resume not in ("auto", "never") and not os.environ.get(workers.RUN_DIR)
     path = Path(config.run.resume, name)
     if named and not path.is_file() and not checkpoint.committed(path):
         it_may_be = "auto, never, a checkpoint file, or a run folder with checkpoints"
@@ -305,7 +305,7 @@ def connect(config: Config | None = None) -> World:
     """
     launcher.refuse_others(os.environ, ["python", *sys.argv])
     launched = launcher.launched(os.environ)
-    is_elastic = launcher.elastic(os.environ)
+    is_elastic = workers.elastic(os.environ)
     if launched is None or (launched.size == 1 and not is_elastic):
         return LocalWorld()
     console.outlive()

@@ -11,12 +11,11 @@ from hvd_train import config_file, plain_file
 from hvd_train.bench import record
 from hvd_train.bench.record import Measurement
 from hvd_train.config import Config
-from hvd_train.console import show
+from hvd_train.console import reasons, show
 from hvd_train.errors import UsageError, counted
 from hvd_train.launch import start
 from hvd_train.launch.child import STOPPING, Child
 from hvd_train.launch.hosts import Host
-from hvd_train.launch.launcher import program, reasons
 from hvd_train.progress import order, schedule
 from hvd_train.run_files import durable, history, run_folder
 from hvd_train.run_files.history import number, numbers
@@ -108,7 +107,7 @@ def train(launcher: Sequence[str], config: Config, folder: Path) -> str | None:
     settings = folder.with_name(f"{folder.name}.yaml")
     durable.write_text(settings, config_file.dump(config))
     log_file = folder.with_name(f"{folder.name}.log")
-    line = [*launcher, program("hvd-train"), "train", "--config", str(settings.resolve())]
+    line = [*launcher, start.program("hvd-train"), "train", "--config", str(settings.resolve())]
     child = Child(STOPPING)
     with open(log_file, "ab", opener=plain_file.in_place) as log:
         begins = log.tell()

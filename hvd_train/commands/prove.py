@@ -7,7 +7,7 @@ from tempfile import mkdtemp
 
 from hvd_train.console import PROGRAM, show
 from hvd_train.errors import UsageError
-from hvd_train.launch import launcher, start
+from hvd_train.launch import start
 
 
 def prove(options: Namespace) -> int:
@@ -17,7 +17,7 @@ def prove(options: Namespace) -> int:
         raise UsageError(f"name the script: {PROGRAM} prove python mine.py")
     command = ["python", *command] if command[0].endswith(".py") else command
     if "/" not in command[0]:
-        command[0] = launcher.program(command[0])  # of this environment, which may not be activated
+        command[0] = start.program(command[0])  # of this environment, which may not be activated
     if options.np < 2:
         raise UsageError("--np 1: a proof takes 2 ranks or more")
     # imports torch
@@ -28,7 +28,7 @@ def prove(options: Namespace) -> int:
     several = start.horovodrun(options.np, (), "gloo")
     # With --min-np the survivors wait for the replacement of the killed worker.
     elastic = [
-        launcher.program(PROGRAM),
+        start.program(PROGRAM),
         "launch",
         "--elastic",
         "--np",

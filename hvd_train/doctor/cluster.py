@@ -15,8 +15,7 @@ from hvd_train.doctor.machine import Finding, run_trial
 from hvd_train.errors import first_few
 from hvd_train.launch import ssh
 from hvd_train.launch.hosts import Host
-from hvd_train.launch.launcher import program
-from hvd_train.launch.start import horovodrun
+from hvd_train.launch.start import horovodrun, program
 
 _SAME = ("python", "hvd_train", "torch", "horovod")
 _HOST_S = "600"  # the limits of the doctor's programs on a host are shorter

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hvd_train import _version
+from hvd_train.console import reasons
 from hvd_train.doctor import trial
 from hvd_train.doctor.trial import ANSWER
 from hvd_train.errors import first_line
-from hvd_train.launch.launcher import reasons
 
 Verdict = Literal["ok", "warning", "broken"]
 Facts = Mapping[str, Any]

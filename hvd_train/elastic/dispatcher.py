@@ -31,7 +31,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Literal
 
 from horovod.runner.common.util.hosts import SlotInfo
 
@@ -48,9 +47,9 @@ from hvd_train.elastic.roster import (
     Worker,
 )
 from hvd_train.errors import UsageError
-from hvd_train.launch import launcher, roll_call
+from hvd_train.launch import roll_call, workers
 from hvd_train.launch.exit_report import ExitReport
-from hvd_train.launch.launcher import JOB, REPLACES, RUN_DIR, SLOT, WORKER
+from hvd_train.launch.workers import JOB, REPLACES, RUN_DIR, SLOT, WORKER, Request
 
 _TICK_S = 0.1
 _REST = 9.0  # the pause after each look at the job, in multiples of what that took
@@ -127,7 +126,7 @@ class Dispatcher:
         self.run_dir = ""  # the run folder, once a worker has claimed it
         self._lock = threading.Lock()
         self._news = threading.Event()  # for the thread of the job
-        self._requested: Literal["train", "change", "stop"] = "train"
+        self._requested: Request = "train"
         self._processes: dict[int, _WorkerProcess] = {}
         # the newest worker's number, by host and slot
         self._last_in_slot: dict[tuple[str, int], int] = {}
@@ -282,7 +281,7 @@ class Dispatcher:
             if command.reason:
                 say(f"worker {command.worker} is evicted: {command.reason}")
             if command.kill:  # on another host its successor does this
-                launcher.kill_worker(str(command.worker.number), self._name)
+                workers.kill(str(command.worker.number), self._name)
             if command.kill or process.request is None:
                 process.end.set()
             process.answer()  # a worker that gets no rank leaves by itself

@@ -28,9 +28,9 @@ from hvd_train.elastic import roster
 from hvd_train.elastic.dispatcher import Dispatcher
 from hvd_train.elastic.roster import Roster, Worker
 from hvd_train.errors import UsageError, from_one, whole_number
-from hvd_train.launch import client, hosts
+from hvd_train.launch import client, hosts, interfaces
 from hvd_train.launch.exit_report import ExitReport
-from hvd_train.launch.launcher import INTERFACES
+from hvd_train.launch.workers import INTERFACES
 
 # The environment of a worker, unless the user sets something else.
 DEFAULTS = {
@@ -151,12 +151,12 @@ def run_job(options: Namespace) -> None:
     worker_environment.for_other_hosts(os.environ)
     server = DriverServer()
     interrupted = register_shutdown_event()
-    interfaces = os.environ.get(client.GLOO_INTERFACE, "")
+    named = os.environ.get(interfaces.GLOO_INTERFACE, "")
 
     def run_worker(worker: Worker, variables: Mapping[str, str], end: threading.Event) -> int:
-        address = client.for_worker_on(worker.host, interfaces.split(","))
+        address = interfaces.address_for(worker.host, named.split(","))
         server.listen_at(address)
-        of_driver = {client.ADDRESS: address, client.PORT: str(port), INTERFACES: interfaces}
+        of_driver = {client.ADDRESS: address, client.PORT: str(port), INTERFACES: named}
         return run_command(
             worker.host, options.command, {**variables, **of_driver}, [interrupted, end]
         )

@@ -36,9 +36,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
 
 from hvd_train.launch.exit_report import ExitReport
+from hvd_train.launch.workers import Request
 
 # Exit codes of a worker that end the whole job. UNRECOVERABLE: replicas differ, a fault repeats,
 # the loss stays not finite, the final files could not be written. COMMITTED: a commit before the
@@ -332,7 +332,7 @@ class Roster:
         yield from self._start_missing(now)
         yield from self._form_world(now)
 
-    def requested(self) -> Literal["train", "change", "stop"]:
+    def requested(self) -> Request:
         """Return what members should do after the next step: stop if all got a signal,
         or change to another world.
         """

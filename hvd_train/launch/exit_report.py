@@ -22,7 +22,7 @@ from typing import Literal
 from hvd_train.console import say
 from hvd_train.errors import HvdTrainError, RankLost, in_user_code
 from hvd_train.launch import launcher
-from hvd_train.launch.launcher import WORKER
+from hvd_train.launch.workers import WORKER
 
 _ANSWER_S = 2.0
 _LAUNCHER_SECONDS = 10.0  # ranks of one host can be seconds apart while they import

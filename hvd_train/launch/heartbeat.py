@@ -23,10 +23,8 @@ from typing import Literal, cast
 import psutil
 
 from hvd_train.launch import client
-from hvd_train.launch.launcher import WORKER
+from hvd_train.launch.workers import WORKER, Request
 
-Request = Literal["train", "change", "stop"]
-"""Train, form another world because hosts came or went, or stop."""
 Event = Literal["signal", "train", "write"]
 """A signal to the worker; it trains; it trains no more, and may write files for minutes."""
 

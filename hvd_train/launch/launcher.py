@@ -1,19 +1,11 @@
-"""Read the launcher, rank and job of a process from its environment; find other processes;
-run horovodrun. No torch.
-"""
+"""Read from the environment which launcher started this process, and as which rank. No torch."""
 
-import os
-import re
 import shlex
-import shutil
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hvd_train.errors import UsageError, whole_number
+from hvd_train.launch.workers import WORKER, elastic
 
 # Launcher, variable of the rank, variable of the size. Horovod's own come first: horovodrun over
 # MPI sets both.
@@ -24,10 +16,6 @@ _VARIABLES = (
     # not SLURM_NTASKS, which a batch script has as well
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
-
-
-if TYPE_CHECKING:
-    import psutil
 
 
 @dataclass(frozen=True)
@@ -93,66 +81,3 @@ def refuse_others(
     if alone and ours and ours.size > 1:
         one = f"this command runs alone: type `{shlex.join(command)}` without a launcher"
         raise UsageError(f"{ours.launcher} started {ours.size} processes, and {one}")
-
-
-# Variables that the driver of an elastic job sets for the processes that it starts:
-WORKER = "HVD_TRAIN_WORKER"  # a number, unique in the job for ever
-SLOT = "HVD_TRAIN_SLOT"  # the worker's slot of its host (its GPU), for life
-JOB = "HVD_TRAIN_JOB"  # a unique name
-REPLACES = "HVD_TRAIN_REPLACES"  # the number of the worker that had the slot before
-INTERFACES = "HVD_TRAIN_INTERFACES"  # network interfaces that the user named, if any
-# the run folder that the job has claimed, which its later workers continue, or empty
-RUN_DIR = "HVD_TRAIN_RUN_DIR"
-
-
-def elastic(environ: Mapping[str, str]) -> bool:
-    """Return whether this process is a worker of an elastic job."""
-    return environ.get("HOROVOD_ELASTIC") == "1"
-
-
-def started_with(variables: Mapping[str, str]) -> list["psutil.Process"]:
-    """Return the other processes of this host whose environment had
-    these variables at the start.
-    """
-    import psutil  # a host that only starts containers may lack it
-
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):  # ended, a zombie, or another user's
-            environment = process.environ()
-            if process.pid != os.getpid() and variables.items() <= environment.items():
-                found.append(process)
-    return found
-
-
-def kill_worker(number: str, job: str, leave_s: float = 0.0) -> None:
-    """Kill this worker of this job on this host, with its data loader processes, unless
-    it ends within `leave_s`.
-
-    It would keep its GPU.
-    """
-    import psutil
-
-    _, alive = psutil.wait_procs(started_with({WORKER: number, JOB: job}), timeout=leave_s)
-    for process in alive:
-        with suppress(psutil.Error):  # it has ended
-            process.kill()
-
-
-def program(name: str) -> str:
-    """Return the path of a program next to this Python, or else on the PATH.
-
-    Raises UsageError if there is none.
-    """
-    next_to_python = Path(sys.executable).with_name(name)
-    found = str(next_to_python) if next_to_python.exists() else shutil.which(name)
-    if found is None:
-        raise UsageError(
-            f"there is no {name} next to {sys.executable} or on the PATH: type `hvd-train doctor`"
-        )
-    return found
-
-
-def reasons(output: str) -> list[str]:
-    """Return the errors in the output of a job, the first one first."""
-    return re.findall(r"(?:hvd-train: |\b(?=stopped by |[\w.]*(?:Error|Exception): ))(.*)", output)

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from hvd_train.console import say
 from hvd_train.errors import RankLost, UsageError, first_few, whole_number
-from hvd_train.launch import client, launcher
+from hvd_train.launch import client, workers
 
 PATIENCE = "HVD_TRAIN_START_TIMEOUT_SECONDS"
 _FIRST_NOTICE_S = 15.0  # doubles with each notice
@@ -27,7 +27,7 @@ def has_store(environ: Mapping[str, str]) -> bool:
     """Return whether the launcher serves a key-value store for ranks: with
     Gloo, except in elastic jobs.
     """
-    return client.ADDRESS in environ and "HOROVOD_RANK" in environ and not launcher.elastic(environ)
+    return client.ADDRESS in environ and "HOROVOD_RANK" in environ and not workers.elastic(environ)
 
 
 def started(environ: Mapping[str, str]) -> None:

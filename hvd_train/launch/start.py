@@ -20,7 +20,6 @@ from hvd_train.console import say
 from hvd_train.errors import UsageError
 from hvd_train.launch import ssh
 from hvd_train.launch.hosts import Host, printed_by
-from hvd_train.launch.launcher import program
 
 PASSED = "HVD_TRAIN_ENV"  # names of more variables for ranks on other hosts, with commas
 # Nodes that do not answer, which Slurm marks with *, are left out, and so are nodes that are down
@@ -52,6 +51,20 @@ def num_gpus(environ: Mapping[str, str]) -> int:
     except OSError:
         return 0
     return listed.count("\nGPU ") + listed.startswith("GPU ")
+
+
+def program(name: str) -> str:
+    """Return the path of a program next to this Python, or else on the PATH.
+
+    Raises UsageError if there is none.
+    """
+    next_to_python = Path(sys.executable).with_name(name)
+    found = str(next_to_python) if next_to_python.exists() else shutil.which(name)
+    if found is None:
+        raise UsageError(
+            f"there is no {name} next to {sys.executable} or on the PATH: type `hvd-train doctor`"
+        )
+    return found
 
 
 def shown(name: str) -> str:

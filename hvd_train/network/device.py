@@ -13,7 +13,7 @@ import torch
 from hvd_train.config import Config
 from hvd_train.data.random_numbers import seed_on_cpu
 from hvd_train.errors import UsageError
-from hvd_train.launch import launcher
+from hvd_train.launch import workers
 from hvd_train.progress.clock import Split
 from hvd_train.world.world import Place, World
 
@@ -44,7 +44,7 @@ def choose_device(config: Config, place: Place) -> torch.device:
         return torch.device("cpu")
     # Slurm's --gpus-per-task shows each rank its own GPU alone by CUDA_VISIBLE_DEVICES;
     # `check_own_gpus` compares them.
-    own = count == 1 and "CUDA_VISIBLE_DEVICES" in os.environ and not launcher.elastic(os.environ)
+    own = count == 1 and "CUDA_VISIBLE_DEVICES" in os.environ and not workers.elastic(os.environ)
     if place.local_size > count and not own and os.environ.get(_SHARED) != "1":
         raise UsageError(
             f"{place.local_size} ranks on this host but {count} GPUs: start one rank per GPU"
@@ -77,7 +77,7 @@ def check_own_gpus(world: World, device: torch.device) -> None:
     """Raise UsageError on all ranks of a static job if two have the same
     GPU, unless NCCL shares GPUs.
     """
-    if device.type != "cuda" or os.environ.get(_SHARED) == "1" or launcher.elastic(os.environ):
+    if device.type != "cuda" or os.environ.get(_SHARED) == "1" or workers.elastic(os.environ):
         return
     gpu = socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid)
     ranks: dict[tuple[str, str], int] = {}

@@ -13,9 +13,9 @@ from typing import TypeVar
 from typing_extensions import override
 
 from hvd_train.errors import RankLost, UsageError
-from hvd_train.launch import client, launcher
-from hvd_train.launch.heartbeat import Heartbeat, Request
-from hvd_train.launch.launcher import JOB, REPLACES, RUN_DIR, SLOT, WORKER
+from hvd_train.launch import client, interfaces, workers
+from hvd_train.launch.heartbeat import Heartbeat
+from hvd_train.launch.workers import JOB, REPLACES, RUN_DIR, SLOT, WORKER, Request
 from hvd_train.world import horovod_world
 from hvd_train.world.world import Place
 
@@ -58,7 +58,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
         self._steps = 0  # before the last fault
         self._connect_error = ""  # why the state is not synchronized yet in this world
         if REPLACES in os.environ:
-            launcher.kill_worker(os.environ[REPLACES], os.environ[JOB], _PREDECESSOR_S)
+            workers.kill(os.environ[REPLACES], os.environ[JOB], _PREDECESSOR_S)
         self._heartbeat = Heartbeat()
         super().__init__(facts=facts)
 
@@ -140,7 +140,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
                     wait_for_first_rank(os.environ, self._facts)
                     self._has_had_rank = True
                 elsewhere = client.get(os.environ, f"elsewhere/{os.environ[WORKER]}", _ANSWER_S)
-                client.choose_interface(os.environ, elsewhere)
+                interfaces.choose(os.environ, elsewhere)
                 place = horovod_world.start()
                 break
             except (ValueError, OSError) as error:

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from hvd_train.errors import RankLost, UsageError, first_line
-from hvd_train.launch import client, roll_call, slurm
+from hvd_train.launch import client, interfaces, roll_call, slurm
 from hvd_train.world.buckets import Reducer, memory_of_ranks
 from hvd_train.world.wire import arrived, outgoing, packed, pieces, unpacked
 from hvd_train.world.world import Gradients, PendingSum, Place, World, of_one_operation
@@ -323,7 +323,7 @@ def _begin_rendezvous_of_srun() -> None:
     try:
         # This node may resolve its own name to another address than the other nodes do.
         server = RendezvousHTTPServer(
-            (address if client.is_loopback(address) else "", port), RendezvousHandler, 0
+            (address if interfaces.is_loopback(address) else "", port), RendezvousHandler, 0
         )
     except OSError as error:
         raise UsageError(

@@ -6,19 +6,18 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from hvd_train.errors import HvdTrainError, RankLost, UsageError, first_few, sendable
 from hvd_train.launch import roll_call
+from hvd_train.launch.workers import Request
 
 T = TypeVar("T")
 PendingSum = Callable[[], Tensor]
 """A sum that has begun: calling it waits for the sum and returns it."""
-Request = Literal["train", "change", "stop"]
-"""Train, form another world because hosts came or went, or stop."""
 
 _EXCHANGE_S = 1.0
 

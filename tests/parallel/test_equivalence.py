@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from hvd_train.launch.workers import Request
 from hvd_train.progress.order import Batch, BatchLayout, MicroBatch
 from hvd_train.replicas import confirm_equal
 from hvd_train.state import TrainState
 from hvd_train.updater import Updater
-from hvd_train.world.world import LocalWorld, Request, World
+from hvd_train.world.world import LocalWorld, World
 from tests.support import runs
 from tests.support.runs import equal, largest_difference, small_config, trained
 from tests.support.worlds import own_generator

@@ -24,8 +24,9 @@ from typing_extensions import override
 
 from hvd_train.elastic.roster import End, Finish, FormWorld, Roster, Stage, Start, Worker
 from hvd_train.errors import RankLost
+from hvd_train.launch.workers import Request
 from hvd_train.run_files.ledger import audit
-from hvd_train.world.world import Gradients, LocalWorld, Place, Request
+from hvd_train.world.world import Gradients, LocalWorld, Place
 from tests.support import runs
 from tests.support.launching import json_lines
 from tests.support.runs import Weights, equal, largest_difference, small_config, trained

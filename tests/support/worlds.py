@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from hvd_train.errors import RankLost
+from hvd_train.launch.workers import Request
 from hvd_train.world.wire import MOST_BYTES, arrived, outgoing, packed, pieces, unpacked
 from hvd_train.world.world import (
     DENSE,
@@ -24,7 +25,6 @@ from hvd_train.world.world import (
     LocalWorld,
     PendingSum,
     Place,
-    Request,
     World,
     kinds_on_all_ranks,
     numbers_in,

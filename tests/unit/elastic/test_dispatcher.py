@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import pytest
 
 from hvd_train.elastic.roster import Finish, Stage
-from hvd_train.launch import launcher
+from hvd_train.launch import workers
 from hvd_train.launch.exit_report import ExitReport
-from hvd_train.launch.launcher import JOB, REPLACES, RUN_DIR, SLOT, WORKER
+from hvd_train.launch.workers import JOB, REPLACES, RUN_DIR, SLOT, WORKER
 from tests.support.jobs import Job
 from tests.support.launching import wait_for
 
@@ -48,9 +48,7 @@ def two(patient: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     numbers: list[str] = []
-    monkeypatch.setattr(
-        launcher, "kill_worker", lambda number, job: numbers.append(f"{number} of {job}")
-    )
+    monkeypatch.setattr(workers, "kill", lambda number, job: numbers.append(f"{number} of {job}"))
     return numbers
 
 

@@ -15,7 +15,7 @@ from hvd_train.elastic.driver import SSH_OPTIONS, DriverServer, found_hosts, han
 from hvd_train.elastic.roster import Worker
 from hvd_train.errors import UsageError
 from hvd_train.launch import client
-from hvd_train.launch.launcher import WORKER
+from hvd_train.launch.workers import WORKER
 from tests.support.launching import program
 
 

@@ -12,7 +12,7 @@ from hvd_train import cli
 from hvd_train.errors import UsageError
 from hvd_train.launch import client, exit_report
 from hvd_train.launch.exit_report import ExitReport
-from hvd_train.launch.launcher import WORKER
+from hvd_train.launch.workers import WORKER
 
 
 @pytest.fixture

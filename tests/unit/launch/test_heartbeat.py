@@ -21,7 +21,7 @@ from hvd_train.elastic.dispatcher import Dispatcher
 from hvd_train.elastic.driver import DriverServer, handler
 from hvd_train.launch import client, heartbeat
 from hvd_train.launch.heartbeat import Watch
-from hvd_train.launch.launcher import WORKER
+from hvd_train.launch.workers import WORKER
 from tests.support.launching import wait_for
 
 NOTHING: Mapping[int, str] = MappingProxyType({})

@@ -1,17 +1,7 @@
-"""Launchers: how a process recognizes its own, and how a worker is killed."""
+"""How a process recognizes its launcher."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from uuid import uuid4
-
-import pytest
-
-from hvd_train.launch import launcher
-from hvd_train.launch.launcher import JOB, WORKER, Launch, launched, refuse_others
+from hvd_train.launch.launcher import Launch, launched, refuse_others
+from hvd_train.launch.workers import WORKER
 
 
 def test_launchers_are_recognized_by_their_variables() -> None:
@@ -38,40 +28,3 @@ def test_our_launchers_ignore_variables_of_torchrun() -> None:
         {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", **IN_TORCHRUN},
     ):
         refuse_others(environ, ["hvd-train", "train"])
-
-
-FOREVER = [sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"]
-# jobs that no other run of the tests has
-OURS, OTHER = (f"{name}-{uuid4().hex}" for name in ("ours", "other"))
-
-
-@pytest.fixture
-def workers() -> Iterator[list[subprocess.Popen[str]]]:
-    environments = [
-        {**os.environ, JOB: j, WORKER: n}
-        for j, n in ((OURS, "1000"), (OURS, "1001"), (OTHER, "1000"))
-    ]
-    found = [
-        subprocess.Popen(FOREVER, env=env, stdout=subprocess.PIPE, text=True)
-        for env in environments
-    ]
-    for process in found:
-        assert process.stdout is not None and process.stdout.readline() == "up\n"
-    yield found
-    for process in found:
-        process.kill()
-        process.communicate()
-
-
-def test_only_that_worker_is_killed_after_the_grace_period(
-    workers: list[subprocess.Popen[str]],
-) -> None:
-    old, *others = workers
-    old.send_signal(signal.SIGSTOP)
-    begun = time.monotonic()
-    launcher.kill_worker("1000", OURS, 0.5)
-    assert old.wait(60) == -signal.SIGKILL
-    assert time.monotonic() - begun >= 0.5
-    for other in others:
-        other.terminate()
-        assert other.wait(60) == -signal.SIGTERM

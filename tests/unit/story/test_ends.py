@@ -14,8 +14,9 @@ from typing_extensions import override
 
 from hvd_train import checkpoint
 from hvd_train.errors import FaultRepeats, ReplicasDiffer, UsageError
+from hvd_train.launch.workers import Request
 from hvd_train.session import Session
-from hvd_train.world.world import LocalWorld, Request, World
+from hvd_train.world.world import LocalWorld, World
 from tests.support.faults import full_disk
 from tests.support.launching import DOCS, wait_for
 from tests.support.programs import STEPS, played

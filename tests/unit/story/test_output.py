@@ -7,7 +7,7 @@ import pytest
 
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
-from hvd_train.launch import launcher
+from hvd_train.launch import workers
 from hvd_train.output import Output
 from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files.ledger import Entry, read
@@ -88,7 +88,7 @@ def test_later_workers_of_a_job_continue_in_its_folder(
     former = opened(small_config(output_dir=output_dir, recipe="few"), state)
     assert former.commit_last(state).result()
     config = small_config(output_dir=output_dir, recipe="few", resume=resume)
-    monkeypatch.setenv(launcher.RUN_DIR, str(former.path))
+    monkeypatch.setenv(workers.RUN_DIR, str(former.path))
     found = claim(config, state)
     assert (found.path, found.earlier, found.notes, clock.sleeps) == (former.path, True, (), 5)
     assert not former.commit_last(state).result()
@@ -115,7 +115,7 @@ def test_a_run_whose_checkpoints_are_damaged_does_not_begin_again(
     checkpoint.write_bytes(whole[:-1])
     if job == "elastic":
         monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-        monkeypatch.setenv(launcher.RUN_DIR, str(folder))
+        monkeypatch.setenv(workers.RUN_DIR, str(folder))
 
     def files() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
@@ -132,7 +132,7 @@ def test_a_run_whose_checkpoints_are_damaged_does_not_begin_again(
     continued = claim(changed, state)
     assert (continued.path, continued.earlier) == (folder, True)
     continued.release()
-    monkeypatch.delenv(launcher.RUN_DIR, raising=False)
+    monkeypatch.delenv(workers.RUN_DIR, raising=False)
     checkpoint.write_bytes(b"")
     again = claim(config.replace(resume="never"), state)
     assert not again.earlier

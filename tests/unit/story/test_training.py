@@ -13,8 +13,9 @@ from typing_extensions import override
 from hvd_train import checkpoint
 from hvd_train.elastic.roster import Stage
 from hvd_train.errors import ReplicasDiffer
+from hvd_train.launch.workers import Request
 from hvd_train.run_files.ledger import audit
-from hvd_train.world.world import Gradients, LocalWorld, Request
+from hvd_train.world.world import Gradients, LocalWorld
 from tests.support import runs
 from tests.support.elastic import (
     NUMBERS,

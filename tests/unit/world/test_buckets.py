@@ -85,7 +85,8 @@ asked, gather = [], world.gather
 world.gather = lambda value: (asked.append(value), gather(value))[1]
 for moves, agrees in ((False, True), (False, False), (True, True)):
     if moves:
-        world._reducer.leave_world()
+        world.unwrap()  # as a newcomer begins
+        world.wrap(model)
     begin(1)
     model[:2](torch.ones(1, SIZE)).sum().backward()
     reduced()

@@ -8,7 +8,7 @@ import pytest
 
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.launch import client
-from hvd_train.launch.launcher import WORKER
+from hvd_train.launch.workers import WORKER
 from hvd_train.world import elastic_world, horovod_world
 from hvd_train.world.elastic_world import ElasticWorld
 from hvd_train.world.horovod_world import HorovodInternalError
@@ -69,8 +69,9 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
     monkeypatch.setenv("HVD_TRAIN_SLOT", "1")
     monkeypatch.setattr(elastic_world, "wait_for_first_rank", lambda *_: None)
     monkeypatch.setenv("HOROVOD_LOCAL_RANK", "0")
-    for question in ("get", "put", "choose_interface"):
+    for question in ("get", "put"):
         monkeypatch.setattr(elastic_world.client, question, lambda *_: None)
+    monkeypatch.setattr(elastic_world.interfaces, "choose", lambda *_: None)
     monkeypatch.setenv(elastic_world.WORKER, "1007")
     monkeypatch.setattr(elastic_world, "Heartbeat", Mock())
     monkeypatch.delenv("HOROVOD_LOCAL_SIZE", raising=False)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from hvd_train.errors import UsageError
-from hvd_train.launch import client, ssh
+from hvd_train.launch import interfaces, ssh
 from hvd_train.launch.client import ADDRESS
 
 NETWORKS = {"lo": ["127.0.0.1"], "docker0": ["172.17.0.1"], "eth0": ["192.168.1.5", "192.168.1.99"]}
@@ -42,17 +42,17 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         ssh, "_configured", lambda name: {"hostname": name.removeprefix("an alias of ")}
     )
-    monkeypatch.setattr(client, "_sender_to", sender_to)
+    monkeypatch.setattr(interfaces, "_sender_to", sender_to)
 
 
 def test_a_worker_gets_the_address_of_the_driver_that_it_can_reach() -> None:
     for name in ("localhost", "login", "login-ib"):
-        assert client.for_worker_on(name, ["ib0"]) == "127.0.0.1"
-    assert client.for_worker_on("n2") == client.for_worker_on("an alias of n2") == "10.1.0.5"
-    assert client.for_worker_on("n3") == "192.168.1.99"
-    assert client.for_worker_on("a name that only another host knows") == "172.17.0.1"
-    assert client.for_worker_on("n2", ["eth0", "ens3"]) == "192.168.1.5"
-    assert client.for_worker_on("n2", ["ens3"]) == "10.1.0.5", "this host has no ens3"
+        assert interfaces.address_for(name, ["ib0"]) == "127.0.0.1"
+    assert interfaces.address_for("n2") == interfaces.address_for("an alias of n2") == "10.1.0.5"
+    assert interfaces.address_for("n3") == "192.168.1.99"
+    assert interfaces.address_for("a name that only another host knows") == "172.17.0.1"
+    assert interfaces.address_for("n2", ["eth0", "ens3"]) == "192.168.1.5"
+    assert interfaces.address_for("n2", ["ens3"]) == "10.1.0.5", "this host has no ens3"
 
 
 def test_a_worker_uses_the_interface_that_leads_to_the_others() -> None:
@@ -63,7 +63,7 @@ def test_a_worker_uses_the_interface_that_leads_to_the_others() -> None:
         ("127.0.0.1", "10.1.0.5", "ib0"),
     ):
         environ = {ADDRESS: driver, "HOROVOD_GLOO_IFACE": "of an earlier world"}
-        client.choose_interface(environ, elsewhere)
+        interfaces.choose(environ, elsewhere)
         assert environ["HOROVOD_GLOO_IFACE"] == interface
         assert environ.get("NCCL_SOCKET_IFNAME") == (None if interface == "lo" else interface)
 
@@ -71,9 +71,9 @@ def test_a_worker_uses_the_interface_that_leads_to_the_others() -> None:
 def test_interfaces_that_the_user_names_are_used() -> None:
     for named, interface in (("ib0,docker0", "ib0"), ("ens3,docker0", "docker0"), ("lo", "lo")):
         environ = {ADDRESS: "10.1.0.9", "HVD_TRAIN_INTERFACES": named}
-        client.choose_interface(environ, "")
+        interfaces.choose(environ, "")
         assert (environ["HOROVOD_GLOO_IFACE"], environ["NCCL_SOCKET_IFNAME"]) == (interface, named)
     with pytest.raises(
         UsageError, match="no network interface ens3 or down, only lo, docker0, eth0, ib0; name"
     ):
-        client.choose_interface({ADDRESS: "10.1.0.9", "HVD_TRAIN_INTERFACES": "ens3,down"}, "")
+        interfaces.choose({ADDRESS: "10.1.0.9", "HVD_TRAIN_INTERFACES": "ens3,down"}, "")
