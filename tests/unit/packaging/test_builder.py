@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from horovod_build import machine, patches
+from horovod_build import machine
 from horovod_build.machine import BuildError, Compiler, Cuda, Mpi, Torch
 from horovod_build.patches import Patch, add_sources, apply_patch, load_patches
 from horovod_build.plan import Plan
@@ -196,17 +196,3 @@ def test_a_new_file_replaces_none_of_the_release() -> None:
     assert Path("folder/new.txt").read_text() == "made\n"
     with pytest.raises(FileExistsError):
         add_sources({"folder/new.txt": "ours\n"}, Path())
-
-
-def test_patches_are_well_formed() -> None:
-    """`patch -p1` accepts each hunk, and C10 follows C9."""
-    found = load_patches()
-    names = [patch.name for patch in found]
-    assert names == sorted(names, key=lambda name: (name[0], int(name[1:])))
-    for patch in found:
-        heads = re.findall(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@", patch.text, re.MULTILINE)
-        hunks = [hunk for _, of_file in patches.parse_diff(patch.text) for hunk in of_file]
-        counts = [[int(count or 1) for count in head] for head in heads]
-        assert counts == [[len(side.splitlines()) for side in hunk] for hunk in hunks] != [], (
-            patch.file
-        )

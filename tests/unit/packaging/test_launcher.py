@@ -1,14 +1,10 @@
 """Patches of horovodrun: checked hosts, private environments, signed requests."""
 
-import base64
 import os
-import pickle
 import shlex
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,58 +13,48 @@ import pytest
 from horovod.runner import mpi_rank
 from horovod.runner.common.util.outcome import JobFailedError
 from horovod.runner.driver import driver_service
-from horovod.runner.http import http_client, signature
-from horovod.runner.http.http_server import KVStoreServer
+from horovod.runner.http.http_server import RendezvousServer
 from horovod.runner.util import network, worker_environment
 
 from hvd_train.launch import client
-from tests.support.faults import Malicious, answering
 from tests.support.launching import write_program
 
 LOOPBACK = "127.0.0.1"
 
 # Environments of ranks (patch S2)
-NEEDED = (
-    *(
-        "PATH",
-        "LD_LIBRARY_PATH",
-        "PYTHONPATH",
-        "HOROVOD_RENDEZVOUS_KEY",
-        "HVD_TRAIN_PORT",
-        "NCCL_DEBUG",
-        "TZ",
-    ),
-    *(
-        "OMP_NUM_THREADS",
-        "https_proxy",
-        "NO_PROXY",
-        "CUDA_HOME",
-        "TORCH_HOME",
-        "LC_ALL",
-        "UCX_TLS",
-        "OMPI_MCA_x",
-    ),
-)
-PRIVATE = (
-    *(
-        "AWS_SECRET_ACCESS_KEY",
-        "WANDB_API_KEY",
-        "HF_TOKEN",
-        "SSH_AUTH_SOCK",
-        "HOME",
-        "USER",
-        "MY_PATH",
-        "PATH_TO_KEY",
-    ),
-    *(
-        "PMIX_SERVER_URI",
-        "SLURM_JOB_ID",
-        "OMPI_COMM_WORLD_RANK",
-        "CUDA_VISIBLE_DEVICES",
-        "BASH_FUNC_x%%",
-        "OMP_a.b",
-    ),
-)
+NEEDED = [
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "HOROVOD_RENDEZVOUS_KEY",
+    "HVD_TRAIN_PORT",
+    "NCCL_DEBUG",
+    "TZ",
+    "OMP_NUM_THREADS",
+    "https_proxy",
+    "NO_PROXY",
+    "CUDA_HOME",
+    "TORCH_HOME",
+    "LC_ALL",
+    "UCX_TLS",
+    "OMPI_MCA_x",
+]
+PRIVATE = [
+    "AWS_SECRET_ACCESS_KEY",
+    "WANDB_API_KEY",
+    "HF_TOKEN",
+    "SSH_AUTH_SOCK",
+    "HOME",
+    "USER",
+    "MY_PATH",
+    "PATH_TO_KEY",
+    "PMIX_SERVER_URI",
+    "SLURM_JOB_ID",
+    "OMPI_COMM_WORLD_RANK",
+    "CUDA_VISIBLE_DEVICES",
+    "BASH_FUNC_x%%",
+    "OMP_a.b",
+]
 
 
 def test_other_hosts_get_the_variables_that_training_needs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,56 +112,20 @@ def test_variables_arrive_whole_through_standard_input() -> None:
     assert not list(folder.iterdir())
 
 
-# `horovod.run(function)`: the store of the function (patch S1)
-@pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setenv(signature.KEY, signature.make_key())
-    server = KVStoreServer(verbose=0)
-    port = server.start_server(address=LOOPBACK)
-    http_client.put_data_into_kvstore(LOOPBACK, port, "runfunc", "func", "the function")
-    yield port
-    server.shutdown_server()
-
-
-def test_only_the_job_reads_and_changes_its_function(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    key = signature.key_of_job()
-    for other in ("", signature.make_key()):
-        monkeypatch.setenv(signature.KEY, other)
-        with pytest.raises(RuntimeError, match="403"):
-            http_client.put_data_into_kvstore(LOOPBACK, port, "runfunc", "func", "another function")
-        with pytest.raises(RuntimeError, match="403"):
-            http_client.read_data_from_kvstore(LOOPBACK, port, "runfunc", "func")
-    monkeypatch.setenv(signature.KEY, key)
-    with socket.create_connection((LOOPBACK, port)):
-        assert (
-            http_client.read_data_from_kvstore(LOOPBACK, port, "runfunc", "func") == "the function"
-        )
-
-
-def test_an_unsigned_answer_is_not_unpickled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(signature.KEY, signature.make_key())
-    body = base64.b64encode(pickle.dumps(Malicious()))
-    for signed in ("", f"{signature.SIGNATURE}: {'0' * 64}\r\n"):
-        answer = f"HTTP/1.0 200 OK\r\nContent-Length: {len(body)}\r\n{signed}\r\n".encode() + body
-        with answering(answer) as port, pytest.raises(RuntimeError, match="not signed by this job"):
-            http_client.read_data_from_kvstore(LOOPBACK, port, "runfunc", "func")
-    assert not Path("owned").exists()
-
-
 # Values for all ranks (patch C14)
-def test_the_store_waits_until_all_ranks_have_written(port: int) -> None:
-    environ = {client.ADDRESS: LOOPBACK, client.PORT: str(port), client.KEY: signature.key_of_job()}
+def test_the_store_waits_until_all_ranks_have_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(client.KEY, "the key")
+    server = RendezvousServer()
+    port = server.start(address=LOOPBACK)
+    environ = {client.ADDRESS: LOOPBACK, client.PORT: str(port)}
     assert client.get(environ, "global/0-of-3") == ""  # after a second
+    ranks = ("0", "1", "2", "all")
     with ThreadPoolExecutor(4) as pool:
-        asked = [
-            pool.submit(client.get, environ, f"global/{rank}-of-3")
-            for rank in ("0", "1", "2", "all")
-        ]
+        asked = pool.map(lambda rank: client.get(environ, f"global/{rank}-of-3"), ranks)
         for rank, parts in enumerate(("0to10to2", "1to01to2", "2to02to1")):
             client.put(environ, f"global/{rank}", parts)
-    found = [answer.result() for answer in asked]
+        found = [*asked]
+    server.stop()
     assert found == ["1to02to0", "0to12to1", "0to21to2", "0to10to2\n1to01to2\n2to02to1"]
 
 
@@ -202,13 +152,8 @@ def test_a_rank_keeps_the_interface_that_the_user_named() -> None:
 
 
 # The guard of an MPI rank (patch L1)
-def test_a_guarded_rank_commits_and_its_code_is_reported() -> None:
-    """The guard stays until mpirun ends it, because mpirun would kill
-    the other ranks at its end.
-    """
-    script = (
-        "trap 'sleep 0.2; echo committed; exit 3' TERM; echo trains; while :; do sleep 0.02; done"
-    )
+def guard(script: str) -> subprocess.Popen[str]:
+    """Run a script for a shell as a rank, and wait until it trains."""
     command = [
         sys.executable,
         "-I",
@@ -217,31 +162,32 @@ def test_a_guarded_rank_commits_and_its_code_is_reported() -> None:
         "300",
         shlex.join(["sh", "-c", script]),
     ]
-    env = {**os.environ, "PMI_RANK": "3"}
-    with subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as guard:
-        assert guard.stdout is not None
-        assert guard.stdout.readline() == "trains\n"
-        guard.send_signal(signal.SIGUSR1)
-        assert guard.stdout.readline() == "committed\n"
-        for _ in range(2):  # it repeats the report as long as it lives
-            assert guard.stdout.readline() == f"{mpi_rank.NOTICE.format(3, 3)}\n"
-        guard.terminate()
-        assert guard.wait(60) == -signal.SIGTERM
+    started = subprocess.Popen(
+        command,
+        env={**os.environ, "PMI_RANK": "3"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert started.stdout.readline() == "trains\n"
+    return started
+
+
+def test_a_guarded_rank_commits_and_its_code_is_reported() -> None:
+    """The guard stays until mpirun ends it, because mpirun would kill
+    the other ranks at its end.
+    """
+    commits = "trap 'sleep 0.2; echo committed; exit 3' TERM"
+    with guard(f"{commits}; echo trains; while :; do sleep 0.02; done") as rank:
+        rank.send_signal(signal.SIGUSR1)
+        lines = [rank.stdout.readline() for _ in range(3)]
+        report = f"{mpi_rank.NOTICE.format(3, 3)}\n"
+        assert lines == ["committed\n", report, report]  # repeated as long as the guard lives
+        rank.terminate()
+        assert rank.wait(60) == -signal.SIGTERM
 
 
 def test_a_rank_ends_with_its_guard() -> None:
-    command = [
-        sys.executable,
-        "-I",
-        "-S",
-        mpi_rank.__file__,
-        "300",
-        "sh -c 'echo trains; exec sleep 1000'",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as guard:
-        assert guard.stdout is not None
-        assert guard.stdout.readline() == "trains\n"
-        guard.kill()
-        assert guard.stdout.read() == ""
+    with guard("echo trains; exec sleep 1000") as rank:
+        rank.kill()
+        assert rank.stdout.read() == ""

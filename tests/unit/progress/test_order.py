@@ -131,13 +131,6 @@ def test_other_samples_have_another_fingerprint(samples: list[int], data: st.Dat
     assert fingerprint(np.array([*samples[:place], other, *samples[place + 1 :]])) != whole
 
 
-def test_the_parts_of_an_epoch_add_up_to_all_samples() -> None:
-    order = EpochOrder(3, 1, 1000)
-    assert added(
-        fingerprint(order[start : start + 7]) for start in range(0, 1000, 7)
-    ) == fingerprint(np.arange(1000))
-
-
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=50))
 def test_fingerprints_are_summed_over_ranks_in_float32(of_ranks: list[int]) -> None:
     sums = torch.tensor([in_bytes(value) for value in of_ranks]).sum(dim=0)

@@ -1,59 +1,18 @@
 """How an elastic worker gets its ranks in one world after another; Horovod is simulated."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from unittest.mock import Mock
 
 import pytest
 
-from hvd_train.errors import RankLost, UsageError
-from hvd_train.launch import client
-from hvd_train.launch.workers import WORKER
+from hvd_train.errors import RankLost
 from hvd_train.world import elastic_world, horovod_world
 from hvd_train.world.elastic_world import ElasticWorld
 from hvd_train.world.horovod_world import HorovodInternalError
 from hvd_train.world.world import Place
 
 Starts = list[Place]
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[str]]:
-    """Return the answers of a driver, each used once, and the requests to it."""
-    answers = list[str]()
-    asked = list[str]()
-
-    def ask(environ: Mapping[str, str], path: str, *rest: object, text: str = "") -> str:
-        asked.append(f"{path} {text}")
-        return answers.pop(0)
-
-    monkeypatch.setattr(client, "get", ask)
-    return answers, asked
-
-
-def test_a_worker_reports_its_facts_and_gets_its_first_rank(
-    driver: tuple[list[str], list[str]],
-) -> None:
-    answers, asked = driver
-    worker = {"HOROVOD_HOSTNAME": "h2", WORKER: "1007"}
-    answers += ["", "2,3,0,1,2,3"]
-    environment = dict(worker)
-    elastic_world.wait_for_first_rank(environment, {"torch": "2.15"})
-    assert asked == [
-        'problem/1007 {"who": "h2", "torch": "2.15"}',
-        "rank_and_size/h2:1007 ",
-    ]
-    assert [environment[f"HOROVOD_{name}"] for name in ("RANK", "SIZE", "LOCAL_RANK")] == [
-        "2",
-        "3",
-        "0",
-    ]
-    environment = dict(worker)
-    answers += ["h2 differs from the job in torch", "", "-1,3,-1,1,-1,3"]
-    with pytest.raises(UsageError, match="h2 differs from the job in torch"):
-        elastic_world.wait_for_first_rank(environment, {"torch": "2.14"})
-    with pytest.raises(SystemExit, match="0"):  # the job continues without it
-        elastic_world.wait_for_first_rank(environment, {})
 
 
 @pytest.fixture
