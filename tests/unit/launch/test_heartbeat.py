@@ -112,13 +112,6 @@ def test_a_worker_may_finish_its_last_commit_without_a_driver() -> None:
     assert lines_after([""] * 700, left)[-1] == "over"
 
 
-def test_the_driver_decides_after_a_signal() -> None:
-    """The worker leaves, or all stop; if no driver answers, all stop after 3 s."""
-    event = {1: "signal"}
-    assert lines_after(["train", "change", "stop"], event) == ["train", "change", "stop"]
-    assert lines_after(["train", *[""] * 5], event) == [*["train"] * 4, "stop", "stop"]
-
-
 class Heard(Dispatcher):
     """Counts heartbeats of a worker; `ceased` is set once its connection ends."""
 

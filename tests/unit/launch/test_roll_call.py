@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 
 import pytest
@@ -26,11 +25,6 @@ def of_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[OfRank]:
     place = {client.ADDRESS: "127.0.0.1", client.PORT: str(server.start())}
     yield lambda rank, size: {**place, "HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(size)}
     server.stop()
-
-
-def test_all_ranks_find_each_other(of_rank: OfRank) -> None:
-    with ThreadPoolExecutor(3) as ranks:
-        assert [*ranks.map(lambda rank: roll_call.call(of_rank(rank, 3)), range(3))] == [None] * 3
 
 
 @pytest.mark.parametrize(
