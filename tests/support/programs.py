@@ -15,14 +15,14 @@ from torch.utils.data import TensorDataset
 
 from hvd_train.config import DataConfig
 from hvd_train.errors import UsageError
-from hvd_train.loops import Step
+from hvd_train.loops import Update
 from hvd_train.session import Session
 from hvd_train.state import to_host, values_of
 from hvd_train.tasks.task import Measure
 from hvd_train.world.world import World
 from tests.support import runs
 from tests.support.elastic import ONE, TOLERANCE, TWO, Kill, run_elastic
-from tests.support.runs import Weights, largest_difference, small_config
+from tests.support.runs import RUN, Weights, largest_difference, small_config
 from tests.support.worlds import own_generator, run_ranks
 
 NUMBERS = itertools.count()
@@ -31,8 +31,9 @@ DATA = TensorDataset(INPUTS, torch.arange(40) % 3)
 STEPS = 10
 STOP_AT = (2, 7)
 Outcome = tuple[Weights, dict[str, Any], list[dict[str, Any]]]
-Stop = Callable[[int], None]
-Program = Callable[[Session, nn.Module, torch.optim.Optimizer, Stop], None]
+Stop = Callable[..., None]
+"""A program calls it after a step, with its number, and may name another place of its code."""
+Program = Callable[[Session, Any, Any, Stop], None]
 
 
 class Interrupted(UsageError):
@@ -43,7 +44,10 @@ def linear() -> nn.Module:
     return own_generator(nn.Linear(8, 3))
 
 
-def momentum(model: nn.Module) -> torch.optim.Optimizer:
+def momentum(model: Any) -> Any:
+    """Return an optimizer, or one for each of several models."""
+    if isinstance(model, dict):
+        return {name: momentum(each) for name, each in model.items()}
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
@@ -62,10 +66,13 @@ def digits(count: int, part: str, dtype: torch.dtype = torch.float32) -> TensorD
 def played(
     world: World,
     program: Program,
-    folder: Path,
-    make: Callable[[], nn.Module] = linear,
-    optimizer_of: Callable[[nn.Module], torch.optim.Optimizer] = momentum,
+    folder: Path = RUN,
+    make: Callable[[], Any] = linear,
+    optimizer_of: Callable[[Any], Any] = momentum,
+    data: Any = DATA,
+    order: Any = None,
     stop_at: int = 0,
+    stop_in: str = "after a step",
     name: str = "",
     **changes: Any,
 ) -> Outcome:
@@ -73,8 +80,8 @@ def played(
     interrupt it after one of them.
     """
 
-    def stop(step: int) -> None:
-        if step == stop_at:
+    def stop(step: int, place: str = "after a step") -> None:
+        if stop_at and step >= stop_at and place == stop_in:
             raise Interrupted
 
     model = make()
@@ -87,10 +94,13 @@ def played(
         "learning_rate": 0.1,
     }
     config = small_config(output_dir=folder, **{**settings, **changes})
-    with Session(model, optimizer, DATA, config=config, name=name, world=world) as session:
+    with Session(
+        model, optimizer, data, order=order, config=config, name=name, world=world
+    ) as session:
         program(session, model, optimizer, stop)
     state = session._ranks.state
-    return to_host(model.state_dict()), values_of(session._loops.own), state.settings()
+    weights = to_host(session._ranks.parts.model.state_dict())
+    return weights, values_of(session._loops.own), state.settings()
 
 
 def check_same(found: Outcome, expected: Outcome, allowed: float = 0.0) -> None:
@@ -159,10 +169,22 @@ def check_survives(program: Program, **given: Any) -> Outcome:
     return outcomes[0]
 
 
-def take(step: Step, model: nn.Module) -> None:
+def take(step: Update, model: nn.Module) -> None:
+    """Do a step, or an update of it, as plain training does."""
     for micro in step:
-        inputs, targets = micro.batch
-        micro.backward(F.cross_entropy(model(inputs), targets, reduction="none"))
+        micro.backward(losses(model, micro.batch))
+
+
+def plain(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, stop: Stop) -> None:
+    for step in session.steps():
+        take(step, model)
+        stop(step.number)
+
+
+def losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the loss of each sample."""
+    inputs, targets = batch
+    return F.cross_entropy(model(inputs), targets, reduction="none")
 
 
 def measure(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Measure]:
