@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
+from torch.optim import Optimizer
 
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import EpochOrder
@@ -24,29 +25,24 @@ from tests.support.programs import (
     DATA,
     INPUTS,
     Interrupted,
+    Outcome,
     Program,
     Stop,
     check_same,
     check_survives,
     linear,
+    losses,
     measure,
     momentum,
+    plain,
     played,
     take,
 )
-from tests.support.runs import equal, largest_difference, small_config
+from tests.support.runs import equal, small_config
 from tests.support.worlds import ThreadWorld, own_generator, run_ranks
 
-Optimizer = torch.optim.Optimizer
 
-
-def plain(session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop) -> None:
-    for step in session.steps():
-        take(step, model)
-        stop(step.number)
-
-
-class Sharp(torch.optim.Optimizer):
+class Sharp(Optimizer):
     """Sharpness-aware steps in two updates (Foret et al., arXiv 2010.01412), over
     an optimizer with a state.
     """
@@ -71,7 +67,7 @@ class Sharp(torch.optim.Optimizer):
         group["climbs"] = not group["climbs"]
 
 
-class Free(torch.optim.Optimizer):
+class Free(Optimizer):
     """Without a schedule (Defazio et al., arXiv 2405.15682): `eval` puts
     averages in place of the weights.
     """
@@ -106,7 +102,7 @@ class Free(torch.optim.Optimizer):
                 average.lerp_(p, 1 / group["count"])
 
 
-class Outside(torch.optim.Optimizer):
+class Outside(Optimizer):
     """An argument without a default, and attributes outside of the groups."""
 
     def __init__(self, params: Any, power: float) -> None:
@@ -122,7 +118,7 @@ class Outside(torch.optim.Optimizer):
                 p.add_(torch.randn_like(p), alpha=0.01)
 
 
-class Relative(torch.optim.Optimizer):
+class Relative(Optimizer):
     """An optimizer with relative steps, whose learning rate is None or absent."""
 
     def __init__(self, params: Any, **defaults: Any) -> None:
@@ -200,35 +196,42 @@ def mean_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def by_hand(
-    model: nn.Module,
-    optimizer: Optimizer,
+def check_as_plain_torch(
+    program: Program,
+    make: Callable[[], Any] = linear,
+    optimizer_of: Callable[[Any], Any] = momentum,
     loss_of: Callable[[Any, Any], Tensor] = mean_loss,
-    before: Callable[[int], object] = lambda step: None,
-) -> None:
-    """Train with plain torch on the same samples in the same order; `before`
-    is called before each step.
+    before: Callable[[Any, int], object] = lambda model, step: None,
+    plain_optimizer_of: Callable[[Any], Optimizer] | None = None,
+    allowed: float = TOLERANCE,
+    **given: Any,
+) -> Outcome:
+    """Assert that a program survives all, with the weights of a loop of plain torch on the
+    same samples in the same order; return its outcome.
+
+    `before` is called before each step of that loop.
     """
+    found = check_survives(program, make=make, optimizer_of=optimizer_of, **given)
+    model = make()
+    optimizer = (plain_optimizer_of or optimizer_of)(model)
     orders = [EpochOrder(small_config().seed, epoch, len(DATA))[:] for epoch in range(2)]
     for number, samples in enumerate(np.concatenate(orders).reshape(-1, 8), 1):
-        before(number)
+        before(model, number)
         optimizer.zero_grad()
         loss_of(model, DATA[samples]).backward()
         optimizer.step()
+    for name, value in model.state_dict().items():
+        assert float((found[0][name] - value).abs().max()) <= allowed
+    return found
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_takes_its_own_steps(name: str) -> None:
-    """The result is that of a plain loop with such an object."""
-    make = without_bias if name == "Muon" else linear
-    weights, _, _ = check_survives(plain, make=make, optimizer_of=OPTIMIZERS[name])
-    model = make()
-    by_hand(model, OPTIMIZERS[name](model))
     # Rprop looks at signs, and Adam and others divide by the gradient: rounding of a small one is a
     # large one.
-    assert largest_difference(weights, model.state_dict()) <= (
-        1e-3 if name == "Rprop" else TOLERANCE
-    )
+    allowed = 1e-3 if name == "Rprop" else TOLERANCE
+    make = without_bias if name == "Muon" else linear
+    check_as_plain_torch(plain, make, OPTIMIZERS[name], allowed=allowed)
 
 
 def test_an_optimizer_may_draw_random_numbers() -> None:
@@ -244,23 +247,15 @@ def test_an_optimizer_may_draw_random_numbers() -> None:
     def drawing(session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop) -> None:
         for step in session.steps():
             torch.rand(step.number)
-            for micro in step:
-                torch.rand(micro.number)
-                micro.backward(
-                    F.cross_entropy(model(micro.batch[0]), micro.batch[1], reduction="none")
-                )
+            take(step, model)
 
-    quiet, other = (
-        played(LocalWorld(), program, Path(f"run-{number}"), optimizer_of=noisy)[0]
-        for number, program in enumerate((plain, drawing))
+    quiet, other, without = (
+        played(LocalWorld(), program, Path(f"run-{number}"), optimizer_of=optimizer_of)[0]
+        for number, (program, optimizer_of) in enumerate(
+            ((plain, noisy), (drawing, noisy), (plain, OPTIMIZERS["an argument without a default"]))
+        )
     )
     assert equal(quiet, other)
-    without = played(
-        LocalWorld(),
-        plain,
-        Path("without"),
-        optimizer_of=OPTIMIZERS["an argument without a default"],
-    )[0]
     assert not equal(quiet, without)
 
 
@@ -269,10 +264,11 @@ def test_code_may_change_the_gradients_of_all_ranks() -> None:
         session.before_update(lambda parameters: nn.utils.clip_grad_value_(parameters, 0.01))
         plain(session, model, optimizer, stop)
 
-    weights, _, _ = check_survives(program, optimizer_of=OPTIMIZERS["SGD"])
-    model = linear()
-    by_hand(model, patched(model, 0.01))
-    assert largest_difference(weights, model.state_dict()) <= TOLERANCE
+    check_as_plain_torch(
+        program,
+        optimizer_of=OPTIMIZERS["SGD"],
+        plain_optimizer_of=lambda model: patched(model, 0.01),
+    )
 
 
 def test_code_before_steps_may_change_weights() -> None:
@@ -358,16 +354,20 @@ def test_one_backward_pass_can_serve_two_optimizers() -> None:
             stop(step.number)
             update = step.update("first", "last")
             for micro in update:
-                loss = F.cross_entropy(model(micro.batch[0]), micro.batch[1], reduction="none")
-                micro.backward(loss, inputs=Each(micro.batch[0]))
+                micro.backward(losses(model, micro.batch), inputs=Each(micro.batch[0]))
             assert torch.equal(update.scores.each("inputs"), INPUTS[step.samples])
 
-    weights, _, _ = check_survives(program, make=two_layers, optimizer_of=two)
-    model = two_layers()
-    both = two(model)
-    both["first"].register_step_post_hook(lambda *_: both["last"].step())
-    by_hand(model, both["first"], before=lambda step: both["last"].zero_grad())
-    assert largest_difference(weights, model.state_dict()) <= TOLERANCE
+    def one_after_the_other(model: Any) -> Optimizer:
+        first, last = two(model).values()
+
+        def step_too(*_: Any) -> None:
+            last.step()
+            last.zero_grad()
+
+        first.register_step_post_hook(step_too)
+        return first
+
+    check_as_plain_torch(program, two_layers, two, plain_optimizer_of=one_after_the_other)
 
 
 def test_totals_and_values_of_a_step_are_those_of_all_samples() -> None:
@@ -435,14 +435,11 @@ def test_parameters_may_be_frozen_and_thawed_at_any_step(at_step: int, trains: b
     def decaying(model: nn.Module) -> Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
 
-    weights, _, _ = check_survives(program, make=begun, optimizer_of=decaying)
-    model: Any = begun()
-    by_hand(
-        model,
-        decaying(model),
-        before=lambda step: step == at_step and model[0].requires_grad_(trains),
-    )
-    assert largest_difference(weights, model.state_dict()) <= TOLERANCE
+    def before(model: Any, step: int) -> None:
+        if step == at_step:
+            model[0].requires_grad_(trains)
+
+    check_as_plain_torch(program, begun, decaying, before=before)
 
 
 def test_a_layer_may_be_set_to_evaluation_mode_at_any_step() -> None:
@@ -466,17 +463,11 @@ def test_ranks_that_train_different_parameters_end_with_one_line() -> None:
             model[0].requires_grad_(step.number < 3 or session.rank == 0)
             take(step, model)
 
-    errors = []
-
     def body(world: ThreadWorld) -> None:
-        try:
-            played(world, program, Path("differs"), two_layers)
-        except UsageError as error:
-            errors.append(str(error))
+        with pytest.raises(UsageError, match="step 3: ranks train different parameters"):
+            played(world, program, make=two_layers)
 
     run_ranks(2, body)
-    assert len(errors) == 2
-    assert all("step 3: ranks train different parameters" in error for error in errors)
 
 
 class Heads(nn.Module):
@@ -511,10 +502,8 @@ def test_a_parameter_that_no_sample_uses_stays_as_it_is() -> None:
         return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.5, eps=1e-3)
 
     make = lambda: own_generator(Heads())  # noqa: E731
-    weights, _, _ = check_survives(program, make=make, optimizer_of=adam)
-    model: Any = make()
-    by_hand(model, adam(model), lambda model, batch: model.loss(batch).mean())
-    assert largest_difference(weights, model.state_dict()) <= TOLERANCE
+    loss_of = lambda model, batch: model.loss(batch).mean()  # noqa: E731
+    weights, _, _ = check_as_plain_torch(program, make, adam, loss_of)
     assert torch.equal(weights["heads.2.weight"], make().state_dict()["heads.2.weight"])
 
 
@@ -524,42 +513,33 @@ def test_terms_of_a_loss_have_counts_of_their_own(batch_size: int) -> None:
     counts nothing in a step.
     """
 
-    def terms_of(
-        model: nn.Module, batch: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        outputs = model(batch[0])
-        losses = F.cross_entropy(outputs, batch[1], reduction="none")
+    def terms_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Mean, Mean]:
+        of_samples = losses(model, batch)
         is_rare = (batch[1] == 2) & (batch[0].sum(1) > 0)
         is_even = batch[1] != 1
-        return (
-            (losses * is_rare).sum(),
-            is_rare.sum(),
-            outputs[is_even].square().sum(),
-            is_even.sum(),
-            losses,
-        )
+        squares = model(batch[0])[is_even].square().sum()
+        rare = Mean((of_samples * is_rare).sum(), is_rare.sum())
+        return of_samples, rare, Mean(squares, is_even.sum())
 
     def program(session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop) -> None:
         own = session.register(losses=())
         for step in session.steps():
             for micro in step:
-                rare, num_rare, even, num_even, losses = terms_of(model, micro.batch)
-                micro.backward(losses + Mean(rare, num_rare) + Mean(even, num_even))
+                of_samples, rare, even = terms_of(model, micro.batch)
+                micro.backward(of_samples + rare + even)
             own.losses += (step.scores["loss"],)
             stop(step.number)
 
     expected = []
 
     def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        rare, num_rare, even, num_even, losses = terms_of(model, batch)
-        loss = rare / num_rare.clamp(min=1) + even / num_even + losses.mean()
+        of_samples, rare, even = terms_of(model, batch)
+        count = torch.as_tensor(rare.count).clamp(min=1)
+        loss = of_samples.mean() + rare.total / count + even.total / even.count
         expected.append(loss.item())
         return loss
 
-    weights, own, _ = check_survives(program, batch_size=batch_size)
-    model = linear()
-    by_hand(model, momentum(model), loss_of)
-    assert largest_difference(weights, model.state_dict()) <= TOLERANCE
+    _, own, _ = check_as_plain_torch(program, loss_of=loss_of, batch_size=batch_size)
     torch.testing.assert_close(own["losses"], tuple(expected), rtol=0, atol=TOLERANCE)
 
 
@@ -610,27 +590,20 @@ def test_odd_models_train_as_with_plain_torch(name: str) -> None:
     def gradient_descent(model: nn.Module) -> Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.1)
 
-    weights, _, _ = check_survives(plain, make=MODELS[name], optimizer_of=gradient_descent)
-    model = MODELS[name]()
-    by_hand(model, gradient_descent(model))
-    for key, value in model.state_dict().items():
-        assert float((weights[key] - value).abs().max()) <= TOLERANCE
+    check_as_plain_torch(plain, MODELS[name], gradient_descent)
 
 
 def test_sharpness_aware_steps_are_two_updates() -> None:
     """An optimizer inside of an optimizer keeps its state."""
-    made = list[Optimizer]()
 
-    def sharp(model: nn.Module) -> Any:
-        made.append(Sharp(model.parameters(), torch.optim.SGD, rho=0.05, lr=0.1, momentum=0.9))
-        return {"sharp": made[-1]}
+    def sharp(model: nn.Module) -> dict[str, Optimizer]:
+        settings = {"rho": 0.05, "lr": 0.1, "momentum": 0.9}
+        return {"sharp": Sharp(model.parameters(), torch.optim.SGD, **settings)}
 
     def program(session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop) -> None:
         for step in session.steps():
             for _ in range(2):
-                for micro in step.update("sharp"):
-                    inputs, targets = micro.batch
-                    micro.backward(F.cross_entropy(model(inputs), targets, reduction="none"))
+                take(step.update("sharp"), model)
             stop(step.number)
 
     check_survives(program, optimizer_of=sharp)
@@ -643,28 +616,7 @@ def test_an_optimizer_without_a_schedule_evaluates_its_averages() -> None:
                 take(step, model)
                 stop(step.number)
             optimizer.eval()
-            losses = session.evaluate(
-                DATA, lambda m, b: {"loss": F.cross_entropy(m(b[0]), b[1], reduction="none")}
-            )
-            session.keep_best(losses["loss"], higher=False)
+            session.keep_best(session.evaluate(DATA, measure)["loss"], higher=False)
             optimizer.train()
 
     check_survives(program, optimizer_of=lambda model: Free(model.parameters(), lr=0.1))
-
-
-def test_a_first_step_that_is_skipped_begins_no_momentum() -> None:
-    """torch's fused optimizers begin it with uninitialised memory."""
-    seen = []
-
-    def program(session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop) -> None:
-        for step in session.steps():
-            for micro in step:
-                loss = F.cross_entropy(model(micro.batch[0]), micro.batch[1], reduction="none")
-                micro.backward(loss * float("nan") if step.number == 1 else loss)
-            seen.append((step.skipped, len(optimizer.state)))
-
-    def fused(model: nn.Module) -> Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
-
-    played(LocalWorld(), program, Path("skips"), optimizer_of=fused)
-    assert seen[:2] == [(True, 0), (False, 2)]
