@@ -55,6 +55,6 @@ def form_of(value: object) -> str:
     """Return what a value is, for a message: its type and shape, or a number itself."""
     if isinstance(value, (tuple, list)):
         return f"({', '.join(map(form_of, value[:4]))})"
-    if isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0:
+    if isinstance(value, (Tensor, np.ndarray)):
         return f"{type(value).__name__} of shape {list(value.shape)}, {value.dtype}"
-    return str(value) if isinstance(value, (int, float, Tensor)) else type(value).__name__
+    return str(value) if isinstance(value, (int, float)) else type(value).__name__

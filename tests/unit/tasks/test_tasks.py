@@ -61,7 +61,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "no dict": (LOSS, "Tensor of shape \\[2\\].*: return a dict of measures with a 'loss'"),
     "scalar": (
         {"loss": LOSS.mean()},
-        "'loss' is tensor.* for 2 samples: .*reduction='none'",
+        "'loss' is Tensor of shape .* for 2 samples: .*reduction='none'",
     ),
     "float": ({"loss": LOSS, "right": 0.5}, "'right' is 0.5 for 2 samples"),
     "total": ({"loss": Total(LOSS)}, "'loss' is Total for 2 samples"),
