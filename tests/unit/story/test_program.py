@@ -18,10 +18,10 @@ from hvd_train.run_files.ledger import audit
 from hvd_train.session import Session
 from hvd_train.state import to_host
 from hvd_train.world.world import LocalWorld, World
-from tests.support import runs
+from tests.support import programs, runs
 from tests.support.elastic import TOLERANCE, TWO, ElasticThreadWorld, Kill, run_elastic
 from tests.support.faults import full_disk
-from tests.support.programs import digits, measure, momentum, network
+from tests.support.programs import digits, measure, momentum, network, take
 from tests.support.runs import Weights, largest_difference, small_config
 from tests.support.worlds import DEADLINE_S, StoppingWorld, run_ranks
 
@@ -50,8 +50,7 @@ def folds(
             for epoch in session.epochs():
                 for step in epoch:
                     at(name, step.number)
-                    for micro in step:
-                        micro.backward(**measure(model, micro.batch))
+                    take(step, model)
                 scores = session.evaluate(digits(runs.NUM_VAL, "val"), measure).figures
                 session.keep_best(scores["right"])
         assert session.result.finished
@@ -216,19 +215,17 @@ def test_a_session_without_room_for_its_final_files_ends_the_program(
 
 
 def test_a_model_is_trained_again_with_another_optimizer() -> None:
-    model = network()
+    model = programs.linear()
     world = LocalWorld()
-    for name, rate in (("pretrain", 0.1), ("finetune", 0.01)):
-        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-        config = small_config(warmup_epochs=0.0, learning_rate=0.1, epochs=1)
-        data = digits(runs.NUM_SAMPLES, "train")
-        with Session(model, optimizer, data, config=config, name=name, world=world) as session:
-            for step in session.steps():
-                for micro in step:
-                    micro.backward(**measure(model, micro.batch))
     first, last = (
-        torch.load(f"run/{name}/model-final.pt", weights_only=True)
-        for name in ("pretrain", "finetune")
+        programs.played(
+            world,
+            programs.plain,
+            make=lambda: model,
+            optimizer_of=lambda model, rate=rate: torch.optim.SGD(model.parameters(), lr=rate),
+            name=name,
+        )[0]
+        for name, rate in (("pretrain", 0.1), ("finetune", 0.01))
     )
     assert 1e-4 < largest_difference(first, last) < 0.5
 
