@@ -8,11 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from hvd_train import checkpoint, run
@@ -20,10 +18,8 @@ from hvd_train.config import DataConfig
 from hvd_train.data.dataset import DataSet
 from hvd_train.errors import FaultRepeats, RankLost, UsageError
 from hvd_train.launch import exit_report
-from hvd_train.progress.order import EpochOrder
 from hvd_train.progress.stop import StopSignal
-from hvd_train.run_files import ledger, run_folder
-from hvd_train.run_files.durable import AppendedFile
+from hvd_train.run_files import run_folder
 from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.session import Session
 from hvd_train.world.world import Gradients, LocalWorld
@@ -41,7 +37,8 @@ from tests.support.elastic import (
 )
 from tests.support.faults import full_disk
 from tests.support.launching import records
-from tests.support.runs import equal, small_config, trained
+from tests.support.programs import Stop, losses
+from tests.support.runs import equal, small_config, steps_on_disk, trained
 from tests.support.worlds import Fault, Killed, ThreadWorld, run_ranks
 
 T = TypeVar("T")
@@ -55,18 +52,6 @@ def newest() -> dict[str, Any]:
 def with_a_test_set(config: DataConfig) -> DataSet:
     few = runs.few_digits(config)
     return replace(few, test=few.val)
-
-
-def signal_ranks(monkeypatch: pytest.MonkeyPatch, is_due: Callable[[str], bool]) -> None:
-    """Send SIGTERM before the first step to the ranks whose thread names match."""
-
-    class Signalled(StopSignal):
-        @override
-        def __enter__(self) -> StopSignal:
-            self.received = 15 if is_due(threading.current_thread().name) else None
-            return self
-
-    monkeypatch.setattr(run, "StopSignal", Signalled)
 
 
 class Leaves(LocalWorld):
@@ -119,7 +104,14 @@ def test_the_best_weights_are_tested_at_the_end(
 
 def test_all_ranks_know_which_signal_stopped_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights are not the final ones, so they are not tested."""
-    signal_ranks(monkeypatch, lambda name: name == "rank-1")
+
+    class Signalled(StopSignal):
+        @override
+        def __enter__(self) -> StopSignal:
+            self.received = 15 if threading.current_thread().name == "rank-1" else None
+            return self
+
+    monkeypatch.setattr(run, "StopSignal", Signalled)
     results = run_ranks(2, lambda world: trained(world, small_config(), data=with_a_test_set)[0])
     assert [(result.finished, result.stopped_by, result.saved) for result in results] == [
         (False, 15, True)
@@ -150,35 +142,19 @@ def test_a_lost_rank_ends_a_static_job(
     run_ranks(2, body, [Fault(victim, step=3)])
 
 
-def test_a_stop_is_not_called_committed_if_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "write_into", full_disk)
-    signal_ranks(monkeypatch, lambda name: True)
-    results = run_ranks(2, lambda world: trained(world, small_config())[0])
-    assert [(result.finished, result.stopped_by, result.saved) for result in results] == [
-        (False, 15, False)
-    ] * 2
-
-
-@pytest.mark.parametrize("what", [checkpoint.FINAL, run_folder.SUMMARY, ledger.LEDGER])
+@pytest.mark.parametrize("what", [checkpoint.FINAL, run_folder.SUMMARY])
 def test_a_run_whose_final_files_are_not_on_disk_is_not_finished(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All ranks know it, and the same command finishes the run when there is room."""
     writing = RunFolder.writing
-    appending = AppendedFile.write
 
     def fails(folder: RunFolder, name: str) -> AbstractContextManager[BinaryIO]:
-        if name == what:
-            full_disk()
-        return writing(folder, name)
+        return full_disk() if name == what else writing(folder, name)
 
-    def does_not_fit(file: AppendedFile, entry: bytes) -> bool:
-        return not (what == ledger.LEDGER and b"fingerprint" in entry) and appending(file, entry)
-
-    config = small_config(epochs=1, ledger=True, output_dir=None)
+    config = small_config(epochs=1, output_dir=None)
     with monkeypatch.context() as disk:
         disk.setattr(RunFolder, "writing", fails)
-        disk.setattr(AppendedFile, "write", does_not_fit)
         results = run_ranks(2, lambda world: trained(world, config)[0])
     assert [(result.finished, result.saved) for result in results] == [(True, False)] * 2
     (folder,) = Path("runs").iterdir()
@@ -186,7 +162,6 @@ def test_a_run_whose_final_files_are_not_on_disk_is_not_finished(
     result, _ = trained(LocalWorld(), config)
     assert (result.saved, result.steps, result.run_dir) == (True, 10, folder)
     assert (folder / run_folder.SUMMARY).exists()
-    assert ledger.audit(folder).faults == ()
 
 
 @pytest.mark.parametrize("file", [f"checkpoints/step-{STEPS:010}.ckpt", checkpoint.FINAL])
@@ -213,27 +188,6 @@ def test_a_rank_that_dies_in_the_last_write_is_replaced(
     assert (folder / "summary.json").exists()
 
 
-class LateUnreadable(runs.Jittered):
-    @override
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        if 185 <= index < 189:
-            raise UsageError(f"cannot read sample {index}")
-        return super().__getitem__(index)
-
-
-def test_the_steps_before_an_error_of_the_data_are_committed(reports: list[Report]) -> None:
-    """The report names the rank and the step of the error."""
-    order = EpochOrder(0, 0, 190)[0:190]
-    bad = np.flatnonzero((order >= 185) & (order < 189))
-    whole = int(bad[0]) // 20
-    data = LateUnreadable(190, jitter=False), runs.Jittered(20, jitter=False)
-    with pytest.raises(UsageError, match="cannot read sample 1") as error:
-        trained(LocalWorld(), small_config(epochs=1), data=lambda _: data)
-    assert newest()["progress"]["step"] == whole
-    assert error.value.raised_by == 0
-    assert reports == [(UsageError, "training", whole)]
-
-
 @pytest.mark.parametrize(
     ("where", "committed"), [("in a step", [2]), ("after it", [3]), ("in its update", [])]
 )
@@ -243,37 +197,32 @@ def test_an_error_in_the_users_loop_is_raised_after_a_commit(
 ) -> None:
     """Unless the third step may have changed some weights."""
 
+    def program(session: Session, model: nn.Module, optimizer: Any, stop: Stop) -> None:
+        session.before_update(lambda _: stop(step.number, "in its update"))
+        for step in session.steps():
+            for micro in step:
+                micro.backward(losses(model, micro.batch))
+                stop(step.number, "in a step")
+            stop(step.number, "after it")
+
     def body(world: ThreadWorld) -> None:
-        def fail(place: str, step: int) -> None:
-            if (world.place.rank, place, step) == (0, where, 3):
-                raise ZeroDivisionError
+        stop_at = 3 if world.place.rank == 0 else 0
+        programs.played(world, program, stop_at=stop_at, stop_in=where)
 
-        def program(session: Session, model: nn.Module, *_: object) -> None:
-            session.before_update(
-                lambda _: fail("in its update", session._ranks.state.progress.step + 1)
-            )
-            for step in session.steps():
-                for micro in step:
-                    micro.backward(
-                        F.cross_entropy(model(micro.batch[0]), micro.batch[1], reduction="none")
-                    )
-                    fail("in a step", step.number)
-                fail("after it", step.number)
-
-        programs.played(world, program, Path("run"))
-
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(programs.Interrupted):
         run_ranks(ranks, body)
-    assert [path.name for path in checkpoint.committed(Path("run"))] == [
-        f"step-{step:010}.ckpt" for step in committed
-    ]
+    assert steps_on_disk() == committed
 
 
-def test_a_killed_loader_process_ends_the_training_with_a_commit() -> None:
+def test_an_error_of_the_data_ends_the_training_with_a_commit(reports: list[Report]) -> None:
+    """As that of a loader process that is killed."""
     config = small_config(workers=1, epochs=1)
-    with pytest.raises(UsageError, match=r"a loader process was killed .* --workers"):
+    with pytest.raises(UsageError, match=r"a loader process was killed .* --workers") as error:
         trained(LocalWorld(), config, data=runs.killed_digits)
-    assert newest()["progress"]["step"] > 0
+    step = newest()["progress"]["step"]
+    assert step > 0
+    assert error.value.raised_by == 0
+    assert reports == [(UsageError, "training", step)]
 
 
 def test_an_error_before_the_first_step_leaves_nothing(reports: list[Report]) -> None:
@@ -283,8 +232,6 @@ def test_an_error_before_the_first_step_leaves_nothing(reports: list[Report]) ->
     with pytest.raises(UsageError, match="no network"):
         trained(Leaves(UsageError("no network")), small_config())
     assert reports == [(UsageError, "rendezvous", 0), (UsageError, "building", 0)]
-    with pytest.raises(RankLost, match=r"^no route to host$"):
-        trained(Leaves(RankLost("no route to host")), small_config())
     assert not Path("run").exists()
 
 
