@@ -1,9 +1,9 @@
 """The invariants of training, on one rank and on ranks that are threads."""
 
 import contextlib
-import json
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hvd_train import Config
 from hvd_train.checkpoint import newest_good
 from hvd_train.progress.order import BatchLayout, EpochOrder, assignments
 from hvd_train.world.world import LocalWorld, PendingSum
 from tests.support import runs
+from tests.support.launching import json_lines
 from tests.support.runs import equal, small_config, trained
 from tests.support.worlds import Killed, StoppingWorld, ThreadWorld, run_ranks
-
-TOLERANCE = 1e-5
 
 
 def test_a_resumed_run_keeps_its_batch_layout() -> None:
@@ -45,57 +45,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "stops"),  # steps from one stop to the next; an epoch has 10
-    [
-        ("sgd", (1, 9, 20)),
-        ("sgd", (20, 3, 4)),
-        ("dropout", (7,)),
-        ("buffers", (13, 4)),
-        ("map-style, batch norm", (15,)),
-    ],
-)
-def test_resume_is_bit_identical(kind: str, stops: tuple[int, ...]) -> None:
-    settings, make, data = KINDS[kind]
-    config = small_config(epochs=3, **settings)
-    undisturbed, expected = trained(
-        LocalWorld(), config.replace(output_dir=Path("undisturbed")), make, data
-    )
-    config = config.replace(output_dir=Path("stopped"))
-    done = 0
-    for stop in stops:
-        done += stop
-        result, _ = trained(StoppingWorld(after=stop), config, make, data)
-        assert (result.finished, result.steps) == (False, done)
-    result, weights = trained(LocalWorld(), config, make, data)
-    assert result.finished
-    assert equal(weights, expected)
-    same = ("steps", "epochs", "scores", "best", "best_epoch")
-    assert [getattr(result, name) for name in same] == [getattr(undisturbed, name) for name in same]
-    assert written(Path("stopped")) == written(Path("undisturbed"))
-    for name in ("model-final.pt", "model-best.pt"):
-        assert equal(
-            *(
-                torch.load(Path(folder) / name, weights_only=True)
-                for folder in ("stopped", "undisturbed")
-            )
-        )
-
-
-@pytest.mark.parametrize(("before", "steps"), [(12, 13), (20, 20)])
-def test_a_longer_time_continues_to_the_bit(before: int, steps: int) -> None:
-    """Time was up within an epoch, or at its end."""
-    config = small_config(epochs=3)
-    _, expected = trained(LocalWorld(), config.replace(output_dir=Path("undisturbed")))
-    trained(StoppingWorld(before), config)
-    result, _ = trained(LocalWorld(), config.replace(max_time="0.001s"))
-    assert (result.finished, result.steps, result.epochs) == (True, steps, steps // 10)
-    result, weights = trained(LocalWorld(), config.replace(max_time="2h"))
-    assert equal(weights, expected)
-    assert written(Path("run")) == written(Path("undisturbed"))
-
-
 class CrashingWorld(LocalWorld):
+    """A world of one that dies in a later step."""
+
     def __init__(self, at: int) -> None:
         super().__init__()
         self._left = at
@@ -107,33 +59,63 @@ class CrashingWorld(LocalWorld):
         return super().start_sum(tensor, name)
 
 
-@pytest.mark.parametrize("crash", [11, 20])
-def test_resume_after_a_crash_is_bit_identical(crash: int) -> None:
-    """Weights and journal equal a run without faults; the process died between two commits."""
-    config = small_config(epochs=3, commit_steps=5)
-    _, expected = trained(LocalWorld(), config.replace(output_dir=Path("undisturbed")))
-    with contextlib.suppress(Killed):
-        trained(CrashingWorld(crash), config)
-    result, weights = trained(LocalWorld(), config)
-    assert result.finished
+def check_finishes_as_undisturbed(config: Config, make: Any, data: Any) -> None:
+    """Assert that a run which resumes ends as one that was never stopped: its results,
+    weights and records.
+    """
+    undisturbed, expected = trained(
+        LocalWorld(), config.replace(output_dir=Path("undisturbed")), make, data
+    )
+    assert not Path("run/summary.json").exists()
+    result, weights = trained(LocalWorld(), config, make, data)
     assert equal(weights, expected)
+    same = ("finished", "steps", "epochs", "scores", "best", "best_epoch")
+    assert [getattr(result, name) for name in same] == [getattr(undisturbed, name) for name in same]
     assert written(Path("run")) == written(Path("undisturbed"))
+    for name in ("model-final.pt", "model-best.pt"):
+        saved = (torch.load(Path(folder) / name) for folder in ("run", "undisturbed"))
+        assert equal(*saved)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ends"),  # steps from one end to the next; an epoch has 10, and a commit is after 5
+    [
+        ("sgd", [StoppingWorld(1), StoppingWorld(9), StoppingWorld(20)]),
+        ("sgd", [StoppingWorld(20), StoppingWorld(3), StoppingWorld(4)]),
+        ("dropout", [StoppingWorld(7)]),
+        ("buffers", [StoppingWorld(13), StoppingWorld(4)]),
+        ("map-style, batch norm", [StoppingWorld(15)]),
+        ("sgd", [CrashingWorld(11)]),
+        ("sgd", [CrashingWorld(20)]),
+    ],
+)
+def test_resume_is_bit_identical(kind: str, ends: list[LocalWorld]) -> None:
+    """Also if the process died between two commits."""
+    settings, make, data = KINDS[kind]
+    config = small_config(epochs=3, commit_steps=5, **settings)
+    for world in ends:
+        with contextlib.suppress(Killed):
+            trained(world, config, make, data)
+    check_finishes_as_undisturbed(config, make, data)
+
+
+@pytest.mark.parametrize(("before", "steps"), [(12, 13), (20, 20)])
+def test_a_longer_time_continues_to_the_bit(before: int, steps: int) -> None:
+    """Time was up within an epoch, or at its end."""
+    config = small_config(epochs=3)
+    trained(StoppingWorld(before), config)
+    result, _ = trained(LocalWorld(), config.replace(max_time="0.001s"))
+    assert (result.finished, result.steps, result.epochs) == (True, steps, steps // 10)
+    Path("run/summary.json").unlink()
+    check_finishes_as_undisturbed(config.replace(max_time="2h"), runs.convnet, runs.few_digits)
 
 
 def written(folder: Path) -> list[dict[str, object]]:
     """Return the steps and epochs in metrics.jsonl, without times."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    clock = (
-        "time",
-        "samples_per_second",
-        "seconds",
-        "total_seconds",
-        "peak_memory_gib",
-        "gpu",
-        "split",
-    )
+    lines = json_lines(folder / "metrics.jsonl")
+    clock = {"time", "samples_per_second", "seconds", "total_seconds", "peak_memory_gib", "split"}
     return [
-        {k: v for k, v in line.items() if k not in clock}
+        {name: line[name] for name in line.keys() - clock}
         for line in lines
         if line["kind"] != "event"
     ]
