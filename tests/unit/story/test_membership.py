@@ -1,48 +1,23 @@
-"""A process at a rendezvous: its report, repeated faults, and the state, which
-arrives whole or not at all.
+"""A rendezvous: whether survivors agree, the state, which arrives whole or not at all, and
+what the user reads.
 """
 
 from collections.abc import Sequence
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 from torch import Tensor
 from typing_extensions import override
 
 from hvd_train.errors import RankLost, ReplicasDiffer
-from hvd_train.history import STEPS
+from hvd_train.membership import Change, Member, RankReport, change_between, decide
 from hvd_train.replicas import send_state
-from hvd_train.state import Evaluation
-from hvd_train.world.world import LocalWorld
-from tests.support.states import state_after, step
+from tests.support.states import state_after
 from tests.support.worlds import Killed, ThreadWorld, run_ranks
 
 
 class SmallPieces(ThreadWorld):
     most_bytes = 500
-
-
-@pytest.mark.parametrize("root", [0, 1, 2])
-def test_all_ranks_load_the_state_of_one(root: int) -> None:
-    """They have its bits, and take the same next step."""
-
-    def body(world: ThreadWorld) -> tuple[str, int, str]:
-        rank = world.place.rank
-        state = state_after(4 if rank == root else rank % 2, seed=rank)
-        state.best = Evaluation(rank, {"loss": 0.5})
-        state.come_to(0, STEPS, SimpleNamespace())
-        send_state(state, world, root)
-        taken = state.digest(), state.best.epoch
-        step(state, 9)
-        return *taken, state.digest()
-
-    ((digest, best, after),) = set(run_ranks(3, body, kind=SmallPieces))
-    expected = state_after(4, seed=root)
-    assert (digest, best) == (expected.digest(), root)
-    step(expected, 9)
-    assert after == expected.digest()
-    send_state(expected, LocalWorld(), 0)
-    assert after == expected.digest()
 
 
 @pytest.mark.parametrize("turn", [0, 7])
@@ -89,3 +64,45 @@ def test_a_damaged_state_is_not_loaded() -> None:
         return state.digest() == before
 
     assert run_ranks(3, body, kind=LosesTheLast) == [True] * 3
+
+
+A, B, C = (Member(host, 1) for host in "abc")
+
+
+def survivor(member: Member, step: int, digest: str = "x") -> RankReport:
+    place = (0, 2, step, 0)
+    why = "a rank was lost"
+    return RankReport(member, True, step, digest, reason=why, waits=place, state_at=place)
+
+
+def test_survivors_of_one_step_with_different_weights_are_detected() -> None:
+    """They may differ if their progress differs."""
+    decide([survivor(A, 7), survivor(B, 6, digest="y"), RankReport(C)])
+    with pytest.raises(ReplicasDiffer):
+        decide([survivor(A, 7), survivor(B, 7, digest="y")])
+
+
+def change(reports: list[RankReport], step: int = 7) -> Change:
+    found = change_between((A, B), reports, decide(reports).root, step=step)
+    assert found is not None
+    return found
+
+
+def test_a_change_names_who_left_and_who_came() -> None:
+    assert change_between((), [RankReport(A), RankReport(B)], 0, step=0) is None
+    for after, who in (
+        (
+            [survivor(A, 7), RankReport(C)],
+            "2 -> 2 at step 7: b (process 1) left and c (process 1) came",
+        ),
+        ([survivor(A, 7), survivor(B, 7)], "2 -> 2 at step 7: the same ranks again"),
+    ):
+        line = f"world {who} (a rank was lost); 1.2 s to the next step, 0 steps lost"
+        assert change(after).describe(1.23) == line
+    assert change([survivor(A, 7)], step=5).steps_lost == 2
+
+
+def test_a_change_is_what_the_most_advanced_rank_has_seen() -> None:
+    earlier = replace(survivor(B, 5), reason="its network was away")
+    found = change([earlier, survivor(A, 7)])
+    assert (found.reason, found.steps_lost) == ("a rank was lost", 0)

@@ -74,19 +74,16 @@ def test_states_that_differ_in_anything_have_different_digests(what: str) -> Non
     assert state.digest() != digest
 
 
-def test_equal_tensors_have_the_same_digest_on_any_host() -> None:
+def test_equal_tensors_have_the_same_digest() -> None:
     """In any order and memory format."""
-    body = torch.arange(6.0).view(2, 3)
-    head = torch.arange(6.0, 12.0).view(2, 3)
-    for tensors in ({"body": body, "head": head}, {"head": head, "body": body}):
-        assert digest_of("step 3", tensors.items()) == "634b48708cdb7ccc1750c356885d3b4e"
-    for shape in ((2, 3, 4, 5), (2, 1, 4, 5), (2, 3, 1, 1)):
-        plain = torch.arange(24.0 * 5)[: torch.Size(shape).numel()].view(shape)
-        for lies in (
-            plain.to(memory_format=torch.channels_last),
-            plain.transpose(0, 1).contiguous().transpose(0, 1),
-        ):
-            assert digest_of("", [("weight", lies)]) == digest_of("", [("weight", plain)])
+    images = torch.arange(120.0).view(2, 3, 4, 5)
+    head = torch.arange(6.0).view(2, 3)
+    expected = digest_of("step 3", {"body": images, "head": head}.items())
+    for lies in (
+        images.to(memory_format=torch.channels_last),
+        images.transpose(0, 1).contiguous().transpose(0, 1),
+    ):
+        assert digest_of("step 3", {"head": head, "body": lies}.items()) == expected
 
 
 def test_later_steps_change_nothing_of_a_snapshot() -> None:
