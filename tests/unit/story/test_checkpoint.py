@@ -87,11 +87,6 @@ def test_a_checkpoint_is_read_back_bit_for_bit() -> None:
     state = state_at(0)
     state.load(snapshot)
     assert state.digest() == state_at(5).digest()
-    path_of(RUN, 5).write_bytes(
-        path_of(RUN, 5).read_bytes().replace(torch.full((2,), 5.0).numpy().tobytes(), bytes(8))
-    )
-    with pytest.raises(BadCheckpoint, match="checksum"):
-        read(path_of(RUN, 5))
 
 
 @pytest.fixture(scope="module")
@@ -151,9 +146,8 @@ def test_the_newest_whole_checkpoint_is_used() -> None:
     path_of(RUN, 2).write_bytes(b"")
     lines: list[str] = []
     assert newest_step(lines.append) == 1
-    assert [path_of(RUN, step).name in line for step, line in zip((3, 2), lines, strict=True)] == [
-        True,
-        True,
+    assert [re.search(r"step-\d+", line)[0] for line in lines] == [  # type: ignore[index]
+        path_of(RUN, step).stem for step in (3, 2)
     ]
     assert steps_on_disk() == [3, 2, 1]
     path_of(RUN, 1).write_bytes(b"")
