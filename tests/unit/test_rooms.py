@@ -7,37 +7,18 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from importlib.metadata import packages_distributions
+from pathlib import Path
 
 import pytest
 
 import hvd_train
-from tests.support import rooms
-from tests.support.rooms import PACKAGE, ROOMS
 
-NO_TORCH = [
-    "_version",
-    "errors",
-    "console",
-    "config",
-    "config_file",
-    "recipes",
-    "flags",
-    "plugin",
-    "progress.order",
-    "progress.schedule",
-    "progress.clock",
-    "progress.stop",
-    "run_files.durable",
-    "run_files.run_folder",
-    "run_files.history",
-    "report.page",
-    "report.report",
-    "report.watch",
-    "bench.record",
-    "bench.scaling",
-    "cli",
-]
-NO_TORCH_ROOMS = ("launch", "elastic", "doctor", "commands")
+PACKAGE = Path(hvd_train.__file__).parent
+TABLE = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+# The rows of the table of rooms, from the bottom up: name, modules, what the reader finds.
+ROWS = re.findall(r"^\| (\S+|the .+) \| (`.+`) \| (.+) \|$", TABLE, re.MULTILINE)
 # Functions of Horovod and mpi4py that send pickles (mpi4py's buffer functions begin with a
 # capital), and modules that read pickles.
 PICKLES = {
@@ -64,80 +45,82 @@ HOROVOD = {"doctor.trial", "elastic.dispatcher", "elastic.driver"}
 HOROVOD |= {"launch.client", "launch.start", "world.horovod_world"}
 
 
+def imported_by(path: Path) -> set[str]:
+    """Return the names that a file imports, with their modules."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+# What each module imports, by its name without the package's.
+IMPORTS = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts): imported_by(path)
+    for path in PACKAGE.rglob("*.py")
+    if path.name != "__init__.py"
+}
+
+
+def modules_of(room: str, listed: str) -> list[str]:
+    """Return the modules of a row; those of a folder have its name."""
+    folder = room.strip("`").replace("/", ".") if room.startswith("`") else ""
+    return [f"{folder}{name}" for name in re.findall(r"`(\w+)`", listed)]
+
+
+def ours(module: str) -> set[str]:
+    """Return the modules of the package that a module imports, or the package itself."""
+    found = set[str]()
+    for target in IMPORTS[module]:
+        if target.split(".")[0] == "hvd_train":
+            name = target.removeprefix("hvd_train.")
+            found |= {name, name.rpartition(".")[0]} & IMPORTS.keys() or {"hvd_train"}
+    return found
+
+
 def test_every_module_is_in_a_room() -> None:
-    """Each named module exists, and each folder states its purpose."""
-    assert [module for module in rooms.modules() if rooms.room_of(module) is None] == []
-    named = {module for members in ROOMS.values() for module in members}
-    assert named <= {module.split(".")[0] for module in rooms.modules()}
-    folders = {path.parent.name for path in PACKAGE.glob("*/*.py")} - {
-        module.split(".")[0] for module in named
-    }
-    assert folders == {room for room, members in ROOMS.items() if not members}
-    assert all(rooms.purpose(room).endswith(".") for room in ROOMS)
+    """The table of docs/architecture.md names each once."""
+    assert sorted(module for row in ROWS for module in modules_of(*row[:2])) == sorted(IMPORTS)
 
 
 def test_imports_lead_downward_without_cycles() -> None:
-    assert rooms.upward() == []
-    assert rooms.circle() == []
-
-
-def test_the_table_of_rooms_is_current() -> None:
-    """`python -m tests.support.rooms --write` renews the table in docs/architecture.md."""
-    assert rooms.page() == rooms.PAGE.read_text(encoding="utf-8")
+    floor = {module: n for n, row in enumerate(ROWS) for module in modules_of(*row[:2])}
+    floor["hvd_train"] = len(ROWS)
+    assert [(a, b) for a in IMPORTS for b in ours(a) if floor[b] > floor[a]] == []
+    TopologicalSorter({module: ours(module) for module in IMPORTS}).prepare()
 
 
 def test_imports_of_other_libraries() -> None:
     """Each library is a declared dependency; six modules import Horovod."""
-    imported = {module: rooms.imported_by(module) for module in rooms.modules()}
+    imported = {module: {n.split(".")[0] for n in names} for module, names in IMPORTS.items()}
     assert {module for module, names in imported.items() if "horovod" in names} == HOROVOD
-    called = {
-        "PIL": "pillow",
-        "sklearn": "scikit-learn",
-        "typing_extensions": "typing-extensions",
-        "yaml": "pyyaml",
-    }
-    declared = set(
-        re.findall(r'"([a-z0-9-]+)(?:>=[0-9.]+)?"', (PACKAGE.parent / "pyproject.toml").read_text())
+    declared = re.findall(
+        r'"([a-z0-9-]+)(?:>=[0-9.]+)?"', (PACKAGE.parent / "pyproject.toml").read_text()
     )
-    ours = {module.split(".")[0] for module in imported} | set(ROOMS) | {"hvd_train", "settings"}
-    names = {target.split(".")[0] for targets in imported.values() for target in targets} - ours
-    libraries = {called.get(name, name) for name in names - sys.stdlib_module_names - {"horovod"}}
-    assert libraries - declared == set()
+
+    known = {*sys.stdlib_module_names, "hvd_train", "horovod"}
+    provided = packages_distributions()
+    for name in set[str]().union(*imported.values()) - known:
+        names = {one.lower().replace("_", "-") for one in provided.get(name, [name])}
+        assert names & {*declared}, name
 
 
 def test_the_builder_needs_only_the_standard_library() -> None:
     """It runs before any package is installed."""
     for path in (PACKAGE.parent / "packaging" / "horovod_build").glob("*.py"):
-        nodes = list(ast.walk(ast.parse(path.read_text())))
-        found = {
-            alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
-        }
-        found |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
-        assert {name.split(".")[0] for name in found} <= {
-            "horovod_build",
-            *sys.stdlib_module_names,
-        }, path
-
-
-def loaded_by(code: str) -> set[str]:
-    program = (
-        f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})\n{code}\n"
-        "print(*sorted(sys.modules))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    return set(done.stdout.splitlines()[-1].split())
+        found = {name.split(".")[0] for name in imported_by(path)}
+        assert found <= {"horovod_build", *sys.stdlib_module_names}, path
 
 
 def test_light_commands_do_not_import_torch() -> None:
     """Login nodes should not wait for torch."""
-    light = [
-        module
-        for module in rooms.modules()
-        if module.split(".")[0] in NO_TORCH_ROOMS and module not in HOROVOD
-    ]
-    code = "".join(f"import hvd_train.{name}\n" for name in [*NO_TORCH, *light])
+    light = [modules_of(*row[:2]) for row in ROWS if "No torch." in row[2]]
+    names = [name for row in light for name in row if name not in HOROVOD]
+    code = "import sys; sys.path.insert(0, sys.argv[1])\n"
+    code += "".join(f"import hvd_train.{name}\n" for name in [*names, "cli"])
     commands = [
         ["--help"],
         ["train", "--epochs", "x"],
@@ -148,7 +131,10 @@ def test_light_commands_do_not_import_torch() -> None:
     commands += [[name, "--help"] for name in ("train", "config", "sweep")]
     for arguments in commands:
         code += f"try:\n    hvd_train.cli.run({arguments!r})\nexcept SystemExit:\n    pass\n"
-    assert not loaded_by(code) & {"torch", "torchvision", "horovod", "sklearn", "tensorboard"}
+    line = [sys.executable, "-c", f"{code}print(*sys.modules)", str(PACKAGE.parent)]
+    done = subprocess.run(line, capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert not loaded & {"torch", "torchvision", "horovod", "sklearn", "tensorboard"}
 
 
 def is_pickle(name: str) -> bool:
