@@ -10,15 +10,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.support.hosts import missing
-from tests.support.launching import started, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -261,94 +258,6 @@ def test_s3_a_process_at_the_port_of_a_rank_is_not_believed(
     sent = re.search(r"SENT (\d+)\n", done.stdout)
     assert sent and (sent[1] != "0") == (says == "right"), printed
     assert error in done.stderr, printed
-
-
-def job(
-    folder: Path, controller: str, what: str, signum: int = 0, grace_s: int = 100
-) -> tuple[int, list[str]]:
-    """Run l1_job on two ranks, and signal horovodrun when both train;
-    return its exit code and lines.
-    """
-    variables = environment(FOLDER=folder, WHAT=what, HVD_TRAIN_GRACE_SECONDS=grace_s)
-    output = folder / "output.txt"
-
-    def living() -> list[psutil.Process]:
-        pids = {path.read_text() for path in folder.glob("pid.*")}
-        found = [process for process in psutil.process_iter(["status"]) if str(process.pid) in pids]
-        return [process for process in found if process.info["status"] != psutil.STATUS_ZOMBIE]
-
-    with started([PYTHON, *horovodrun(controller, "l1_job")], folder, output, variables) as process:
-        if signum:
-            wait_for("ranks", lambda: len(living()) == 2 or process.poll() is not None)
-            assert process.poll() is None, output.read_text()
-            process.send_signal(signum)
-        code = process.wait(240)
-        wait_for("the ranks to end", lambda: not living())
-    assert "Traceback" not in output.read_text()
-    return code, output.read_text().splitlines()
-
-
-@pytest.mark.parametrize(
-    ("what", "code", "message"),
-    [("exit 7", 7, "ended with exit code 7"), ("kill", 137, "was killed by signal 9 (SIGKILL)")],
-)
-def test_l1_horovodrun_ends_with_the_code_of_the_rank(
-    tmp_path: Path, controller: str, what: str, code: int, message: str
-) -> None:
-    """One line names the failed rank; the others are stopped, with --mpi at once."""
-    status, lines = job(tmp_path, controller, what)
-    assert status == code, lines
-    assert (
-        lines[-1] == f"horovodrun: rank 1 on host localhost {message}; the other ranks were stopped"
-    )
-    if controller == "--gloo":
-        assert (tmp_path / "term.0").read_text() == f"{signal.SIGTERM.value}\n"
-
-
-@pytest.mark.parametrize(
-    ("what", "signum", "code"),
-    [
-        ("stop", signal.SIGINT, 130),
-        ("stop", signal.SIGTERM, 143),
-        ("stop", signal.SIGKILL, -9),
-        ("finish", signal.SIGINT, 0),  # all ranks end with 0
-    ],
-)
-def test_l1_a_signal_lets_the_ranks_finish(
-    tmp_path: Path, controller: str, what: str, signum: int, code: int
-) -> None:
-    """Each rank gets one SIGTERM and time to commit, also if horovodrun is killed."""
-    status, lines = job(tmp_path, controller, what, signum)
-    assert status == code, lines
-    if code in (130, 143):
-        name = signal.Signals(signum).name
-        assert (
-            lines[0]
-            == f"horovodrun: {name}: stopping; the ranks have 100 s to commit what they did"
-        )
-        assert lines[-1] == f"horovodrun: stopped by {name}; all ranks were stopped"
-    for rank in (0, 1):
-        assert (tmp_path / f"term.{rank}").read_text() == f"{signal.SIGTERM.value}\n"
-        assert (tmp_path / f"committed.{rank}").exists()
-
-
-def test_hvd_train_launch_with_mpirun_lets_the_ranks_finish(tmp_path: Path) -> None:
-    """mpirun alone would kill them after a second."""
-    if not has("mpi"):
-        pytest.skip("this build has no MPI")
-    status, lines = job(tmp_path, "mpirun", "stop", signal.SIGTERM)
-    assert status == 143, lines
-    assert (tmp_path / "committed.0").exists() and (tmp_path / "committed.1").exists()
-
-
-def test_l1_a_rank_that_does_not_end_is_killed_after_the_grace_time(
-    tmp_path: Path, controller: str
-) -> None:
-    start = time.monotonic()
-    status, lines = job(tmp_path, controller, "ignore", signal.SIGINT, grace_s=1)
-    assert status == 130, lines
-    assert time.monotonic() - start >= 1
-    assert not (tmp_path / "committed.0").exists()
 
 
 def test_l3_output_of_rank_0_is_plain(controller: str) -> None:

@@ -33,7 +33,7 @@ slow = pytest.mark.slow
 
 OF_TESTS = {"PYTHONPATH": str(PROJECT)}
 STEPS = 3 * 23  # 1,437 images, 64 a step
-RANK = {"gloo": "HOROVOD_RANK", "mpi": "OMPI_COMM_WORLD_RANK", "mpirun": "OMPI_COMM_WORLD_RANK"}
+RANK = {"gloo": "HOROVOD_RANK"} | dict.fromkeys(("mpi", "mpirun", "launch"), "OMPI_COMM_WORLD_RANK")
 
 
 @pytest.mark.parametrize("launcher", ["gloo", pytest.param("mpi", marks=slow), "mpirun"])
@@ -92,7 +92,12 @@ def newest_commit(folder: Path) -> str:
 
 
 def disturb(
-    launcher: str, folder: Path, number: signal.Signals, victim: int | None
+    launcher: str,
+    folder: Path,
+    number: signal.Signals,
+    victim: int | None = None,
+    last_pace_s: float = 0.2,
+    **variables: str,
 ) -> tuple[int, str]:
     """Train until the next commit, then signal the launcher or one rank;
     return exit code and output.
@@ -101,13 +106,14 @@ def disturb(
     before = newest_commit(folder)
     pace(folder, 0.2)
     command = launch_line(launcher, 2, HVD_TRAIN, "train", *DISTURBED)
-    with started(command, folder, log, OF_TESTS) as process:
+    with started(command, folder, log, {**OF_TESTS, **variables}) as process:
         wait_for("a commit", lambda: newest_commit(folder) > before or process.poll() is not None)
         assert process.poll() is None, log.read_text()
         ranks = sorted(
             ranks_of(process, HVD_TRAIN), key=lambda one: int(one.environ()[RANK[launcher]])
         )
         assert len(ranks) == 2
+        pace(folder, last_pace_s)
         (process if victim is None else ranks[victim]).send_signal(number)
         code = process.wait(200)
         _, left = psutil.wait_procs(ranks, timeout=60)
@@ -117,21 +123,43 @@ def disturb(
     return code, log.read_text()
 
 
-def test_ctrl_c_commits_and_resume_is_bit_identical(tmp_path: Path, undisturbed: Weights) -> None:
-    """Ctrl-C ends all ranks after one commit and one line; the same command ends
-    bit-identical to one never stopped.
+STOPS = [("gloo", signal.SIGTERM), ("gloo", signal.SIGKILL), ("mpi", signal.SIGINT)]
+STOPS += [("mpi", signal.SIGTERM), ("mpi", signal.SIGKILL), ("launch", signal.SIGTERM)]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "number"),
+    [("gloo", signal.SIGINT), *(pytest.param(*stop, marks=slow) for stop in STOPS)],
+    ids=lambda value: str(value),
+)
+def test_a_signal_commits_and_resume_is_bit_identical(
+    launcher: str, number: signal.Signals, tmp_path: Path, undisturbed: Weights
+) -> None:
+    """A signal to the launcher, or its death, ends all ranks after one commit; the same
+    command ends bit-identical to one never stopped.
     """
-    code, output = disturb("gloo", tmp_path, signal.SIGINT, None)
-    assert code == 128 + signal.SIGINT, output
-    (stopped_at,) = re.findall(r"stopped by SIG\w+ at step (\d+), committed", output)
+    code, output = disturb(launcher, tmp_path, number)
+    assert code == (-number if number == signal.SIGKILL else 128 + number), output
+    (run,) = (tmp_path / "runs").iterdir()
+    last = json_lines(run / "metrics.jsonl")[-1]["message"]
+    (stopped_at,) = re.findall(r"stopped by SIG\w+ at step (\d+), committed", last)
     output = output_of(
-        launch_line("gloo", 2, HVD_TRAIN, "train", *DISTURBED), tmp_path, variables=OF_TESTS
+        launch_line(launcher, 2, HVD_TRAIN, "train", *DISTURBED), tmp_path, variables=OF_TESTS
     )
     assert f"step {stopped_at}" in output.splitlines()[0]
-    (run,) = (tmp_path / "runs").iterdir()
     logged = [line["step"] for line in json_lines(run / "metrics.jsonl") if line["kind"] == "step"]
     assert logged == list(range(10, STEPS + 1, 10)), "each logged step stands there once"
     assert equal(final_weights(tmp_path), undisturbed)
+
+
+@slow
+@pytest.mark.parametrize("launcher", ["gloo", "mpi"])
+def test_a_rank_that_does_not_end_is_killed_after_the_grace_time(
+    launcher: str, tmp_path: Path
+) -> None:
+    grace = {"HVD_TRAIN_GRACE_SECONDS": "1"}
+    code, output = disturb(launcher, tmp_path, signal.SIGINT, None, 1000, **grace)
+    assert code == 128 + signal.SIGINT, output
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ LAUNCHERS = {
         *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
         "-np",
     ],
+    "launch": ["hvd-train", "launch", "--with", "mpirun", "--np"],
 }
 AWKWARD = [
     "two words",

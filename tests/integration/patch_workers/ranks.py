@@ -378,42 +378,6 @@ def c12_addresses() -> None:
     hvd.allreduce(torch.ones(1), name="all have looked")
 
 
-def l1_job() -> None:
-    """Train until a SIGTERM; WHAT says what rank 1 does to itself.
-
-    Each rank writes `FOLDER/pid.RANK`, and a line to `FOLDER/term.RANK` for every SIGTERM. It
-    finishes in two seconds with exit code 143, or 0 if WHAT=finish. With WHAT=ignore it does not
-    end.
-    """
-    hvd.init()
-    folder = Path(os.environ["FOLDER"])
-    what = os.environ["WHAT"]
-    rank = hvd.rank()
-    stops: list[int] = []
-
-    def on_term(signum: int, frame: object) -> None:
-        stops.append(signum)
-        with (folder / f"term.{rank}").open("a") as file:
-            file.write(f"{signum}\n")
-
-    signal.signal(signal.SIGTERM, on_term)
-    for step in range(3):
-        hvd.allreduce(torch.ones(1), name=f"step {step}")
-    # Not earlier: a signal must not come while one rank is in an operation and the other is not.
-    (folder / f"pid.{rank}").write_text(str(os.getpid()))
-    if rank == 1 and what == "exit 7":
-        os._exit(7)
-    if rank == 1 and what == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    deadline = time.monotonic() + 200
-    while time.monotonic() < deadline and not (stops and what != "ignore"):
-        time.sleep(0.02)
-    if stops:
-        time.sleep(2)
-        (folder / f"committed.{rank}").write_text("yes")
-    os._exit(128 + signal.SIGTERM if stops and what != "finish" else 0)
-
-
 def l3_lines() -> None:
     """Print one line on each stream."""
     rank = os.environ.get("HOROVOD_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
