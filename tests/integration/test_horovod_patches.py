@@ -195,35 +195,8 @@ def test_c8_sums_are_right(ranks: int, env: dict[str, object], controller: str) 
     succeeds(*horovodrun(controller, "c8_sums", ranks), **env)
 
 
-def test_c9_a_sum_does_not_wait_for_the_clock(controller: str, tmp_path: Path) -> None:
-    """A cycle begins as soon as a tensor waits; an idle rank wakes up rarely.
-
-    Cycles by the clock would take at least 80 s in the first case. An idle second has 50 cycles
-    instead of 1,000.
-    """
-
-    def taken(what: str, **env: object) -> float:
-        # a file, because mpirun puts the rank into the middle of printed lines
-        took = tmp_path / "took"
-        succeeds(*horovodrun(controller, "c9_cycles"), TOOK=took, WHAT=what, **env)
-        return float(took.read_text())
-
-    assert taken("sums", HOROVOD_CYCLE_TIME=4000) < 20 * 3.9
-    assert taken("rests") < 500
-
-
 def test_c10_a_rank_that_waits_for_a_result_sleeps(controller: str) -> None:
     succeeds(*horovodrun(controller, "c10_waits"))
-
-
-def test_c14_each_rank_asks_the_store_once_for_the_addresses_of_all() -> None:
-    """It writes its own, asks for all others, and says that it has finished."""
-    codes, printed = run_world(4, "c14_meet")
-    assert codes == [0] * 4, printed
-    of_all = 3 * 4
-    of_process_set = 3 * 2
-    of_its_local_ranks = 3 * 2
-    assert f"ASKED {of_all + of_process_set + of_its_local_ranks}\n" in printed
 
 
 @pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "-")

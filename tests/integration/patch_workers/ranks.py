@@ -23,14 +23,13 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.runner.common.util.hosts import INVALID_SLOT_INFO, HostInfo, get_host_assignments
 from horovod.runner.elastic.rendezvous import create_rendezvous_handler
 from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
-from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
+from horovod.runner.http.http_server import RendezvousServer
 
 from hvd_train.world.horovod_world import HorovodWorld, _squares_at
 
 
 def world() -> None:
-    """Run local ranks over Gloo, and print `EXIT [codes by rank]` and the number of
-    different requests to the store.
+    """Run local ranks over Gloo, and print `EXIT [codes by rank]`.
 
     Unlike horovodrun, let ranks outlive a failed one.
     """
@@ -38,15 +37,7 @@ def world() -> None:
     worker = sys.argv[3]
     slots = get_host_assignments([HostInfo("localhost", size)], size)
     server = RendezvousServer(0)
-    asked = set()
-
-    class Handler(RendezvousHandler):
-        def parse_request(self) -> bool:
-            parsed: bool = super().parse_request()
-            asked.add((self.command, self.path))
-            return parsed
-
-    common = create_run_env_vars("127.0.0.1", ["lo"], server.start(Handler))
+    common = create_run_env_vars("127.0.0.1", ["lo"], server.start())
     server.init(slots)
     processes = []
     for slot in slots:
@@ -58,7 +49,7 @@ def world() -> None:
     deadline = time.monotonic() + 180
     try:
         codes = [process.wait(max(0.0, deadline - time.monotonic())) for process in processes]
-        print(f"EXIT {codes}\nASKED {len(asked)}", flush=True)
+        print(f"EXIT {codes}", flush=True)
     finally:
         for process in processes:
             process.kill()
@@ -289,35 +280,6 @@ def c8_lost_peer() -> None:
     os._exit(3)
 
 
-def sleeps() -> int:
-    """Return the largest number of voluntary context switches of any
-    thread of this process so far.
-    """
-    statuses = [path.read_text() for path in Path("/proc/self/task").glob("*/status")]
-    return max(int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0]) for status in statuses)
-
-
-def c9_cycles() -> None:
-    """Write to TOOK the seconds of 20 consecutive sums; WHAT=rests: sleeps of the busiest
-    thread in an idle second.
-    """
-    hvd.init()
-    hvd.allreduce(torch.ones(1), name="sum")
-    hvd.allreduce(torch.ones(1), name="sum")  # known by now, as in the steps of a training
-    start = time.monotonic()
-    before = sleeps()
-    rests = os.environ["WHAT"] == "rests"
-    if rests:
-        time.sleep(1)
-    for _ in range(0 if rests else 20):
-        hvd.allreduce(torch.ones(1), name="sum")
-    took = sleeps() - before if rests else time.monotonic() - start
-    if hvd.rank() == 0:
-        Path(os.environ["TOOK"]).write_text(str(took))
-    hvd.allreduce(torch.ones(1), name="sum")
-    hvd.shutdown()
-
-
 def c10_waits() -> None:
     """Rank 1 comes four seconds late; waiting for it takes rank 0 no processor time."""
     hvd.init()
@@ -391,17 +353,6 @@ def l7_many_lines() -> None:
         print(f"line {number:90}", flush=True)
         print(f"error {number:90}", file=sys.stderr, flush=True)
     Path(os.environ["DONE"]).write_text("done")
-
-
-def c14_meet() -> None:
-    """Sums over all ranks, and over a process set, are right."""
-    even = hvd.ProcessSet([0, 2])
-    hvd.init(process_sets=[even])
-    assert (hvd.size(), hvd.local_size(), hvd.cross_size()) == (4, 4, 1)
-    assert hvd.allreduce(torch.ones(1), name="of all", op=hvd.Sum).item() == 4
-    if even.included():
-        assert hvd.allreduce(torch.ones(1), name="of two", op=hvd.Sum, process_set=even).item() == 2
-    hvd.allreduce(torch.ones(1), name="end")  # the first rank that ends shuts Horovod down for all
 
 
 def s3_impostor() -> None:
