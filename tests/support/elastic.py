@@ -81,36 +81,24 @@ class UnheardSum:
 
 
 @dataclass(frozen=True)
-class KillMeeting:
-    """When the ranks of this world (from 1) exchange something for the `exchange`-th time
-    (from 1), this rank dies.
-    """
-
-    world: int
+class _InWorld:
+    world: int  # from 1
     rank: int
-    exchange: int = 1
+    turn: int = 1  # from 1
 
 
-@dataclass(frozen=True)
-class KillGather:
-    """When the ranks of this world (from 1) gather something for the `turn`-th time
-    (from 1), this rank dies.
-    """
-
-    world: int
-    rank: int
-    turn: int
+class KillMeeting(_InWorld):
+    """When the ranks of this world exchange something for this time, this rank dies."""
 
 
-@dataclass(frozen=True)
-class UnheardGather:
-    """What the ranks of this world gather for the `turn`-th time is there on all but
+class KillGather(_InWorld):
+    """When the ranks of this world gather something for this time, this rank dies."""
+
+
+class UnheardGather(_InWorld):
+    """What the ranks of this world gather this time is there on all but
     this rank: it gets a fault.
     """
-
-    world: int
-    rank: int
-    turn: int
 
 
 Event = Kill | Hosts | Tell | Unheard | UnheardSum | KillMeeting | KillGather | UnheardGather
@@ -218,19 +206,12 @@ class Job:
                     self.events.remove(event)
                     raise Killed(f"rank {rank} in step {step}")
 
-    def heard(self, event: Unheard | UnheardSum | UnheardGather) -> None:
-        """Note that a worker has the reduced values. Raises: RankLost: if it must miss them."""
+    def reached(self, event: Event, error: type[BaseException] = RankLost) -> None:
+        """Note that a worker is at the place of an event. Raises: error: if the job has it."""
         with self.changed:
             if event in self.events:
                 self.events.remove(event)
-                raise RankLost(str(event))
-
-    def exchanged(self, event: KillMeeting | KillGather) -> None:
-        """Note that a worker takes part in an exchange. Raises: Killed: if it must die."""
-        with self.changed:
-            if event in self.events:
-                self.events.remove(event)
-                raise Killed(str(event))
+                raise error(str(event))
 
 
 class ElasticThreadWorld(ThreadWorld):
@@ -296,7 +277,7 @@ class ElasticThreadWorld(ThreadWorld):
     def reduce(self) -> Gradients:
         self._job.begun(self.place.rank, self._step)
         gradients = super().reduce()
-        self._job.heard(Unheard(self._step, self.place.rank))
+        self._job.reached(Unheard(self._step, self.place.rank))
         with self._job.changed:
             self._job.steps = max(self._job.steps, self._step)
         self._step += 1
@@ -306,20 +287,20 @@ class ElasticThreadWorld(ThreadWorld):
     def sum(self, tensor: Tensor, name: str) -> Tensor:
         total = super().sum(tensor, name)
         self._sums[name] += 1
-        self._job.heard(UnheardSum(name, self.place.rank, self._sums[name]))
+        self._job.reached(UnheardSum(name, self.place.rank, self._sums[name]))
         return total
 
     def _exchange(self, name: str, value: Any) -> list[Any]:
         job = self._job
         place = (len(self._job.sizes), self.place.rank)
         self._exchanges += 1
-        job.exchanged(KillMeeting(*place, self._exchanges))
+        job.reached(KillMeeting(*place, self._exchanges), Killed)
         if name != "gather":
             return super()._exchange(name, value)
         turn = self._turns[name] + 1
-        job.exchanged(KillGather(*place, turn))
+        job.reached(KillGather(*place, turn), Killed)
         values = super()._exchange(name, value)
-        job.heard(UnheardGather(*place, turn))
+        job.reached(UnheardGather(*place, turn))
         return values
 
     def _join(self) -> None:
