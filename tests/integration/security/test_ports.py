@@ -1,14 +1,26 @@
-"""The ports of a job, attacked by another account of the machine."""
+"""The ports and secrets of a job, attacked by another account, on its hosts as well."""
 
+import json
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
-from tests.support.hosts import NO_HOSTS, OWN, SCRIPTS, Hosts
-from tests.support.launching import HVD_TRAIN, launch_line, started
-from tests.support.strangers import NEEDS_ROOT, Port, below, besieged, on, unharmed
+from tests.support.hosts import NO_HOSTS, ROOT, SCRIPTS, WAYS, Hosts
+from tests.support.launching import HVD_TRAIN, launch_line, started, wait_for
+from tests.support.strangers import (
+    NEEDS_ROOT,
+    Port,
+    below,
+    besieged,
+    on,
+    plant_key,
+    spellings,
+    spying,
+    unharmed,
+)
 
 pytestmark = [
     pytest.mark.integration,
@@ -16,23 +28,29 @@ pytestmark = [
     pytest.mark.skipif(bool(NEEDS_ROOT), reason=NEEDS_ROOT or "-"),
 ]
 
-TRAIN = ["--epochs", "3", "--output-dir", "run", "--ledger", "--device", "cpu", "--data", "digits"]
+TRAIN = ["digits", "--epochs", "3", "--ledger", "--device", "cpu", "--output-dir"]
+
+# Random, as another run of these tests may be on the same machine.
+SECRET = f"PLANTED-{uuid4().hex}".encode()
+KEY = uuid4().hex.encode()
+SECRETS = {**spellings("secret", SECRET), **spellings("key", KEY)}
+CONTROL = f"everyone-may-read-this-{uuid4().hex[:8]}"
 
 JOBS: dict[str, Sequence[str]] = {
-    "horovodrun --gloo": launch_line("gloo", 2, HVD_TRAIN, "train", "digits", *TRAIN),
-    "horovodrun --mpi": launch_line("mpi", 2, HVD_TRAIN, "train", "digits", *TRAIN),
-    "train_mpirun.sh": [str(SCRIPTS / "train_mpirun.sh"), "hostfile", "--", "digits", *TRAIN],
-    "train_elastic.sh": [str(SCRIPTS / "train_elastic.sh"), "-np", "2", "--", "digits", *TRAIN],
-    "hvd-train train": [HVD_TRAIN, "train", "digits", *TRAIN],
+    "horovodrun --gloo": launch_line("gloo", 2, HVD_TRAIN, "train", *TRAIN, "run"),
+    "horovodrun --mpi": launch_line("mpi", 2, HVD_TRAIN, "train", *TRAIN, "run"),
+    "train_mpirun.sh": [str(SCRIPTS / "train_mpirun.sh"), "hostfile", "--", *TRAIN, "run"],
+    "train_elastic.sh": [str(SCRIPTS / "train_elastic.sh"), "-np", "2", "--", *TRAIN, "run"],
+    "hvd-train train": [HVD_TRAIN, "train", *TRAIN, "run"],
 }
 
 
-def check(job: str, ports: set[Port], launcher: subprocess.Popen[bytes], folder: Path) -> None:
+def check(job: str, ports: set[Port], launcher: subprocess.Popen[bytes], run: Path) -> None:
     """Assert that the attacks had no effect, and that each store of the
     launcher reported them once.
     """
-    printed = (folder / "output.txt").read_text()
-    unharmed(job, ports, folder / "run", launcher.returncode, printed)
+    printed = (run.parent / "output.txt").read_text()
+    unharmed(job, ports, run, launcher.returncode, printed)
     stores = [port for port in ports if port.process == "launcher"]
     assert bool(stores) <= printed.count("refused a request") <= len(stores), printed
 
@@ -47,24 +65,52 @@ def test_a_job_survives_attacks_by_another_user(job: str, tmp_path: Path) -> Non
         besieged(below(launcher.pid), tmp_path / "owned") as ports,
     ):
         launcher.wait(280)
-    check(job, ports, launcher, tmp_path)
+    check(job, ports, launcher, tmp_path / "run")
+
+
+@pytest.fixture
+def _planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put secrets into the environment and make the key of the job known."""
+    for name in ("AWS_SECRET_ACCESS_KEY", "NAMED_SECRET"):
+        monkeypatch.setenv(name, SECRET.decode())
+    monkeypatch.setenv("NCCL_PLANTED", "two\nlines")
+    monkeypatch.setenv("HOROVOD_PLANTED", "it's")
+    monkeypatch.setenv("PYTHONPATH", f"{plant_key(tmp_path / 'site', KEY)}:{ROOT}")
+    for name in ("OMP_NUM_THREADS", "OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("HOME", str(tmp_path))  # Horovod caches facts about hosts there
 
 
 @pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "-")
-@pytest.mark.parametrize(
-    "way",
-    ["train_hostfile.sh hostfile", "train_mpirun.sh hostfile", "train_elastic.sh --hosts hostfile"],
-)
+@pytest.mark.usefixtures("_planted")
+@pytest.mark.parametrize("way", WAYS)
 def test_a_job_on_two_hosts_survives_attacks_from_both(
     way: str, hosts: Hosts, tmp_path: Path
 ) -> None:
+    """No process on either host shows a secret; the other host gets what training needs and
+    what --env names.
+    """
     tmp_path.chmod(0o777)
     (tmp_path / "hostfile").write_text("h1 slots=1\nh2 slots=1\n")
-    script, *options = way.split()
-    line = [*OWN, f"HOME={tmp_path}", str(SCRIPTS / script), *options, "--", "digits", *TRAIN]
+    script, *options = WAYS[way]
+    log = tmp_path / "output.txt"
+    line = [str(SCRIPTS / script), *options, "--env", "NAMED_SECRET", "--", *TRAIN, CONTROL]
     with (
+        spying({**SECRETS, "control": CONTROL.encode()}) as seen,
         besieged(on(hosts), tmp_path / "owned", hosts) as ports,
-        started(hosts.inside("h1", tmp_path, *line), tmp_path, tmp_path / "output.txt") as launcher,
+        started(hosts.inside("h1", tmp_path, *line), tmp_path, log) as launcher,
     ):
+        wait_for(
+            "workers", lambda: launcher.poll() is not None or all(map(hosts.workers, ("h1", "h2")))
+        )
+        assert launcher.poll() is None, log.read_text()
+        here, there = (hosts.workers(name)[0].environ() for name in ("h1", "h2"))
         launcher.wait(280)
-    check(f"{script}, two hosts", ports, launcher, tmp_path)
+    mpi = " --mpi" * ("--mpi" in options)
+    check(f"{script}{mpi}, two hosts", ports, launcher, tmp_path / CONTROL)
+    assert json.loads((tmp_path / CONTROL / "summary.json").read_text())["world_size"] == 2
+    assert "AWS_SECRET_ACCESS_KEY" not in there
+    assert here["AWS_SECRET_ACCESS_KEY"] == there["NAMED_SECRET"] == SECRET.decode()
+    assert (there["NCCL_PLANTED"], there["HOROVOD_PLANTED"]) == ("two\nlines", "it's")
+    assert len(seen.pop("control")) >= 3, "neither the launcher nor its ranks were seen"
+    assert not seen
