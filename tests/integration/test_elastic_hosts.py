@@ -67,7 +67,6 @@ def kill_ssh(job: Job) -> None:
 
 
 FAULTS: dict[str, Callable[[Job], None]] = {
-    "kill rank 0": lambda job: job.worker("h1").kill(),
     "kill ssh": kill_ssh,
     "power off": lambda job: job.hosts.power_off("h3"),
     "stop": lambda job: job.worker("h2").send_signal(signal.SIGSTOP),
@@ -189,10 +188,10 @@ def test_a_newcomer_is_given_a_state_that_takes_long(
     assert joined["seconds"] > 5  # 26 MB at 40 Mbit/s
 
 
-def test_a_driver_that_is_out_of_reach_and_then_dies(
+def test_a_driver_that_is_out_of_reach_for_a_while(
     hosts: Hosts, tmp_path: Path, expected: Weights
 ) -> None:
-    """A short network failure costs no worker and no step; a dead driver costs no step."""
+    """A short network failure costs no worker and no step."""
     on_demand.pace(tmp_path, 0.1)
     with job(hosts, tmp_path, listed=("h2", "h3"), training=RARE) as running:
         running.after(8)
@@ -203,10 +202,6 @@ def test_a_driver_that_is_out_of_reach_and_then_dies(
         running.after(running.steps + 10)
         assert [running.worker(name).pid for name in ("h2", "h3")] == before
         assert not running.changes
-        steps = running.steps
-        running.driver.kill()
-        wait_for("a commit", lambda: newest_commit(running.run) >= steps)
-    with job(hosts, tmp_path, listed=("h2", "h3"), training=RARE) as running:
         running.completes(expected)
     assert "BrokenPipe" not in running.output
 
