@@ -147,18 +147,8 @@ class Hosts:
         return f"{SUBNET}.{name[1:]}"
 
     def inside(self, name: str, folder: Path, *command: str) -> list[str]:
-        return [
-            "nsenter",
-            "-t",
-            str(self.init(name)),
-            "-n",
-            "-u",
-            "-m",
-            "-i",
-            "-p",
-            f"--wd={folder}",
-            *command,
-        ]
+        enter = f"nsenter -t {self.init(name)} -n -u -m -i -p".split()
+        return [*enter, f"--wd={folder}", *command]
 
     def processes(self, name: str) -> Iterator[tuple[psutil.Process, list[str]]]:
         here = os.readlink(f"/proc/{self.init(name)}/ns/pid")
@@ -204,30 +194,8 @@ class Hosts:
     def limit(self, name: str, megabit: float) -> None:
         """Limit what a host sends and receives to this many Mbit/s."""
         rate = f"root tbf rate {megabit}mbit burst 128kb latency 200ms".split()
-        _run(
-            "nsenter",
-            "-t",
-            str(self.init(name)),
-            "-n",
-            "tc",
-            "qdisc",
-            "replace",
-            "dev",
-            "eth0",
-            *rate,
-        )
-        _run(
-            "nsenter",
-            "-t",
-            str(self.switch),
-            "-n",
-            "tc",
-            "qdisc",
-            "replace",
-            "dev",
-            f"p{name[1:]}",
-            *rate,
-        )
+        _in_network(self.init(name), "tc", "qdisc", "replace", "dev", "eth0", *rate)
+        _in_network(self.switch, "tc", "qdisc", "replace", "dev", f"p{name[1:]}", *rate)
 
     def part(self, one: str, other: str, *, undo: bool = False) -> None:
         """Keep two hosts from reaching each other, as a firewall does; others reach both."""
@@ -261,10 +229,10 @@ class Hosts:
             self._ip(name, "link", "set", *command)
 
     def _ip(self, name: str, *command: str) -> None:
-        _run("nsenter", "-t", str(self.init(name)), "-n", "ip", *command)
+        _in_network(self.init(name), "ip", *command)
 
     def _on_switch(self, *command: str, check: bool = True) -> None:
-        _run("nsenter", "-t", str(self.switch), "-n", "ip", *command, check=check)
+        _in_network(self.switch, "ip", *command, check=check)
 
 
 @contextmanager
@@ -324,6 +292,10 @@ def hosts_fixture(
 
 def _program(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+
+
+def _in_network(process: int, *command: str, check: bool = True) -> None:
+    _run("nsenter", "-t", str(process), "-n", *command, check=check)
 
 
 def _run(*command: str, check: bool = True) -> None:
