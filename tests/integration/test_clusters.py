@@ -1,4 +1,4 @@
-"""Every way to start on several hosts over ssh, and errors if a host is not ready."""
+"""Errors if a host is not ready. test_documented.py starts on several hosts in every way."""
 
 import subprocess
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.hosts import ON_HOSTS, OWN, ROOT, SCRIPTS, WAYS, Hosts, hosts_fixture
-from tests.support.launching import PROGRAMS, commands, finished, output_of, wait_for
+from tests.support.launching import PROGRAMS, finished, wait_for
 
 pytestmark = ON_HOSTS
 
@@ -48,33 +48,3 @@ def test_a_host_without_the_package(hosts: Hosts, tmp_path: Path) -> None:
     finally:
         subprocess.run([*begin, "umount", str(PROGRAMS)], check=True)
     assert f"hvd-train: h3 has no {PROGRAMS}/hvd-train: set up the same environment there" in output
-
-
-# The commands for hosts, with the hosts and data of this test.
-TYPED_HERE = ("Is the cluster ready?", "Start", "A training for each value")
-DOCUMENTED = [
-    line.replace("node[01-04]:8", "h[1-2]:1").replace("/data/imagenet", "data")
-    for heading in TYPED_HERE
-    for line in commands("clusters.md")[heading]
-]
-
-
-@pytest.mark.parametrize("line", DOCUMENTED)
-def test_a_documented_command(line: str, hosts: Hosts, tmp_path: Path) -> None:
-    """Commands of docs/clusters.md run as printed."""
-    (tmp_path / "horovodrun_scripts").symlink_to(SCRIPTS)
-    (tmp_path / "hostfiles").mkdir()
-    for name in ("two_hosts", "elastic"):
-        (tmp_path / "hostfiles" / name).write_text("h1 slots=1\nh2 slots=1\n")
-    (tmp_path / "data").mkdir()
-    # By default mpirun refuses root, and more ranks than cores.
-    mpirun = [
-        "OMPI_ALLOW_RUN_AS_ROOT=1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
-        "OMPI_MCA_rmaps_base_oversubscribe=1",
-    ]
-    command = hosts.inside("h1", tmp_path, *OWN, *mpirun, "bash", "-c", line)
-    output = output_of(command, tmp_path, limit_s=600)
-    if "digits --epochs" in line or "--elastic" in line:
-        assert "done: top-1" in output
-        assert "2 ranks" in output

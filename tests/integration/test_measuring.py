@@ -1,6 +1,4 @@
-"""Run `bench` and `--profile` with real launchers, and the commands of
-docs/measuring.md as printed.
-"""
+"""A profile of every rank, with real launchers."""
 
 import gzip
 import json
@@ -8,20 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import jpegs
-from tests.support.launching import HVD_TRAIN, PROJECT, commands, launch_line, output_of
+from tests.support.launching import HVD_TRAIN, launch_line, output_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
-
-
-@pytest.mark.parametrize(
-    "line", [line for lines in commands("measuring.md").values() for line in lines]
-)
-def test_a_documented_command(line: str, tmp_path: Path) -> None:
-    """A command of docs/measuring.md runs as printed."""
-    jpegs.digits(tmp_path / "data", classes=range(2), most=40)
-    (tmp_path / "hostfiles").symlink_to(PROJECT / "hostfiles")
-    output_of(["bash", "-c", line.replace("DATA", "data")], tmp_path)
 
 
 @pytest.mark.parametrize("launcher", ["gloo", "mpi"])
