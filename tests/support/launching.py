@@ -198,10 +198,6 @@ def write_program(folder: Path, name: str, body: str) -> Path:
     return path
 
 
-def program(path: Path, text: str) -> Path:
-    return write_program(path.parent, path.name, text)
-
-
 def commands(page: str) -> dict[str, list[str]]:
     """Return for each heading of a page of docs/ (or ../README.md) the lines of its code
     blocks, without comments.

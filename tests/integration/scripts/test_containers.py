@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launching import AWKWARD, PROJECT, PYTHON, program, run
+from tests.support.launching import AWKWARD, PROJECT, PYTHON, run, write_program
 
 pytestmark = pytest.mark.integration
 
@@ -25,19 +25,21 @@ def containers(tmp_path: Path) -> tuple[dict[str, str], Callable[[], list[list[s
     log = tmp_path / "docker.log"
     # As ssh does: join the words, and let a shell split them.
     known = '[ "$1" != -G ] || { echo proxyjump elsewhere; exit; }; '
-    program(
-        folder / "ssh",
+    write_program(
+        folder,
+        "ssh",
         known + 'while [ "$1" != -- ]; do shift; done; shift; export ON=$1; shift; exec sh -c "$*"',
     )
     # One write per line: two containers may be removed at once, and print() may write the end of a
     # line separately.
     words = "[os.getenv('ON', 'here'), *sys.argv[1:]]"
     dump = f"import json, os, sys; os.write(1, (json.dumps({words}) + chr(10)).encode())"
-    program(
-        folder / "docker",
+    write_program(
+        folder,
+        "docker",
         f'[ "$1" != cp ] || cat > {tmp_path}/cp.tar; exec {PYTHON} -c "{dump}" "$@" >> {log}',
     )
-    program(folder / "nvidia-smi", "exit 9")
+    write_program(folder, "nvidia-smi", "exit 9")
 
     def calls() -> list[list[str]]:
         return [json.loads(line) for line in log.read_text().splitlines()]

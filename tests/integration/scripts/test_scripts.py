@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launching import AWKWARD, LOCALHOST, PROJECT, PYTHON, SCRIPTS, program, run
+from tests.support.launching import AWKWARD, LOCALHOST, PROJECT, PYTHON, SCRIPTS, run, write_program
 
 pytestmark = pytest.mark.integration
 
@@ -28,14 +28,15 @@ def test_own_environment_is_found_from_a_path_with_blanks(tmp_path: Path) -> Non
     assert (missing.returncode, missing.stdout) == (2, "")
     assert missing.stderr.startswith("there is no hvd-train: type make -C ")
     assert missing.stderr.count("\n") == 1
-    program(clone / ".venv" / "bin" / "hvd-train", 'for word in "$@"; do echo "<$word>"; done')
+    write_program(clone / ".venv/bin", "hvd-train", 'for word in "$@"; do echo "<$word>"; done')
     real = run(link, "--", "a b", cwd=tmp_path, PATH=str(system))
     assert (real.returncode, real.stdout, real.stderr) == (0, "<launch>\n<-->\n<a b>\n", "")
 
 
 def test_containers_need_no_package_here(tmp_path: Path) -> None:
     """The first host of train_docker.sh may have nothing but Python and Docker."""
-    bare = program(tmp_path / "bin" / "python3", f'exec {PYTHON} -S "$@"')  # without site-packages
+    # without site-packages
+    bare = write_program(tmp_path / "bin", "python3", f'exec {PYTHON} -S "$@"')
     path = f"{bare.parent}:/usr/bin:/bin"
     done = run("train_docker.sh", LOCALHOST, "--dry-run", "--", "digits", cwd=tmp_path, PATH=path)
     assert (done.returncode, done.stderr) == (0, "")
