@@ -1,14 +1,13 @@
 """train_elastic.sh on this machine: real trainings."""
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hvd_train.run_files.ledger import audit
-from tests.support.launching import SCRIPTS, json_lines, ranks_of, started, wait_for
+from tests.support.hosts import Training
+from tests.support.launching import HVD_TRAIN, SCRIPTS, ranks_of, started
 
 pytestmark = pytest.mark.integration
 
@@ -30,36 +29,24 @@ def test_a_killed_worker_is_replaced_and_no_sample_is_lost(workers: int, tmp_pat
         "4000",
     ]
     command += ["--batch-size", "2"] if workers > 2 else []
-    folder = tmp_path / "run"
-    log = tmp_path / "output.txt"
-    with started([*command, "--ledger", "--output-dir", "run"], tmp_path, log) as script:
-
-        def changes() -> list[dict[str, Any]]:
-            return [
-                line for line in json_lines(folder / "metrics.jsonl") if line.get("name") == "world"
-            ]
-
-        def wait(what: str, condition: Callable[[], object]) -> None:
-            wait_for(what, lambda: condition() or script.poll() is not None)
-            assert script.poll() is None, log.read_text()
-
-        def sizes() -> list[int]:
-            lines = json_lines(folder / "metrics.jsonl")
-            return [line["world_size"] for line in lines if line.get("name") in ("start", "world")]
-
+    command += ["--ledger", "--output-dir", "run"]
+    with started(command, tmp_path, tmp_path / "output.txt") as script:
+        running = Training(tmp_path, script)
         # On a slow machine the first world is smaller.
-        wait("all workers", lambda: sizes()[-1:] == [workers])
-        before = len(changes())
-        next(
-            one for one in ranks_of(script, "train") if one.cmdline()[1].endswith("hvd-train")
-        ).kill()
-        wait("the survivor to continue", lambda: changes()[before:])
-        wait("a newcomer to join", lambda: any(change["came"] for change in changes()[before:]))
+        running.wait_for(
+            "all workers", lambda: [w["world_size"] for w in running.worlds[-1:]] == [workers]
+        )
+        before = len(running.changes)
+        victim = next(one for one in ranks_of(script, "train") if HVD_TRAIN in one.cmdline()[:2])
+        victim.kill()
+        running.wait_for(
+            "a newcomer to join", lambda: any(c["came"] for c in running.changes[before:])
+        )
         script.send_signal(signal.SIGTERM)
-        assert script.wait(200) == 128 + signal.SIGTERM, log.read_text()
-    assert "committed; the same command resumes from there" in log.read_text()
-    report = audit(folder)
+        assert script.wait(200) == 128 + signal.SIGTERM, running.output
+    assert "committed; the same command resumes from there" in running.output
+    report = audit(running.run)
     assert report.faults == ()
     assert {workers - 1, workers} <= {*report.world_sizes}
-    assert changes()[before]["left"] and changes()[-1]["world_size"] == workers
-    assert all(change["steps_lost"] == 0 for change in changes())
+    assert running.changes[before]["left"] and running.changes[-1]["world_size"] == workers
+    assert all(change["steps_lost"] == 0 for change in running.changes)

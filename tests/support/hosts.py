@@ -357,10 +357,9 @@ def list_hosts(folder: Path, lines: Sequence[str]) -> None:
 
 
 @dataclass
-class Job:
-    """A running training that was started on a host, by default h1."""
+class Training:
+    """A running training; `folder` has its run and its output."""
 
-    hosts: Hosts
     folder: Path
     launcher: subprocess.Popen[bytes]
 
@@ -388,16 +387,28 @@ class Job:
         return [event for event in self.worlds if event["name"] == "world"]
 
     def after(self, steps: int) -> None:
-        self._wait_for(f"step {steps}", lambda: self.steps >= steps)
+        self.wait_for(f"step {steps}", lambda: self.steps >= steps)
 
     def reaches(self, size: int) -> None:
-        self._wait_for(
+        self.wait_for(
             f"{size} ranks", lambda: [event["world_size"] for event in self.changes][-1:] == [size]
         )
 
-    def _wait_for(self, what: str, condition: Callable[[], bool]) -> None:
+    def wait_for(self, what: str, condition: Callable[[], object]) -> None:
+        """Wait until `condition` holds while the training runs."""
         wait_for(what, lambda: condition() or self.launcher.poll() is not None, limit_s=200)
         assert self.launcher.poll() is None, self.output
+
+    @property
+    def output(self) -> str:
+        return "".join(path.read_text() for path in sorted(self.folder.glob("output*.txt")))
+
+
+@dataclass
+class Job(Training):
+    """A training that was started on a host, by default h1."""
+
+    hosts: Hosts
 
     def worker(self, host: str) -> psutil.Process:
         return self.hosts.workers(host)[0]
@@ -417,10 +428,6 @@ class Job:
         assert self.launcher.returncode == 0, self.output
         check(self, expected, epochs)
 
-    @property
-    def output(self) -> str:
-        return "".join(path.read_text() for path in sorted(self.folder.glob("output*.txt")))
-
 
 @contextmanager
 def job(
@@ -435,7 +442,7 @@ def job(
     list_hosts(folder, listed)
     line = command(hosts, folder, options, training or arguments(), **place)
     with started(line, folder, folder / "output.txt") as launcher:
-        yield Job(hosts, folder, launcher)
+        yield Job(folder, launcher, hosts)
 
 
 def command(
