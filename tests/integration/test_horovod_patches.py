@@ -1,5 +1,5 @@
-"""Horovod's patches to its core (but C6, which needs GPUs), L1 to L3, L5, L7, L8 and
-S3, shown by real processes.
+"""Horovod's patches to its core (but C6, which needs GPUs), L3, L5, L7, L8 and S3,
+shown by real processes. C9 and C14 are measured by benchmarks.growth; L1: test_training.py.
 
 HVD_TRAIN_TEST_PYTHON may name the Python of another build; with `--without-patches` these tests
 fail.
