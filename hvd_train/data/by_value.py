@@ -5,12 +5,15 @@ import io
 import os
 import pickle
 import re
+import warnings
 from collections import ChainMap
+from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar
 
 import cloudpickle
 import numpy as np
+import torch
 from torch import Tensor
 
 from hvd_train.data.random_numbers import seed_all
@@ -20,14 +23,33 @@ _LARGE = 2**20  # bytes: a smaller array is copied sooner than its file is found
 _MAPPING = re.compile(r"(\w+)-(\w+) r(.).(.) (\w+) \S+ \d+ +(/.*)")
 
 
+def _in_file(array: np.ndarray) -> tuple[Any, ...] | None:
+    """Return the place of a large array in a memory-mapped file, as `_array_in` takes it."""
+    if array.nbytes < _LARGE:
+        return None
+    first, end = np.lib.array_utils.byte_bounds(array)
+    part = _mapped(first, end)
+    start = array.__array_interface__["data"][0] - first
+    return part and (part, array.shape, array.dtype, start, array.strides)
+
+
 def _array(array: np.ndarray) -> Any:
-    """Reduce an array in a memory-mapped file to its place there, any other to its values."""
-    if array.nbytes >= _LARGE:
-        first, end = np.lib.array_utils.byte_bounds(array)
-        if part := _mapped(first, end):
-            start = array.__array_interface__["data"][0] - first
-            return _array_in, (part, array.shape, array.dtype, start, array.strides)
+    if place := _in_file(array):
+        return _array_in, place
     return array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+
+
+def _tensor(tensor: Tensor) -> Any:
+    with suppress(RuntimeError, TypeError):  # numpy has no such tensor
+        if place := _in_file(tensor.numpy()):
+            return _tensor_in, place
+    return ForkingPickler._extra_reducers[Tensor](tensor)  # type: ignore[attr-defined]
+
+
+def _tensor_in(*place: Any) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(_array_in(*place))
 
 
 def _mapped(first: int, end: int) -> tuple[Any, ...] | None:
@@ -61,7 +83,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
     """
 
     dispatch_table: ClassVar[Any] = ChainMap(
-        {np.ndarray: _array, np.memmap: _array},
+        {np.ndarray: _array, np.memmap: _array, Tensor: _tensor},
         cloudpickle.Pickler.dispatch_table,
         ForkingPickler._extra_reducers,  # type: ignore[attr-defined]
     )

@@ -151,7 +151,7 @@ def test_a_memory_mapped_file_is_not_sent_but_mapped() -> None:
         "whole": rows,
         "upside down": rows[10:][::-1],
         "columns": np.asarray(rows)[:, 3:250:2].T,
-        "tensor": torch.from_numpy(np.memmap("rows.bin", np.int32, "r+"))[5:],  # by torch
+        "tensor": torch.from_file("rows.bin", shared=True, size=2**20, dtype=torch.int32)[5:],
         "own": own,
     }
     sizes = {}
