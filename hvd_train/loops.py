@@ -359,8 +359,8 @@ class Loops:
             self.ranks.output.journal.event(
                 "note", f"each micro-batch of a step has its own changes of {names}; {kept}"
             )
-        for what, names_of in self.ranks.updater.changed.items():
-            self._tell_once(what, first_few([*names_of], 3))
+        for what, attributes in self.ranks.updater.changed.items():
+            self._tell_once(what, first_few([*attributes], 3))
         is_registered = any(hasattr(each, "step") for each in vars(self.own).values())
         if agreed is not None and self.ranks.state.has_scheduler and not is_registered:
             self._tell_once(NOT_REGISTERED)
