@@ -352,6 +352,8 @@ def check_map_style(title: str, part: Any) -> None:
         advice = (
             "give the data set itself, not a DataLoader: batches are made for any number of ranks"
         )
+    elif isinstance(part, tuple) and all(isinstance(each, Tensor) for each in part):
+        advice = "give torch.utils.data.TensorDataset(inputs, targets)"
     elif (
         not isinstance(part, IterableDataset)
         and hasattr(part, "__len__")

@@ -666,6 +666,7 @@ TWO_OPTIMIZERS = {"a": SGD(ITS_PARAMETERS), "b": SGD(ITS_PARAMETERS[:1])}
         ),
         (LINEAR, OWN, DataLoader(DATA), {}, "not a DataLoader"),
         (LINEAR, OWN, Stream(), {}, "map-style data set"),
+        (LINEAR, OWN, DATA.tensors, {}, r"\); give torch.utils.data.TensorDataset\("),
         (
             LINEAR,
             OWN,
