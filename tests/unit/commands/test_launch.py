@@ -10,7 +10,7 @@ import pytest
 
 from hvd_train import cli
 from hvd_train.launch import ssh, start
-from tests.support.launching import LOCALHOST, PYTHON, program
+from tests.support.launching import LOCALHOST, PYTHON, write_program
 
 MPIRUNS = {
     "4": "mpirun (Open MPI) 4.1.8",
@@ -42,8 +42,8 @@ def printed(
 ) -> Printed:
     folder = tmp_path / "an environment" / "bin"
     for name in ("horovodrun", "hvd-train", "python", "orted"):
-        program(folder / name, "exit 9")
-    program(folder / "python", f'exec {PYTHON} "$@"')
+        write_program(folder, name, "exit 9")
+    write_program(folder, "python", f'exec {PYTHON} "$@"')
     monkeypatch.setattr("sys.executable", str(folder / "python"))
     monkeypatch.setenv("PATH", str(folder), prepend=":")
     for name in ("CUDA_VISIBLE_DEVICES", "HVD_TRAIN_ENV"):
@@ -153,7 +153,7 @@ def test_each_mpirun_gets_its_own_flags(
     """Each mpirun gets hosts, slots, needed variables, no binding to cores, and
     an ssh that never prompts.
     """
-    program(printed.folder / "mpirun", f"printf '%s\\n' {shlex.quote(MPIRUNS[kind])}")
+    write_program(printed.folder, "mpirun", f"printf '%s\\n' {shlex.quote(MPIRUNS[kind])}")
     (printed.folder / "orted").unlink()
     for name, value in {"NCCL_DEBUG": "INFO", "MPIRUN_FLAGS": "--tag x"}.items():
         monkeypatch.setenv(name, value)
@@ -192,7 +192,7 @@ def test_elastic_jobs(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None
     assert "--host-discovery-script 'echo localhost:3'" in line
     assert "-np 3 " in line
     states = r"printf 'n1:8 alloc\nn2:8 alloc*\nn3:8 down\nn4:8 mix\nn1:8 alloc\nn5:8 failg\n'"
-    program(printed.folder / "sinfo", states)
+    write_program(printed.folder, "sinfo", states)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-5]")
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")
     words = shlex.split(printed("--elastic --with slurm -- digits"))
@@ -217,7 +217,7 @@ def test_new_host_keys_are_accepted_unless_the_user_has_configured_otherwise(
         if configured is None
         else f"echo user me; echo stricthostkeychecking {configured}; echo port 22"
     )
-    program(tmp_path / "ssh", f'[ "$*" = "-G -- {host}" ] || exit 9; {says}')
+    write_program(tmp_path, "ssh", f'[ "$*" = "-G -- {host}" ] || exit 9; {says}')
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     option = ["-o", "StrictHostKeyChecking=accept-new"] if accepts else []
     assert ssh.options(host) == ["-o", "BatchMode=yes", "-o", "ConnectTimeout=5", *option]

@@ -15,7 +15,7 @@ from hvd_train.elastic.driver import SSH_OPTIONS, DriverServer, found_hosts, han
 from hvd_train.elastic.roster import Worker
 from hvd_train.launch import client
 from hvd_train.launch.workers import WORKER
-from tests.support.launching import program
+from tests.support.launching import write_program
 
 
 def test_hosts_are_read_from_a_command() -> None:
@@ -45,8 +45,9 @@ def test_ssh_runs_the_worker_itself(
     """The process that sshd starts becomes the worker, so ssh ends with it; no
     variable is on a command line.
     """
-    program(
-        tmp_path / "ssh",
+    write_program(
+        tmp_path,
+        "ssh",
         f'[ "$1" = -G ] && exit; echo "$@" > {tmp_path}/line; for last; do :; done; eval "$last"',
     )
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
