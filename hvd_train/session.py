@@ -366,8 +366,8 @@ def parse_args(parser: ArgumentParser | None = None, **defaults: Any) -> tuple[N
     """Return the arguments of a script: its own, which `parser` knows, and the config
     of a run from all others.
 
-    `defaults` are settings of the run. A flag of `parser` with the name of a setting that acts in a
-    loop of one's own, such as `--epochs`, gives the setting its value, too. Seeds torch, numpy and
+    `defaults` are settings of the run. A number of `parser` with the name of a setting that acts in
+    a loop of one's own, such as `--epochs`, gives the setting its value, too. Seeds torch, numpy and
     `random` by `--seed`, for the initial weights and all that the script draws. A wrong argument
     ends the script with one line and exit code 2.
     """
@@ -382,7 +382,7 @@ def parse_args(parser: ArgumentParser | None = None, **defaults: Any) -> tuple[N
     shared = {
         name: value
         for name, value in vars(own).items()
-        if name in _EFFECTIVE and value not in (None, "") and value is not False
+        if name in _EFFECTIVE and type(value) in (int, float)
     }
     if shared and launcher.prints(os.environ):
         values = ", ".join(f"{name}={value!r}" for name, value in shared.items())
