@@ -21,6 +21,7 @@ from hvd_train.data.loader import Loader
 from hvd_train.data.trees import map_tensors
 from hvd_train.errors import RankLost, UsageError, first_few
 from hvd_train.history import HEAD, STEPS, TAIL, Place
+from hvd_train.launch import stacks
 from hvd_train.membership import Membership, Overtaken
 from hvd_train.network import buffers
 from hvd_train.progress.order import Indices
@@ -187,6 +188,7 @@ class Loops:
         # The last step before an end is answered from the record.
         while history.repeats_step(self.ranks.batches.epoch_size) or self._comes_to_step(epoch):
             step = self._step = Step(self, history.at)
+            stacks.begin(step.number)
             if self._modes.begin_step():
                 self.ranks.output.journal.event("note", IN_EVALUATION_MODE)
             try:
@@ -260,6 +262,7 @@ class Loops:
         while not history.is_recorded:
             with self._surviving():
                 self._begin_collective()
+                stacks.begin(state.progress.step, "the evaluation after step")
                 with ranks.clock.paused():
                     if facts is not None:
                         # at once, in an elastic job as well

@@ -345,6 +345,7 @@ class Membership:
             self._resize()
         self._note_members(reports, decision)
         self.output.open(claim, state)
+        self.output.write(run_folder.RANKS, [vars(member) for member in self.members])
         self._begin_world(folder)
         self.history.enter_world()
         if not self.has_joined:

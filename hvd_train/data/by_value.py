@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hvd_train.data.random_numbers import seed_all
+from hvd_train.launch import stacks
 
 _LARGE = 2**20  # bytes: a smaller array is copied sooner than its file is found
 # first and last address, access, private or shared, offset and path
@@ -105,6 +106,7 @@ class ByValue:
 
 
 def _received(content: bytes, seed: int) -> Any:
+    stacks.register()  # a loader process begins with this
     seed_all(seed)
     return pickle.loads(content)  # noqa: S301  # it comes from this process's parent
 

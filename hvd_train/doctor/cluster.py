@@ -40,13 +40,7 @@ def ask(name: str) -> tuple[Finding, list[Finding]]:
     """Run the doctor on a host, over ssh unless it is this one; return whether that
     worked, and its findings.
     """
-    path = os.environ.get("PYTHONPATH")  # horovodrun passes it to its ranks
-    doctor = [
-        *(["env", f"PYTHONPATH={path}"] if path else []),
-        program("hvd-train"),
-        "doctor",
-        "--json",
-    ]
+    doctor = ssh.with_our_path([program("hvd-train"), "doctor", "--json"])
     command = [
         "timeout",
         "--foreground",

@@ -2,6 +2,7 @@
 user's own configuration.
 """
 
+import os
 import shlex
 import shutil
 import socket
@@ -41,6 +42,14 @@ def command(host: str, words: Sequence[str], *more: str) -> list[str]:
         if is_here(host)
         else ["ssh", *options(host), *more, "--", host, shlex.join(words)]
     )
+
+
+def with_our_path(words: Sequence[str]) -> list[str]:
+    """Return a command of our programs that imports what this process does, as
+    horovodrun lets its ranks.
+    """
+    path = os.environ.get("PYTHONPATH")
+    return [*(["env", f"PYTHONPATH={path}"] if path else []), *words]
 
 
 def address_of(host: str) -> str | None:

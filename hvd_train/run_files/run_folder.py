@@ -21,6 +21,7 @@ CONFIG = "config.yaml"
 SUMMARY = "summary.json"
 METRICS = "metrics.jsonl"
 ENVIRONMENT = "environment.json"
+RANKS = "ranks.json"
 FROM_FILE = "from_file"  # the event that a run resumes from the checkpoint of another run
 DATA = "data.json"
 TAKEN = ("checkpoints", "profile", "tensorboard")  # other folders in a run folder

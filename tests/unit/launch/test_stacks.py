@@ -1,0 +1,55 @@
+"""Processes show their stacks to `stacks.look`, which disturbs no others."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from hvd_train.launch import stacks
+
+REGISTER = "from hvd_train.launch import stacks; stacks.register(); stacks.begin(5); "
+HANDLE = "import signal; signal.signal(signal.SIGUSR2, lambda *_: print('handled', flush=True)); "
+PROGRAMS = {
+    "registered": REGISTER,
+    "handles it": HANDLE + REGISTER,
+    "handles it later": REGISTER + HANDLE + "stacks.begin(5); ",
+    "ends by it": REGISTER + HANDLE + "signal.signal(signal.SIGUSR2, signal.SIG_DFL); ",
+    "another's": "",
+    "forked": REGISTER + "import os; os.fork(); ",
+}
+
+
+@contextmanager
+def waiting(program: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a program that then waits for its end in a function of its own."""
+    code = f"import sys\n{program}\ndef rest():\n    print('ready', flush=True)\n    sys.stdin.read()\nrest()"
+    command = [sys.executable, "-c", code]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:  # type: ignore[call-overload]
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        assert process.poll() is None
+        assert "handled" not in process.communicate()[0]
+        assert process.returncode == 0
+
+
+def test_only_processes_that_expect_it_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal neither ends a process nor reaches a handler of its program."""
+    monkeypatch.setattr(stacks, "_BETWEEN_S", 0.0)
+    with ExitStack() as stack:
+        numbers = {
+            name: stack.enter_context(waiting(program)).pid for name, program in PROGRAMS.items()
+        }
+        ranks = stacks.look(Path(), [*numbers.values(), 2**22 + 1])["ranks"]
+    found = {name: ranks.get(number) for name, number in numbers.items()}
+    assert found.pop("another's") is None
+    assert len(ranks) == len(found)
+    assert {own["step"] for own, *_ in found.values() if own} == {5}
+    assert [len(family) for family in found.values() if family] == [1] * len(found)
+    answered = [
+        name for name, family in found.items() if family and "in rest" in family[0]["stacks"]
+    ]
+    assert answered == ["registered", "forked"]
