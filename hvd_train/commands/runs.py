@@ -1,5 +1,5 @@
 """Commands about trainings that exist: `evaluate`, `predict`, `audit`,
-`export`, `watch` and `report`.
+`export`, `watch`, `why` and `report`.
 """
 
 from __future__ import annotations
@@ -8,15 +8,18 @@ import json
 import os
 import sys
 from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from hvd_train import plain_file
 from hvd_train.console import PROGRAM, printable, say, show
 from hvd_train.errors import UsageError, first_few
-from hvd_train.launch import launcher
+from hvd_train.launch import launcher, ssh, stacks
 from hvd_train.run_files import durable, run_folder
 from hvd_train.run_files.journal import labelled
 
@@ -144,6 +147,58 @@ def watch(options: Namespace) -> int:
 
     watch(options.run or _newest(), once=options.once or not sys.stdout.isatty(), interval_s=1.0)
     return 0
+
+
+def why(options: Namespace) -> int:
+    """Print which rank the others wait for, and where it is; return 0.
+
+    Raises UsageError if no rank of the run is alive.
+    """
+    from hvd_train.report.why import explain
+
+    run = options.run or _newest_here()
+    members = _members(run)
+    processes = defaultdict[str, list[int]](list)
+    for host, process in members:
+        processes[host].append(process)
+    with ThreadPoolExecutor(len(processes)) as threads:
+        ask = partial(stacks.ask, folder=run.absolute())
+        found = dict(zip(processes, threads.map(ask, processes, processes.values()), strict=True))
+    if not any(isinstance(of_host, str) or of_host["ranks"] for of_host in found.values()):
+        raise UsageError(f"{run}: none of its ranks is alive; it has ended, or not begun")
+    for line in explain(members, found):
+        show(printable(line))
+    return 0
+
+
+def _members(run: Path) -> list[tuple[str, int]]:
+    """Return the host and process of each rank of the last world of a run. Raises UsageError."""
+    try:
+        members = json.loads(plain_file.read_text(run / run_folder.RANKS))
+        return [(str(member["host"]), int(member["process"])) for member in members]
+    except OSError as error:
+        raise UsageError(
+            f"{run / run_folder.RANKS}: {error.strerror}; a run writes it when it begins to train"
+        ) from None
+    except (ValueError, TypeError, KeyError):
+        raise UsageError(f"{run / run_folder.RANKS} is not a file of hvd_train") from None
+
+
+def _newest_here() -> Path:
+    """Return the newest run in runs/ with a rank on this host. Raises UsageError."""
+    files = [
+        file for way in ("*", "*/*") for file in run_folder.RUNS.glob(f"{way}/{run_folder.RANKS}")
+    ]
+    for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True):
+        if any(
+            ssh.is_here(host) and stacks.place_of(process)
+            for host, process in _members(file.parent)
+        ):
+            say(f"the newest run that trains here: {file.parent}")
+            return file.parent
+    raise UsageError(
+        f"which run? none in {run_folder.RUNS}/ trains on this host: name a run folder"
+    )
 
 
 def report(options: Namespace) -> int:

@@ -304,6 +304,13 @@ def _add_runs(commands: Any) -> None:
     once = "print the state now and end; this is the default without a terminal"
     watch.add_argument("--once", action="store_true", help=once)
 
+    about = """Say why a running training does not go on: which rank is where.
+
+    It asks all hosts of the run, over ssh, and names the rank that the others wait for."""
+    why = _add(commands, "runs.why", about)
+    alive = "run folder; default: the newest run that trains on this host"
+    why.add_argument("run", nargs="?", type=Path, metavar="RUN", help=alive)
+
     about = """Write one HTML page about one run or many.
 
     It is complete in itself: what the runs reached, and how they differ."""

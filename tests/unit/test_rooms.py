@@ -126,6 +126,7 @@ def test_light_commands_do_not_import_torch() -> None:
         ["train", "--epochs", "x"],
         ["report", "no"],
         ["watch", "no"],
+        ["why", "no"],
         ["completion", "bash"],
     ]
     commands += [[name, "--help"] for name in ("train", "config", "sweep")]

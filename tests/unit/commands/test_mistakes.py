@@ -75,6 +75,8 @@ MISTAKES = [
     ("export gone", "gone: no such run folder, checkpoint or weights"),
     ("watch gone", "gone: no such run folder"),
     ("watch a b", "unexpected 'b': leave it out"),
+    ("why", "which run? none in runs/ trains on this host: name a run folder"),
+    ("why gone", "gone/ranks.json: No such file or directory"),
     ("audit --run gone", "unknown argument '--run'; known: --help, -h"),
     ("audit gone", "gone has no ledger.jsonl: train with --ledger to have one"),
     ("doctor --hosts nowhere", "cannot read the host file nowhere: No such file or directory"),

@@ -1,0 +1,149 @@
+"""`hvd-train why`: the answer follows from what the hosts found."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hvd_train
+from hvd_train import cli
+from hvd_train.report.why import explain
+
+PACKAGE = Path(hvd_train.__file__).parent
+TORCH = "/env/lib/python3/site-packages/torch/utils/data"
+REDUCES = [
+    ("/env/lib/python3/site-packages/horovod/torch/mpi_ops.py", 1285, "synchronize"),
+    (f"{PACKAGE}/world/horovod_world.py", 304, "_wait"),
+    (f"{PACKAGE}/loops.py", 442, "update"),
+    ("/home/me/mine.py", 36, "main"),
+]
+EVALUATES = [
+    *REDUCES[:2],
+    (f"{PACKAGE}/loops.py", 282, "evaluate"),
+    ("/home/me/mine.py", 39, "main"),
+]
+COMPUTES = [("/env/lib/python3/site-packages/torch/nn/module.py", 1787, "_call_impl")]
+COMPUTES += [("/home/me/mine.py", 24, "forward"), ("/home/me/mine.py", 37, "main")]
+LOADS = [
+    (f"{TORCH}/dataloader.py", 1293, "_try_get_data"),
+    (f"{PACKAGE}/data/loader.py", 487, "_read"),
+]
+READS = [("/home/me/mine.py", 31, "__getitem__"), (f"{PACKAGE}/data/loader.py", 259, "item")]
+IDLE = [(f"{TORCH}/_utils/worker.py", 335, "_worker_loop")]
+
+Frames = list[tuple[str, int, str]]
+
+
+def process(frames: Frames, state: str = "sleeping", what: str = "step") -> Any:
+    lines = [f'  File "{file}", line {line} in {name}' for file, line, name in frames]
+    stacks = "\n".join(["Current thread 0x00007f (most recent call first):", *lines, ""])
+    other = (
+        'Thread 0x00007e (most recent call first):\n  File "/home/me/side.py", line 2 in poll\n\n'
+    )
+    text = other + stacks if frames else ""
+    place = {"process": 7, "what": what, "step": 812, "before": 812}
+    return {**place, "state": state, "seconds": 41.2, "stacks": text}
+
+
+def answer(*ranks: Any) -> list[str]:
+    """Return the answer about ranks, each on a host of its own: its processes, or what the
+    host says.
+    """
+    found = {}
+    for number, processes in enumerate(ranks):
+        of_host = {"ranks": {"7": processes} if processes else {}, "host": "load 3.0 on 2 cores"}
+        found[f"h{number}"] = processes if isinstance(processes, str) else of_host
+    return explain([(host, 7) for host in found], found)
+
+
+WAITING = [process(REDUCES)]
+BEGAN = "; step 812 began 41 s ago; "
+
+
+@pytest.mark.parametrize(
+    ("odd", "is_what"),
+    [
+        ([process(COMPUTES)], "in /home/me/mine.py:24 (forward)" + BEGAN),
+        (
+            [process(LOADS), process(IDLE), process(READS)],
+            "waiting for its loader process, which is in /home/me/mine.py:31 (__getitem__)" + BEGAN,
+        ),
+        (
+            [process(LOADS), process([], "stopped")],
+            "waiting for its loader process, which is stopped; type there: kill -CONT 7" + BEGAN,
+        ),
+        (
+            [process(LOADS), process(IDLE)],
+            "waiting for its loader processes, which are idle" + BEGAN,
+        ),
+        ([process([], "stopped")], "stopped; type there: kill -CONT 7" + BEGAN),
+        ([process([], "disk-sleep")], "waiting for a disk or a network file system" + BEGAN),
+        ([process(COMPUTES, "disk-sleep")], "in /home/me/mine.py:24 (forward)" + BEGAN),
+        ([process([], "running")], "running, and does not say where" + BEGAN),
+        ([], "gone: its process has ended; "),
+        ("no answer within 10 s", "out of reach: h2 gives no answer (no answer within 10 s); "),
+    ],
+)
+def test_the_rank_that_others_wait_for_is_named_first(odd: Any, is_what: str) -> None:
+    lines = answer(WAITING, WAITING, odd, WAITING)
+    assert lines[0] == f"rank 2 on h2 is {is_what}ranks 0, 1, 3 wait for it"
+    group = "ranks 0, 1, 3: waiting for other ranks in /home/me/mine.py:36 (main)"
+    assert lines[2] == f"{group}; step 812 began 41 s ago"
+
+
+def test_stacks_of_the_odd_rank_and_its_host_follow() -> None:
+    """The main thread comes first, and lines of the user's code are marked."""
+    text = "\n".join(answer(WAITING, [process(COMPUTES), process(IDLE)]))
+    stack = f"""
+rank 1 on h1, process 7 (sleeping):
+  main thread:
+    {COMPUTES[0][0]}:1787 (_call_impl)
+  > /home/me/mine.py:24 (forward)
+  > /home/me/mine.py:37 (main)
+  another thread:
+  > /home/me/side.py:2 (poll)
+
+h1: load 3.0 on 2 cores"""
+    assert text.endswith(stack)
+
+
+def test_another_operation_on_one_rank_is_named_with_both_places() -> None:
+    evaluating = process(EVALUATES, what="the evaluation after step")
+    first = answer([evaluating], WAITING, WAITING)[0]
+    assert first.startswith("all ranks must do the same, but these differ: ")
+    assert "rank 0 on h0 waiting for other ranks in /home/me/mine.py:39 (main) (the eval" in first
+    assert "ranks 1, 2 waiting for other ranks in /home/me/mine.py:36 (main) (step 812)" in first
+
+
+def test_a_job_in_which_all_wait_at_one_place_may_lack_its_network() -> None:
+    lines = answer(WAITING, WAITING)
+    assert lines[0].startswith(
+        "all ranks are waiting for other ranks in /home/me/mine.py:36 (main)"
+    )
+    assert "network" in lines[0]
+
+
+def test_a_job_that_goes_on_is_said_to_train() -> None:
+    earlier = [[{**own, "before": 790}] for own in (process(REDUCES), process(COMPUTES))]
+    assert answer(*earlier) == ["the job trains: step 790 -> 812"]
+    assert "no rank waits for another" in answer([process(COMPUTES)])[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('[{"host": "localhost", "process": 1}]', "none of its ranks is alive"),
+        ('{"host": 1}', "is not a file of hvd_train"),
+        (None, "No such file"),
+    ],
+)
+def test_a_run_without_living_ranks_is_one_line(
+    text: str | None, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("run").mkdir()
+    if text is not None:
+        Path("run/ranks.json").write_text(text)
+    assert cli.run(["why", "run"]) == 2
+    errors = capsys.readouterr().err
+    assert says in errors
+    assert errors.count("\n") == 1
