@@ -25,7 +25,8 @@ PROGRAMS = {
 @contextmanager
 def waiting(program: str) -> Iterator[subprocess.Popen[str]]:
     """Run a program that then waits for its end in a function of its own."""
-    code = f"import sys\n{program}\ndef rest():\n    print('ready', flush=True)\n    sys.stdin.read()\nrest()"
+    rest = "def rest():\n    print('ready', flush=True)\n    sys.stdin.read()\n"
+    code = f"import sys\n{program}\n{rest}rest()"
     command = [sys.executable, "-c", code]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as process:  # type: ignore[call-overload]
