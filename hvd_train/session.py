@@ -367,9 +367,9 @@ def parse_args(parser: ArgumentParser | None = None, **defaults: Any) -> tuple[N
     of a run from all others.
 
     `defaults` are settings of the run. A number of `parser` with the name of a setting that acts in
-    a loop of one's own, such as `--epochs`, gives the setting its value, too. Seeds torch, numpy and
-    `random` by `--seed`, for the initial weights and all that the script draws. A wrong argument
-    ends the script with one line and exit code 2.
+    a loop of one's own, such as `--epochs`, gives the setting its value, too. Seeds torch, numpy
+    and `random` by `--seed`, for the initial weights and all that the script draws. A wrong
+    argument ends the script with one line and exit code 2.
     """
     own, rest = Namespace(), sys.argv[1:]
     if parser is not None:

@@ -173,6 +173,8 @@ def why(options: Namespace) -> int:
 
 def _members(run: Path) -> list[tuple[str, int]]:
     """Return the host and process of each rank of the last world of a run. Raises UsageError."""
+    if not run.is_dir():
+        raise UsageError(f"{run}: no such run folder")
     try:
         members = json.loads(plain_file.read_text(run / run_folder.RANKS))
         return [(str(member["host"]), int(member["process"])) for member in members]

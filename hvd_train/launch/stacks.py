@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvd_train.launch import ssh
-from hvd_train.launch.launcher import program
+from hvd_train.launch.start import program
 
 if TYPE_CHECKING:
     import psutil

@@ -76,7 +76,7 @@ MISTAKES = [
     ("watch gone", "gone: no such run folder"),
     ("watch a b", "unexpected 'b': leave it out"),
     ("why", "which run? none in runs/ trains on this host: name a run folder"),
-    ("why gone", "gone/ranks.json: No such file or directory"),
+    ("why gone", "gone: no such run folder"),
     ("audit --run gone", "unknown argument '--run'; known: --help, -h"),
     ("audit gone", "gone has no ledger.jsonl: train with --ledger to have one"),
     ("doctor --hosts nowhere", "cannot read the host file nowhere: No such file or directory"),
