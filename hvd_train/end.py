@@ -19,7 +19,6 @@ from hvd_train.result import Result, ending, summary
 from hvd_train.state import Answer, TrainState, to_host
 from hvd_train.tasks.task import Scores, targets_of
 from hvd_train.updater import Attempt, advice_for
-from hvd_train.validate import evaluate
 from hvd_train.world.world import result_of_rank_0
 
 MOST_SKIPPED_STEPS = 10
@@ -141,15 +140,7 @@ def _test(ranks: Membership) -> Scores | None:
     if best is not None:
         weights.load(best, model)
     try:
-        return evaluate(
-            ranks.config,
-            parts.device,
-            parts.task,
-            parts.evaluation,
-            model,
-            parts.test_loader,
-            ranks.world,
-        )
+        return ranks.evaluate(parts.task, parts.evaluation, parts.test_loader)
     finally:
         weights.load(last, model)
 

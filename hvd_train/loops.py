@@ -31,12 +31,15 @@ from hvd_train.run_files.journal import TAKEN
 from hvd_train.state import Answer, Evaluation, TrainState, set_values
 from hvd_train.tasks.task import LOSS, Goal, Measure, Measures, Measuring, Scores, Task
 from hvd_train.updater import Attempt, Votes, key_of
-from hvd_train.validate import evaluate
 from hvd_train.world.world import World
 
 IN_EVALUATION_MODE = (
     "the model was in evaluation mode when a step began: it is set to training mode at the begin "
     "of each step; a layer that should stay in evaluation mode needs eval() of its own"
+)
+DIFFERING_BUFFERS = (
+    "each micro-batch of a step has its own changes of {}; only those of its first one are kept: "
+    "see Buffers in docs/loops.md"
 )
 NOT_REGISTERED = (
     "a scheduler drives the optimizer and is not registered, so the learning rate would be wrong "
@@ -82,8 +85,7 @@ class Loops:
         self._evaluations = set[tuple[object, ...]]()  # since the last point: place and name
         self._step: Step | None = None  # which the program is in
         self._closed = False
-        self._differing_buffers = set[str]()  # of which the user has been told
-        self._told = set[str]()  # other notes
+        self._told = dict[str, set[str]]()  # notes that the user has got, with their names
 
     def __enter__(self) -> Self:
         return self
@@ -267,11 +269,7 @@ class Loops:
                     if facts is not None:
                         # at once, in an elastic job as well
                         World.compare(ranks.world, facts, "an evaluation")
-                    model = state.result
-                    device = ranks.parts.device
-                    scores = evaluate(
-                        ranks.config, device, task, measuring, model, loader, ranks.world
-                    )
+                    scores = ranks.evaluate(task, measuring, loader)
                 # the line of a whole epoch has the others
                 shown = not (of_epoch and history.at.part == TAIL)
                 ranks.output.journal.evaluation(name, scores, state.progress.step, shown=shown)
@@ -355,25 +353,21 @@ class Loops:
         """Note what an update or evaluation has given."""
         self._history.record(answer, agreed, is_whole=is_whole)
         self._attempt = None
-        if found := self.ranks.updater.buffers.differing - self._differing_buffers:
-            self._differing_buffers |= found
-            names = first_few(sorted(found), 3)
-            kept = "only those of its first one are kept: see Buffers in docs/loops.md"
-            self.ranks.output.journal.event(
-                "note", f"each micro-batch of a step has its own changes of {names}; {kept}"
-            )
-        for what, attributes in self.ranks.updater.changed.items():
-            self._tell_once(what, first_few([*attributes], 3))
-        is_registered = any(hasattr(each, "step") for each in vars(self.own).values())
-        if agreed is not None and self.ranks.state.has_scheduler and not is_registered:
-            self._tell_once(NOT_REGISTERED)
+        updater = self.ranks.updater
+        self._tell(DIFFERING_BUFFERS, sorted(updater.buffers.differing))
+        for note, attributes in updater.changed.items():
+            self._tell(note, [*attributes])
+        if self._is_users and agreed is not None and NOT_REGISTERED not in self._told:
+            is_registered = any(hasattr(each, "step") for each in vars(self.own).values())
+            if self.ranks.state.has_scheduler and not is_registered:
+                self._tell(NOT_REGISTERED, [""])
         self.writes.note()
 
-    def _tell_once(self, note: str, names: str = "") -> None:
-        """Tell the user a note, with these names in its place for them."""
-        if note not in self._told:
-            self._told.add(note)
-            self.ranks.output.journal.event("note", note.format(names))
+    def _tell(self, note: str, names: Sequence[str]) -> None:
+        """Tell the user a note with the names that it has not been told with."""
+        if new := [name for name in names if name not in self._told.get(note, ())]:
+            self._told.setdefault(note, set()).update(new)
+            self.ranks.output.journal.event("note", note.format(first_few(new, 3)))
 
     def _arrive(self) -> None:
         if self.ranks.arrive():

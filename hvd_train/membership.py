@@ -17,6 +17,7 @@ from hvd_train import replicas
 from hvd_train.batches import Batches
 from hvd_train.config import Config
 from hvd_train.data import identity
+from hvd_train.data.loader import Loader
 from hvd_train.errors import (
     FaultRepeats,
     RankLost,
@@ -39,7 +40,9 @@ from hvd_train.run_files import run_folder
 from hvd_train.run_files.environment import environment
 from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.state import Snapshot, TrainState
+from hvd_train.tasks.task import Measuring, Scores, Task
 from hvd_train.updater import Updater
+from hvd_train.validate import evaluate
 from hvd_train.world.world import World, together
 
 START_OF_PROGRAM = Place().label(-1)
@@ -502,6 +505,11 @@ class Membership:
         if self._compares:
             replicas.compare_programs(self.state, own, self.world)
             self._compares = False
+
+    def evaluate(self, task: Task, measuring: Measuring, loader: Loader) -> Scores:
+        """Return the scores of the weights that count over a set. Raises RankLost."""
+        model = self.state.result
+        return evaluate(self.config, self.parts.device, task, measuring, model, loader, self.world)
 
     def close(self) -> None:
         """Finish what is being written, end the loader processes, and leave the model to others."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import signal
@@ -16,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hvd_train import checkpoint, plain_file
+from hvd_train import checkpoint
 from hvd_train.batches import REVERSED
 from hvd_train.console import reasons, say
 from hvd_train.data.trees import parts_of
 from hvd_train.elastic.roster import FIRST_NUMBER
 from hvd_train.errors import UsageError
 from hvd_train.launch import workers
-from hvd_train.run_files import ledger, run_folder
+from hvd_train.run_files import history, ledger, run_folder
 from hvd_train.state import TENSORS
 
 Act = Callable[[subprocess.Popen[bytes]], None]
@@ -108,9 +107,8 @@ class Run:
 
     def records(self, training: str) -> list[dict[str, Any]]:
         """Return the records of a training so far."""
-        path = self.folder / training / run_folder.METRICS
-        whole = plain_file.read_text(path).rpartition("\n")[0] if path.exists() else ""
-        return [json.loads(line) for line in whole.splitlines()]
+        found = history.lines(self.folder / training / run_folder.METRICS)
+        return [record for _, record in found]
 
     def steps(self, training: str) -> dict[int, dict[str, Any]]:
         """Return the records of the steps of a training so far, without what may differ."""

@@ -109,7 +109,8 @@ def test_a_first_step_that_depends_on_the_order_is_no_rounding() -> None:
 def test_newcomers_of_a_run_are_counted() -> None:
     Path("run").mkdir()
     Path("run/config.yaml").touch()
-    events = [{"kind": "event", "name": "world", "came": came} for came in ([], ["h (process 1)"])]
+    world = {"kind": "event", "name": "world", "time": 0}
+    events = [{**world, "came": came} for came in ([], ["h (process 1)"])]
     Path("run/metrics.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
     assert Run(Path("run"), []).newcomers == 1
 
