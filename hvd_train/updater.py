@@ -325,8 +325,10 @@ class Attempt:
                     [scaler.scale(sum_of(measures[term.name])) for term in measuring.terms]
                 )
             else:
-                # The ranks' gradients are added.
-                torch.autograd.backward(scaler.scale(sum_of(measures[LOSS])), self._share(0))
+                # The ranks' gradients are added. As `grad_tensors` the share would make
+                # torch import sympy.
+                loss = scaler.scale(sum_of(measures[LOSS])) * self._share(0)
+                torch.autograd.backward(loss)
         except RankLost as error:
             self.lost = error
         self.lost = self.lost or updater.sums_of_layers.lost

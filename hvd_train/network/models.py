@@ -63,8 +63,8 @@ def check_name(name: str) -> None:
             raise unknown_name("model of timm", name_in_timm, known)
     elif plugin.is_reference(name):
         plugin.load("model", name)
-    elif name not in (known := [*torchvision_names(), DIGITS_CONVNET]):
-        raise unknown_name("model", name, known)
+    elif name != DIGITS_CONVNET and name not in (known := torchvision_names()):
+        raise unknown_name("model", name, [*known, DIGITS_CONVNET])
 
 
 def torchvision_names() -> list[str]:
