@@ -154,7 +154,7 @@ def why(options: Namespace) -> int:
 
     Raises UsageError if no rank of the run is alive.
     """
-    from hvd_train.report.why import explain
+    from hvd_train.launch.why import explain
 
     run = options.run or _newest_here()
     members = _members(run)

@@ -7,7 +7,7 @@ import pytest
 
 import hvd_train
 from hvd_train import cli
-from hvd_train.report.why import explain
+from hvd_train.launch.why import explain
 
 PACKAGE = Path(hvd_train.__file__).parent
 TORCH = "/env/lib/python3/site-packages/torch/utils/data"
