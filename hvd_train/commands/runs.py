@@ -8,12 +8,9 @@ import json
 import os
 import sys
 from argparse import Namespace
-from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 
 from hvd_train import plain_file
@@ -158,12 +155,7 @@ def why(options: Namespace) -> int:
 
     run = options.run or _newest_here()
     members = _members(run)
-    processes = defaultdict[str, list[int]](list)
-    for host, process in members:
-        processes[host].append(process)
-    with ThreadPoolExecutor(len(processes)) as threads:
-        ask = partial(stacks.ask, folder=run.absolute())
-        found = dict(zip(processes, threads.map(ask, processes, processes.values()), strict=True))
+    found = stacks.ask_all(members, run.absolute())
     if not any(isinstance(of_host, str) or of_host["ranks"] for of_host in found.values()):
         raise UsageError(f"{run}: none of its ranks is alive; it has ended, or not begun")
     for line in explain(members, found):

@@ -25,7 +25,7 @@ PROGRAMS = {
 @contextmanager
 def waiting(program: str) -> Iterator[subprocess.Popen[str]]:
     """Run a program that then waits for its end in a function of its own."""
-    rest = "def rest():\n    print('ready', flush=True)\n    sys.stdin.read()\n"
+    rest = "def rest():\n    print('ready\\n', end='', flush=True)\n    sys.stdin.read()\n"
     code = f"import sys\n{program}\n{rest}rest()"
     command = [sys.executable, "-c", code]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
