@@ -323,6 +323,7 @@ class Membership:
         if self._received is not None:
             state.load(self._received, behind=True)
         reports = world.gather(self._report())
+        world.watch([(report.member.host, report.member.process) for report in reports])
         decision = decide(reports, len(world.program.begun))
 
         # Rank 0 claims the run folder and, if no rank has a state, loads the last commit.

@@ -40,7 +40,6 @@ DEFAULTS = {
     "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": "5",
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "60",  # for a rank that does not take part in an operation
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "180",
-    "HOROVOD_LOG_LEVEL": "fatal",  # we report lost connections ourselves
     "PYTHONUNBUFFERED": "1",
 }
 # No prompt for a password. Before a worker's first heartbeat, ssh ends a minute after its host is

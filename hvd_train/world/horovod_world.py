@@ -5,6 +5,7 @@ No other module of a worker calls its operations; `launch.client` signs requests
 
 import ctypes
 import os
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ from typing_extensions import override
 
 from hvd_train.errors import RankLost, UsageError, first_line
 from hvd_train.launch import client, interfaces, roll_call, slurm
+from hvd_train.launch.notice import Notice
+from hvd_train.launch.stacks import waiting
 from hvd_train.world.buckets import Reducer, memory_of_ranks
 from hvd_train.world.wire import arrived, outgoing, packed, pieces, unpacked
 from hvd_train.world.world import Gradients, PendingSum, Place, World, of_one_operation
@@ -50,14 +53,17 @@ class HorovodWorld(World):
         # Fusion depends on timing, and the order of additions on the place in the fused buffer:
         # runs would differ.
         os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
-        # After a minute Horovod names a live rank that does not take part; this ends the job.
+        # After a minute `Notice` names a live rank that does not take part; this ends the job.
         os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "600")
+        # Horovod would only name tensors, and lost connections that we report ourselves.
+        os.environ.setdefault("HOROVOD_LOG_LEVEL", "fatal")
         # NCCL connects the ranks when a communicator forms, where a peer that dies is noticed, not
         # in the first sum.
         os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
         self._reducer: Reducer | None = None  # if ranks may be several
         self._placed: list[Tensor] = []
         self._begun: list[int] = []  # the sums of this step
+        self._notice = Notice()
         if slurm.alone(os.environ):
             _begin_rendezvous_of_srun()
         self._connect()
@@ -72,6 +78,12 @@ class HorovodWorld(World):
         except UsageError:
             stop()
             raise
+        self.watch(self.gather((socket.gethostname(), os.getpid())))
+
+    @override
+    def watch(self, members: Sequence[tuple[str, int]]) -> None:
+        is_first = self.place.rank == 0 and self.place.size > 1
+        self._notice.watch(members if is_first else [])
 
     @override
     def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
@@ -106,7 +118,7 @@ class HorovodWorld(World):
     def broadcast(self, value: T, root: int) -> T:
         is_root = self.place.rank == root
         payload = packed(value) if is_root else torch.empty(0, dtype=torch.uint8)
-        with as_rank_lost():
+        with as_rank_lost(), waiting:
             size = hvd.broadcast(
                 torch.tensor([payload.numel()]), root, name="hvd_train.broadcast.size"
             )
@@ -138,7 +150,7 @@ class HorovodWorld(World):
     @override
     def gather(self, value: T, what: str = "another operation") -> list[T]:
         payload = packed((what, value))
-        with as_rank_lost():
+        with as_rank_lost(), waiting:
             sizes: list[int] = hvd.allgather(
                 torch.tensor([payload.numel()]), name="hvd_train.gather.size"
             ).tolist()
@@ -210,11 +222,12 @@ class HorovodWorld(World):
 
     @override
     def reduce(self) -> Gradients:
-        with self._by_first_cause():
+        with self._by_first_cause(), waiting:
             return super().reduce() if self._reducer is None else self._reducer.reduce()
 
     @override
     def close(self) -> None:
+        self._notice.watch([])
         stop()
 
 
@@ -241,10 +254,8 @@ def as_rank_lost() -> Iterator[None]:
     except HorovodInternalError as error:
         why = first_line(error)
         if "shut down" in why:  # two sentences that send the user to a log
-            why = (
-                "Horovod was shut down; if ranks waited for different operations, "
-                "lines above name them"
-            )
+            limit = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
+            why = f"another rank has ended, or not come within {limit}: see the lines above"
         raise RankLost(why) from error
 
 
@@ -300,7 +311,7 @@ def _squares_at(tensor: Tensor) -> float | None:
 
 
 def _wait(handle: int) -> Tensor:
-    with as_rank_lost():
+    with as_rank_lost(), waiting:
         result: Tensor = hvd.synchronize(handle)
     return result
 

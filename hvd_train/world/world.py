@@ -163,6 +163,9 @@ class World:
         if difference := roll_call.disagreement(self.gather({"who": who, **facts}, what)):
             raise UsageError(difference)
 
+    def watch(self, members: Sequence[tuple[str, int]]) -> None:
+        """Let rank 0 say why ranks hang, if they do; `members` are host and process of each."""
+
     def meet(self, sync: Callable[[], None] = lambda: None, after: RankLost | None = None) -> None:
         """Meet the other ranks, and call `sync`, which synchronizes them.
 

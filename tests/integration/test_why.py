@@ -94,7 +94,10 @@ main()
     ],
 )
 def test_what_holds_a_rank_is_named(how: str, words: str, tmp_path: Path) -> None:
-    """The places are those of both ranks, if they do different things."""
+    """`why` names it, and so does the job by itself, once; Horovod does not name tensors besides.
+
+    The places are those of both ranks, if they do different things.
+    """
     (tmp_path / "mine.py").write_text(PROGRAM)
     os.mkfifo(tmp_path / "fifo")
     command = launch_line("gloo", 2, sys.executable, "mine.py", how)
@@ -106,7 +109,8 @@ def test_what_holds_a_rank_is_named(how: str, words: str, tmp_path: Path) -> Non
         said[0] = output_of([HVD_TRAIN, "why", "run"], tmp_path).partition("\n")[0]
         return said[0]
 
-    with started(command, tmp_path, tmp_path / "job.txt"):
+    job = tmp_path / "job.txt"
+    with started(command, tmp_path, job, {"HOROVOD_STALL_CHECK_TIME_SECONDS": "2"}):
         wait_for("steps", (tmp_path / "run/ranks.json").exists)
         if how == "stop":
             wait_for("a job that trains", lambda: why().startswith("the job trains: step "))
@@ -118,6 +122,11 @@ def test_what_holds_a_rank_is_named(how: str, words: str, tmp_path: Path) -> Non
         expected = words.format(**places)
         with suppress(AssertionError):
             wait_for("the answer", lambda: expected in why(), limit_s=60)
+        by_itself = re.compile(rf"hvd-train: .*{re.escape(expected)}")
+        wait_for("the notice", lambda: by_itself.search(job.read_text()))
+    printed = job.read_text()
+    assert len(by_itself.findall(printed)) == 1
+    assert "One or more tensors" not in printed
     assert expected in said[0]
     if how == "skip":
         assert f"in {places['train']} (main) (step " in said[0]

@@ -21,6 +21,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
     places: Starts = []
     for name in (
         "HOROVOD_DISABLE_GROUP_FUSION",
+        "HOROVOD_LOG_LEVEL",
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         "NCCL_RUNTIME_CONNECT",
     ):

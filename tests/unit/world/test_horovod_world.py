@@ -22,6 +22,7 @@ class FourRanks(HorovodWorld):
 def world(monkeypatch: pytest.MonkeyPatch) -> FourRanks:
     for name in (
         "HOROVOD_DISABLE_GROUP_FUSION",
+        "HOROVOD_LOG_LEVEL",
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         "NCCL_RUNTIME_CONNECT",
     ):

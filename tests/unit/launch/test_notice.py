@@ -1,0 +1,85 @@
+"""When a process next to rank 0 asks why the job does not go on, and when it says so."""
+
+import pytest
+
+from hvd_train.launch.notice import Patience
+
+NOTICE_S = 60
+
+
+class Job:
+    """A job that is watched once a second; an answer takes `answer_s`."""
+
+    def __init__(self, answer_s: int = 3, notice_s: int = NOTICE_S) -> None:
+        self.now = self.begun = 1000
+        self.asked = list[int]()
+        self.told = list[int]()
+        self._answer_s = answer_s
+        self._patience = Patience(notice_s)
+
+    def runs(self, seconds: int) -> None:
+        """Rank 0 begins something new each second."""
+        for _ in range(seconds):
+            self.begun = self.now
+            self.stays(1)
+
+    def stays(self, seconds: int, waits_since: int | None = None) -> None:
+        """Rank 0 begins nothing new, and a rank waits for others from a time on, if any."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now += 1
+            todo = self._patience.look(b"%d" % self.begun, self.now)
+            if todo == "ask":
+                self.asked.append(self.now)
+                waited = 0 if waits_since is None else max(0, self.now - waits_since)
+                self._patience.answer(waited, self.now, self.now + self._answer_s)
+                self.now += self._answer_s
+            elif todo == "tell":
+                self.told.append(self.now)
+
+
+@pytest.mark.parametrize("answer_s", [3, 10])
+@pytest.mark.parametrize("later", [0, 5, 20, 100])
+def test_a_hang_is_told_once_when_the_notice_is_due(later: int, answer_s: int) -> None:
+    """A rank may begin to wait later than rank 0 began what it does; a host may be out of reach."""
+    job = Job(answer_s)
+    job.runs(5)
+    hangs = job.now
+    job.stays(600, waits_since=hangs + later)
+    assert len(job.told) == 1
+    assert NOTICE_S <= job.told[0] - (hangs + later) <= NOTICE_S + 5
+
+
+def test_each_hang_is_told() -> None:
+    job = Job()
+    for _ in range(2):
+        job.runs(5)
+        job.stays(100, waits_since=job.now)
+    assert len(job.told) == 2
+
+
+@pytest.mark.parametrize("notice_s", [2, NOTICE_S])
+def test_nothing_is_told_if_no_rank_waits(notice_s: int) -> None:
+    """All ranks may evaluate for minutes; an answer may take longer than the time of the notice."""
+    job = Job(notice_s=notice_s)
+    job.stays(600)
+    assert job.asked
+    assert job.told == []
+
+
+def test_nothing_is_told_if_a_job_goes_on_in_time() -> None:
+    job = Job()
+    job.stays(57, waits_since=job.now)
+    job.runs(300)
+    assert job.asked
+    assert job.told == []
+
+
+def test_a_job_that_was_paused_has_not_waited() -> None:
+    """`scontrol suspend` stops all processes of a job, but not its clock."""
+    job = Job()
+    job.stays(10, waits_since=job.now)
+    job.now += 3600
+    job.stays(40, waits_since=1000)
+    job.runs(5)
+    assert (job.asked, job.told) == ([], [])
