@@ -1,6 +1,7 @@
 """Read from the environment which launcher started this process, and as which rank. No torch."""
 
 import shlex
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,12 @@ def launched(environ: Mapping[str, str]) -> Launch | None:
         if number is not None and count is not None and (launcher, count) != ("srun", 1):
             return Launch(launcher, number, count)
     return None
+
+
+def host_name(environ: Mapping[str, str]) -> str:
+    """Return the name by which the launcher knows this host, or else its own."""
+    name = environ.get("HOROVOD_HOSTNAME", "localhost")
+    return socket.gethostname() if name == "localhost" or name.startswith("127.") else name
 
 
 def prints(environ: Mapping[str, str]) -> bool:

@@ -13,6 +13,7 @@ import mmap
 import os
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvd_train.launch import ssh
+from hvd_train.launch import launcher, ssh
 from hvd_train.launch.start import program
 
 if TYPE_CHECKING:
@@ -38,9 +39,15 @@ _PLACE = struct.Struct("=qqdd?64s")
 PLACE_BYTES = _PLACE.size
 _WAITS_SINCE = struct.Struct("=d")
 _WAITS_AT = 16
+STARTS = "the start before step"
 _BETWEEN_S = 2.0  # from the first look at a step to the second
 _STACK_S = 3.0
 _HOST_S = 10.0
+# A step of a job: beside its ranks, without a wait for resources or their MPI.
+_SRUN = (
+    "srun --overlap --immediate=5 --nodes 1 --ntasks 1 --cpus-per-task 1 --mem 0 --gres none "
+    "--cpu-bind none --mpi none --input none --time 1 --quiet"
+)
 _BATCHES = "/dev/shm"  # noqa: S108  # where loader processes put their batches
 
 # of this process, once it is registered
@@ -57,7 +64,7 @@ def register() -> None:
     os.lseek(file, PLACE_BYTES, os.SEEK_SET)
     _files.append(file)
     _places.append(mmap.mmap(file, PLACE_BYTES))
-    begin(1, "the start before step")
+    begin(1, STARTS)
     if _is_free():
         # To look at other threads while they run would crash the process now and then.
         faulthandler.register(signal.SIGUSR2, file=file, all_threads=False, chain=False)
@@ -66,6 +73,12 @@ def register() -> None:
 def file() -> int | None:
     """Return the file of this process, if it is registered."""
     return _files[0] if _files else None
+
+
+def register_rank() -> None:
+    """Register this process if a launcher started it: its program may hang before it trains."""
+    if launcher.launched(os.environ):
+        register()
 
 
 def begin(step: int, what: str = "step") -> None:
@@ -95,20 +108,29 @@ def _is_free() -> bool:
     return signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
 
 
-def ask_all(members: Sequence[tuple[str, int]], folder: Path) -> dict[str, Any]:
+def ask_all(members: Sequence[tuple[str, int]], folder: Path, job: str = "") -> dict[str, Any]:
     """Return what `ask` does for each host of these ranks, which are hosts and processes."""
     processes = defaultdict[str, list[int]](list)
     for host, process in members:
         processes[host].append(process)
     with ThreadPoolExecutor(len(processes)) as threads:
-        found = threads.map(partial(ask, folder=folder), processes, processes.values())
+        found = threads.map(partial(ask, folder=folder, job=job), processes, processes.values())
         return dict(zip(processes, found, strict=True))
 
 
-def ask(host: str, processes: Sequence[int], folder: Path) -> Any:
-    """Return what `look` finds on a host, over ssh unless it is this one, or why it is unknown."""
+def ask(host: str, processes: Sequence[int], folder: Path, job: str = "") -> Any:
+    """Return what `look` finds on a host, or why it is unknown.
+
+    Another host is reached by srun if its ranks are in this job of Slurm, else over ssh.
+    """
     words = [program("python"), "-m", "hvd_train.launch.stacks", str(folder)]
-    command = ssh.command(host, ssh.with_our_path([*words, *map(str, processes)]))
+    words = ssh.with_our_path([*words, *map(str, processes)])
+    if is_here(host, processes):
+        command = words
+    elif job and shutil.which("srun"):
+        command = [*_SRUN.split(), "--jobid", job, "--nodelist", host, *words]
+    else:
+        command = ssh.command(host, words)
     try:
         done = subprocess.run(
             command,
@@ -117,6 +139,7 @@ def ask(host: str, processes: Sequence[int], folder: Path) -> Any:
             text=True,
             errors="replace",
             timeout=_HOST_S,
+            env=_without_settings_of_srun(),
         )
         return json.loads(done.stdout[done.stdout.index("{") :])
     except subprocess.TimeoutExpired:
@@ -127,20 +150,65 @@ def ask(host: str, processes: Sequence[int], folder: Path) -> Any:
         return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
 
 
+def _without_settings_of_srun() -> dict[str, str]:
+    """Return this environment; in a job, srun would take the job's settings from it."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith("SLURM_CONF") or not name.startswith(("SLURM_", "SRUN_"))
+    }
+
+
+def is_here(host: str, processes: Sequence[int]) -> bool:
+    """Return whether this host, or a rank here by one of these processes, has this name."""
+    return ssh.is_here(host) or any(
+        place_of(process) and launcher.host_name(_environment(process)) == host
+        for process in processes
+    )
+
+
+def ranks_that_start() -> dict[int, int]:
+    """Return the number of each rank that was started in this folder and has not begun to train,
+    by its process.
+    """
+    import psutil
+
+    found = [process for process in psutil.process_iter() if place_of(process.pid)]
+    ranks = dict[int, int]()
+    for process in found:
+        with suppress(psutil.Error, OSError, TypeError):  # it has ended meanwhile
+            starts = place_of(process.pid)["what"] == STARTS and process.cwd() == os.getcwd()
+            if starts and not {*found}.intersection(process.parents()):
+                launch = launcher.launched(_environment(process.pid))
+                ranks[process.pid] = launch.rank if launch else 0
+    return ranks
+
+
+def _environment(process: int) -> dict[str, str]:
+    """Return the variables with which a process began; none if it has ended."""
+    import psutil
+
+    with suppress(psutil.Error):
+        return psutil.Process(process).environ()
+    return {}
+
+
 def look(folder: Path, processes: Sequence[int]) -> dict[str, Any]:
     """Return the processes of each rank that runs, its own first, and what this host has left."""
     import psutil
 
-    before = {process: place for process in processes if (place := place_of(process))}
-    waited = {process: waited_s(place) for process, place in before.items()}
+    before = {process: place_of(process) for process in processes}
+    waited = {process: waited_s(place) for process, place in before.items() if place}
     time.sleep(_BETWEEN_S)
     ranks = dict[int, list[dict[str, Any]]]()
     with ThreadPoolExecutor() as threads:
         for process, place in before.items():
             with suppress(psutil.Error):  # it has ended meanwhile
                 own = psutil.Process(process)
+                if place is None and own.status() != psutil.STATUS_ZOMBIE:
+                    continue  # another program has its number
                 family = threads.map(_seen, [own, *own.children(recursive=True)])
-                earlier = {"before": place["step"], "waited": waited[process]}
+                earlier = {"before": place["step"], "waited": waited[process]} if place else {}
                 ranks[process] = [{**each, **earlier} for each in family if each]
     memory = psutil.virtual_memory().available / 2**30
     disks = (
@@ -185,16 +253,35 @@ def _seen(process: "psutil.Process") -> dict[str, Any] | None:
     import psutil
 
     with suppress(psutil.Error, OSError):
-        if place := place_of(process.pid):
-            state = process.status()
-            answers = place["answers"] and state != psutil.STATUS_STOPPED
-            return {
-                **place,
-                "state": state,
-                "seconds": time.monotonic() - place["began"],
-                "stacks": _stacks(process.pid) if answers else "",
-            }
+        state = process.status()
+        place = place_of(process.pid)
+        if place is None:  # a program that the user's code has started, or a zombie
+            return {"process": process.pid, "name": process.name(), "state": state, "stacks": ""}
+        answers = place["answers"] and state != psutil.STATUS_STOPPED
+        return {
+            **place,
+            "state": state,
+            "seconds": time.monotonic() - place["began"],
+            "stacks": _stacks(process.pid) if answers else "",
+            "unconfirmed": _unconfirmed(process.pid),
+        }
     return None
+
+
+def _unconfirmed(process: int) -> list[str]:
+    """Return the IPv4 addresses that do not confirm what a process has sent them, again and again.
+
+    Raises OSError if it has ended.
+    """
+    own = {os.readlink(entry) for entry in Path(f"/proc/{process}/fd").iterdir()}
+    found = set[str]()
+    for line in Path(f"/proc/{process}/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
+        words = line.split()
+        unanswered = int(words[6], 16) + int(words[8])  # retransmissions and probes
+        if unanswered and f"socket:[{words[9]}]" in own:
+            address = bytes.fromhex(words[2].partition(":")[0])
+            found.add(socket.inet_ntoa(address if sys.byteorder == "big" else address[::-1]))
+    return sorted(found)
 
 
 def _stacks(process: int) -> str:

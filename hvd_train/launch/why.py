@@ -12,17 +12,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hvd_train.errors import first_few
+from hvd_train.launch import stacks
 
 _PACKAGE = f"{Path(__file__).parents[1]}/"
-_OF_LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("scripts"), "<")
+_SCRIPTS = sysconfig.get_path("scripts")
+_LIBRARY = re.compile(r"^<|/lib/python3[^/]*/|-packages/")
+_TYPED = ("<stdin>", "<string>", "<python-input", "<ipython-input")  # no files, but the user's code
+# Python's own files, and libraries that the user's libraries call.
+_BELOW = re.compile(r"^<|/(torch|numpy|PIL)/|/lib/python3\.\d+/(?!(site|dist)-packages/)")
 _FRAME = re.compile(r'  File "(.*)", line (\S+) in (.*)')
 _MOST = 3  # ranks whose stacks are shown
-_NOT_RUNNING, _BUSY, _WAITS = range(3)
+_NOT_RUNNING, _BUSY, _UNKNOWN, _WAITS = range(4)
 # What the kernel says of a process, and what that means here:
 _STATES = {
     "stopped": "stopped; type there: kill -CONT {}",
     "tracing-stop": "stopped by a debugger",
     "disk-sleep": "waiting for a disk or a network file system",
+    "zombie": "dead, which its parent process has not noticed",
 }
 
 
@@ -37,11 +43,15 @@ class Frame:
     @property
     def room(self) -> Literal["world", "ours", "library", "user"]:
         """The part of the program: `world` communicates with the other ranks."""
-        if self.file.startswith(f"{_PACKAGE}world/") or "/horovod/" in self.file:
+        at = self.file.removeprefix(_PACKAGE)
+        if at.startswith(("world/", "launch/")) or "/horovod/" in self.file:
             return "world"
-        if self.file.startswith(_PACKAGE):
+        if at != self.file:
             return "ours"
-        is_library = self.file.startswith(_OF_LIBRARIES) or "-packages/" in self.file
+        # a program that starts others is in the module of a <string>
+        if self.file.startswith(_TYPED) and (self.file, self.function) != ("<string>", "<module>"):
+            return "user"
+        is_library = self.file.startswith(_SCRIPTS) or _LIBRARY.search(self.file)
         return "library" if is_library else "user"
 
     def __str__(self) -> str:
@@ -71,6 +81,23 @@ def explain(members: Sequence[tuple[str, int]], found: Mapping[str, Any]) -> lis
     ranks = [_rank(number, *member, found[member[0]]) for number, member in enumerate(members)]
     if all(rank.moved for rank in ranks):
         return [f"the job trains: {ranks[0].moved}"]
+    return _explained(ranks, found)
+
+
+def explain_start(numbers: Mapping[int, int], host: str, of_host: Any) -> list[str]:
+    """Return the answer about ranks of this host that have not met the others yet.
+
+    `numbers` has the rank of each process.
+    """
+    ranks = [_rank(number, host, process, of_host) for process, number in numbers.items()]
+    lines = _explained(sorted(ranks, key=lambda rank: rank.number), {host: of_host})
+    if all(rank.kind == _WAITS for rank in ranks):
+        others = "type `hvd-train why` on the hosts of the others"
+        lines[0] = f"{_named(ranks)} here: {ranks[0].does}{_began(ranks[0])}; {others}"
+    return lines
+
+
+def _explained(ranks: Sequence[Rank], found: Mapping[str, Any]) -> list[str]:
     by_place = defaultdict[Any, list[Rank]](list)
     for rank in ranks:
         by_place[rank.kind, rank.does, rank.step].append(rank)
@@ -83,7 +110,7 @@ def explain(members: Sequence[tuple[str, int]], found: Mapping[str, Any]) -> lis
         odd = [group[0] for group in groups]
     for rank in odd[:_MOST]:
         for process in rank.processes:
-            if process is rank.processes[0] or _is_busy(process):
+            if _is_shown(process, rank):
                 lines += ["", *_stacks(rank, process)]
     for host in dict.fromkeys(rank.host for rank in odd[:_MOST]):
         if not isinstance(found[host], str):
@@ -98,18 +125,27 @@ def _rank(number: int, host: str, process: int, of_host: Any) -> Rank:
     if not processes:
         return Rank(number, host, "gone: its process has ended")
     own, *others = processes
+    if "step" not in own:
+        return Rank(number, host, _does(own))
     frames = _threads(own)[0]
     at = _decisive(frames)
     does = _does(own)
     kind = _BUSY if frames else _NOT_RUNNING
+    busy = next((each for each in others if "name" not in each and _is_busy(each)), None)
     if at and at.room == "world":
         callers = [frame for frame in frames if frame.room in ("user", "ours")]
         does = f"waiting for other ranks in {_place(callers)}"
         kind = _WAITS
     elif at and at.room == "ours" and at.function == "_read":
-        busy = next(filter(_is_busy, others), None)
         what = f"process, which is {_does(busy)}" if busy else "processes, which are idle"
         does = f"waiting for its loader {what}"
+    elif not own.get("answers", True) and own["state"] not in _STATES:
+        kind = _BUSY if busy else _UNKNOWN
+        does += f"; its loader process is {_does(busy)}" if busy else ""
+    if kind != _WAITS:
+        for each in others:
+            if "name" in each and each["state"] in _STATES:
+                does += f"; its process {each['process']} ({each['name']}) is {_does(each)}"
     moved = f"step {own['before']} -> {own['step']}" if own["before"] != own["step"] else ""
     return Rank(
         number,
@@ -138,8 +174,11 @@ def _decisive(frames: Sequence[Frame]) -> Frame | None:
 
 
 def _place(frames: Sequence[Frame]) -> Frame:
-    """Return the innermost frame of the user, or else at all."""
-    return next((frame for frame in frames if frame.room == "user"), frames[0])
+    """Return the innermost frame of the user, or else of a library that a user chooses."""
+    return next(
+        (frame for frame in frames if frame.room == "user"),
+        next((frame for frame in frames if not _BELOW.search(frame.file)), frames[0]),
+    )
 
 
 def _does(process: Mapping[str, Any]) -> str:
@@ -147,7 +186,11 @@ def _does(process: Mapping[str, Any]) -> str:
     state = process["state"]
     if state in _STATES and not (frames and state == "disk-sleep"):
         return _STATES[state].format(process["process"])
-    return f"in {_place(frames)}" if frames else f"{state}, and does not say where"
+    if frames:
+        return f"in {_place(frames)}"
+    return f"{state}, and does not say where" + (
+        "" if process.get("answers", True) else ": its program handles SIGUSR2"
+    )
 
 
 def _is_busy(process: Mapping[str, Any]) -> bool:
@@ -155,21 +198,54 @@ def _is_busy(process: Mapping[str, Any]) -> bool:
     return process["state"] in _STATES or _decisive(_threads(process)[0]) is not None
 
 
+def _is_shown(process: Mapping[str, Any], rank: Rank) -> bool:
+    """Return whether the answer has the stacks of this process of an odd rank."""
+    if "name" in process:
+        waits = any("/subprocess.py" in each["stacks"] for each in rank.processes)
+        return waits or process["state"] in _STATES
+    return process is rank.processes[0] or _is_busy(process)
+
+
 def _cause(groups: Sequence[Sequence[Rank]]) -> str:
     first = groups[0][0]
     if first.kind != _WAITS:
+        known = [group for group in groups if group[0].kind < _UNKNOWN]
+        odd = known[:_MOST] or groups[:1]
         waiting = [rank for group in groups for rank in group if rank.kind == _WAITS]
         verb = "waits" if len(waiting) == 1 else "wait"
-        others = f"{_named(waiting)} {verb} for it" if waiting else "no rank waits for another"
-        are = "is" if len(groups[0]) == 1 else "are"
-        return f"{_named(groups[0])} {are} {first.does}{_began(first)}; {others}"
+        it = "it" if sum(map(len, odd)) == 1 else "them"
+        others = f"{_named(waiting)} {verb} for {it}" if waiting else "no rank waits for another"
+        return "; ".join([*map(_odd, odd), others])
+    ranks = [rank for group in groups for rank in group]
+    silent = [
+        f"{_named([rank])} gets no answer from {text}" for rank in ranks if (text := _silent(rank))
+    ]
+    if silent:
+        return f"all ranks are waiting for other ranks{_began(first)}; {'; '.join(silent[:_MOST])}"
     if len(groups) == 1:
         return f"all ranks are {first.does}{_began(first)}; the network may be cut"
+    if len({rank.does for rank in ranks}) == 1:  # the others have done what these wait for
+        behind = min(groups, key=lambda group: int(group[0].step.rpartition(" ")[2]))
+        why = "the network may be cut, or a thread in C code keeps Python's lock there"
+        return f"{_odd(behind)}; the others are further; {why}"
     places = (f"{_named(group)} {group[0].does} ({group[0].step})" for group in groups[:_MOST])
     return f"all ranks must do the same, but these differ: {'; '.join(places)}"
 
 
+def _silent(rank: Rank) -> str:
+    """Return the addresses that confirm nothing that a rank sends, with commas."""
+    return ", ".join(rank.processes[0].get("unconfirmed", []))
+
+
+def _odd(group: Sequence[Rank]) -> str:
+    """Return what ranks do that others wait for."""
+    are = "is" if len(group) == 1 else "are"
+    return f"{_named(group)} {are} {group[0].does}{_began(group[0])}"
+
+
 def _began(rank: Rank) -> str:
+    if rank.step.startswith(stacks.STARTS):
+        return f"; it started {rank.seconds:.0f} s ago and has not begun to train"
     return f"; {rank.step} began {rank.seconds:.0f} s ago" if rank.step else ""
 
 
@@ -181,8 +257,9 @@ def _named(ranks: Sequence[Rank]) -> str:
 
 def _stacks(rank: Rank, process: Mapping[str, Any]) -> Iterator[str]:
     """Yield the main thread and others with code of the user or of ours; the user's is marked."""
-    what = "process" if process is rank.processes[0] else "loader process"
-    yield f"{_named([rank])}, {what} {process['process']} ({process['state']}):"
+    usual = "process" if process is rank.processes[0] else "loader process"
+    what = f"{process.get('name', usual)} {process['process']} ({process['state']})"
+    yield f"{_named([rank])}, {what}{':' if process['stacks'] else ''}"
     for number, frames in enumerate(_threads(process)):
         if frames and (number == 0 or _decisive(frames)):
             yield "  another thread:" if number else "  main thread:"

@@ -1,6 +1,8 @@
 """How a process recognizes its launcher."""
 
-from hvd_train.launch.launcher import Launch, launched, refuse_others
+import socket
+
+from hvd_train.launch.launcher import Launch, host_name, launched, refuse_others
 from hvd_train.launch.workers import WORKER
 
 
@@ -14,6 +16,12 @@ def test_launchers_are_recognized_by_their_variables() -> None:
     single = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}  # as within `srun --pty bash`
     assert launched({}) is launched(single) is None
     assert launched({**single, **of_horovod}) == Launch("horovodrun", 1, 2)
+
+
+def test_other_hosts_can_use_the_name_of_this_one() -> None:
+    assert host_name({"HOROVOD_HOSTNAME": "node2"}) == "node2"
+    for environ in ({}, {"HOROVOD_HOSTNAME": "localhost"}, {"HOROVOD_HOSTNAME": "127.0.0.1"}):
+        assert host_name(environ) == socket.gethostname()
 
 
 IN_TORCHRUN = {"WORLD_SIZE": "4", "RANK": "1", "LOCAL_RANK": "1"}

@@ -1,5 +1,6 @@
 """Processes show their stacks to `stacks.look`, which disturbs no others."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ PROGRAMS = {
     "handles it later": REGISTER + HANDLE + "stacks.begin(5); ",
     "ends by it": REGISTER + HANDLE + "signal.signal(signal.SIGUSR2, signal.SIG_DFL); ",
     "another's": "",
-    "forked": REGISTER + "import os; os.fork(); ",
+    "forked": REGISTER + "import os; os.fork() or sys.stdin.read() or os._exit(0); ",
 }
 
 
@@ -49,8 +50,31 @@ def test_only_processes_that_expect_it_are_asked(monkeypatch: pytest.MonkeyPatch
     assert found.pop("another's") is None
     assert len(ranks) == len(found)
     assert {own["step"] for own, *_ in found.values() if own} == {5}
-    assert [len(family) for family in found.values() if family] == [1] * len(found)
+    others = {
+        name: [other["name"] for other in family[1:]] for name, family in found.items() if family
+    }
+    assert others == {**{name: [] for name in found}, "forked": [Path(sys.executable).name]}
     answered = [
         name for name, family in found.items() if family and "in rest" in family[0]["stacks"]
     ]
     assert answered == ["registered", "forked"]
+
+
+def test_a_rank_whose_end_its_parent_has_not_noticed_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stacks, "_BETWEEN_S", 0.0)
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        (own,) = stacks.look(Path(), [process.pid])["ranks"][process.pid]
+    assert own["state"] == "zombie"
+
+
+def test_a_host_is_known_by_the_name_that_the_launcher_uses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOROVOD_HOSTNAME", "node2")
+    with waiting(PROGRAMS["registered"]) as rank:
+        assert stacks.is_here("node2", [rank.pid])
+        assert not stacks.is_here("node3", [rank.pid])
+    assert not stacks.is_here("node2", [rank.pid])

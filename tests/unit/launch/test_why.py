@@ -7,7 +7,8 @@ import pytest
 
 import hvd_train
 from hvd_train import cli
-from hvd_train.launch.why import explain
+from hvd_train.launch.why import explain, explain_start
+from tests.support.launching import write_program
 
 PACKAGE = Path(hvd_train.__file__).parent
 TORCH = "/env/lib/python3/site-packages/torch/utils/data"
@@ -29,12 +30,17 @@ LOADS = [
     (f"{PACKAGE}/data/loader.py", 487, "_read"),
 ]
 READS = [("/home/me/mine.py", 31, "__getitem__"), (f"{PACKAGE}/data/loader.py", 259, "item")]
+INSTALLED = [("/usr/lib/python3.11/threading.py", 5, "wait")]
+INSTALLED += [("/env/lib/python3.11/site-packages/theirs/net.py", 7, "forward")]
+TYPED = [("<stdin>", 4, "forward"), ("<string>", 1, "<module>")]
+SPAWNED = [(f"{TORCH}/_utils/worker.py", 335, "_worker_loop"), ("<string>", 1, "<module>")]
+STARTS = [(f"{PACKAGE}/launch/roll_call.py", 63, "call"), ("/home/me/mine.py", 30, "main")]
 IDLE = [(f"{TORCH}/_utils/worker.py", 335, "_worker_loop")]
 
 Frames = list[tuple[str, int, str]]
 
 
-def process(frames: Frames, state: str = "sleeping", what: str = "step") -> Any:
+def process(frames: Frames, state: str = "sleeping", what: str = "step", **more: Any) -> Any:
     lines = [f'  File "{file}", line {line} in {name}' for file, line, name in frames]
     stacks = "\n".join(["Current thread 0x00007f (most recent call first):", *lines, ""])
     other = (
@@ -42,7 +48,12 @@ def process(frames: Frames, state: str = "sleeping", what: str = "step") -> Any:
     )
     text = other + stacks if frames else ""
     place = {"process": 7, "what": what, "step": 812, "before": 812}
-    return {**place, "state": state, "seconds": 41.2, "stacks": text}
+    return {**place, "state": state, "seconds": 41.2, "stacks": text, **more}
+
+
+def program(name: str, state: str) -> Any:
+    """Return a process that is not ours."""
+    return {"process": 9, "name": name, "state": state, "stacks": ""}
 
 
 def answer(*ranks: Any) -> list[str]:
@@ -80,6 +91,18 @@ BEGAN = "; step 812 began 41 s ago; "
         ([process([], "disk-sleep")], "waiting for a disk or a network file system" + BEGAN),
         ([process(COMPUTES, "disk-sleep")], "in /home/me/mine.py:24 (forward)" + BEGAN),
         ([process([], "running")], "running, and does not say where" + BEGAN),
+        ([program("python", "zombie")], "dead, which its parent process has not noticed; "),
+        (
+            [process(COMPUTES), program("ffmpeg", "stopped"), program("sh", "sleeping")],
+            "in /home/me/mine.py:24 (forward); its process 9 (ffmpeg) is stopped; type there: "
+            "kill -CONT 9" + BEGAN,
+        ),
+        ([process(INSTALLED)], f"in {INSTALLED[1][0]}:7 (forward)" + BEGAN),
+        ([process(TYPED)], "in <stdin>:4 (forward)" + BEGAN),
+        (
+            [process(LOADS), process(SPAWNED)],
+            "waiting for its loader processes, which are idle" + BEGAN,
+        ),
         ([], "gone: its process has ended; "),
         ("no answer within 10 s", "out of reach: h2 gives no answer (no answer within 10 s); "),
     ],
@@ -107,6 +130,39 @@ h1: load 3.0 on 2 cores"""
     assert text.endswith(stack)
 
 
+def test_all_ranks_that_hang_are_named() -> None:
+    first = answer([process([], "stopped")], WAITING, [process(COMPUTES)], WAITING)[0]
+    stopped = f"rank 0 on h0 is stopped; type there: kill -CONT 7{BEGAN}"
+    computes = f"rank 2 on h2 is in /home/me/mine.py:24 (forward){BEGAN}"
+    assert first == f"{stopped}{computes}ranks 1, 3 wait for them"
+
+
+def test_loader_processes_speak_for_ranks_that_handle_the_signal() -> None:
+    silent = process([], answers=False)
+    whys = "sleeping, and does not say where: its program handles SIGUSR2"
+    first = answer([silent, process(IDLE)], [silent, process(READS)])[0]
+    reads = "its loader process is in /home/me/mine.py:31 (__getitem__)"
+    assert first == f"rank 1 on h1 is {whys}; {reads}{BEGAN}no rank waits for another"
+    assert answer([silent], [silent])[0].startswith(f"ranks 0, 1 are {whys}")
+
+
+def test_programs_for_which_a_rank_waits_are_listed() -> None:
+    runs = [("/usr/lib/python3.11/subprocess.py", 9, "wait"), *COMPUTES]
+    lines = answer([process(runs), program("ffmpeg", "sleeping")], WAITING)
+    assert "rank 0 on h0, ffmpeg 9 (sleeping)" in lines
+
+
+def test_ranks_that_start_are_explained_by_what_their_host_knows() -> None:
+    starting = process(STARTS)
+    started = process(COMPUTES, what="the start before step")
+    found = {"ranks": {"7": [starting], "8": [started]}, "host": ""}
+    first = explain_start({8: 5, 7: 4}, "h2", found)[0]
+    began = "; it started 41 s ago and has not begun to train; rank 4 on h2 waits for it"
+    assert first == f"rank 5 on h2 is in /home/me/mine.py:24 (forward){began}"
+    del found["ranks"]["8"]
+    assert "`hvd-train why` on the hosts of the others" in explain_start({7: 4}, "h2", found)[0]
+
+
 def test_another_operation_on_one_rank_is_named_with_both_places() -> None:
     evaluating = process(EVALUATES, what="the evaluation after step")
     first = answer([evaluating], WAITING, WAITING)[0]
@@ -123,6 +179,18 @@ def test_a_job_in_which_all_wait_at_one_place_may_lack_its_network() -> None:
     assert "network" in lines[0]
 
 
+def test_ranks_that_get_no_answer_over_the_network_are_named() -> None:
+    lines = answer(WAITING, [process(EVALUATES, unconfirmed=["10.0.0.3"])], WAITING)
+    assert lines[0].endswith(f"{BEGAN}rank 1 on h1 gets no answer from 10.0.0.3")
+
+
+def test_a_rank_that_waits_for_what_others_have_done_is_named() -> None:
+    behind = {**process(REDUCES), "step": 811, "before": 811}
+    first = answer(WAITING, [behind], WAITING)[0]
+    assert first.startswith("rank 1 on h1 is waiting for other ranks in /home/me/mine.py:36 (main)")
+    assert "Python's lock" in first
+
+
 def test_a_job_that_goes_on_is_said_to_train() -> None:
     earlier = [[{**own, "before": 790}] for own in (process(REDUCES), process(COMPUTES))]
     assert answer(*earlier) == ["the job trains: step 790 -> 812"]
@@ -134,6 +202,7 @@ def test_a_job_that_goes_on_is_said_to_train() -> None:
     [
         ('[{"host": "localhost", "process": 1}]', "none of its ranks is alive"),
         ('{"host": 1}', "is not a file of hvd_train"),
+        ("[]", "is not a file of hvd_train"),
         (None, "No such file"),
     ],
 )
@@ -147,3 +216,28 @@ def test_a_run_without_living_ranks_is_one_line(
     errors = capsys.readouterr().err
     assert says in errors
     assert errors.count("\n") == 1
+
+
+def test_a_damaged_file_hides_no_other_run(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, text in (("old", "[]"), ("new", "{")):
+        Path(f"runs/{name}").mkdir(parents=True)
+        Path(f"runs/{name}/ranks.json").write_text(text)
+    assert cli.run(["why"]) == 2
+    assert "which run? none in runs/ trains on this host" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("run", "inside"), [(["mine/run"], ["runs/run"]), ([], [])])
+def test_a_container_of_a_job_is_asked(
+    run: list[str],
+    inside: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The host does not know its processes by their numbers."""
+    body = 'if [ $1 = ps ]; then echo other; echo job; else [ $2 = job ] && echo "$@"; fi'
+    monkeypatch.setenv("CONTAINER_ENGINE", f"{write_program(tmp_path / 'bin', 'engine', body)}")
+    Path("mine/run").mkdir(parents=True)
+    Path("mine/run/ranks.json").write_text('[{"host": "localhost", "process": 1}]')
+    assert cli.run(["why", *run]) == 0
+    assert capsys.readouterr().out.split() == ["exec", "job", "hvd-train", "why", *inside]
