@@ -52,6 +52,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     importlib.import_module(f"{__name__}.launch.exit_report").report_in_one_line()
+    importlib.import_module(f"{__name__}.launch.stacks").register_rank()
     module = importlib.import_module(f"{__name__}.{_HOME[name]}")
     return getattr(module, name, module)  # `recipes` is a module itself
 

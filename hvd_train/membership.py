@@ -5,7 +5,6 @@ and how the state travels.
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from hvd_train.errors import (
     sendable,
 )
 from hvd_train.history import START, History, Label, Place
+from hvd_train.launch import launcher
 from hvd_train.launch.exit_report import During
 from hvd_train.network.buffers import digest_of_module
 from hvd_train.network.device import check_own_gpus, gpu_name, split_on
@@ -65,6 +65,7 @@ class Member:
 
     host: str
     process: int
+    job: str = ""  # of Slurm
 
     def __str__(self) -> str:
         return f"{self.host} (process {self.process})"
@@ -240,7 +241,8 @@ class Membership:
         self.change: Change | None = None  # the one that led to this world
         self.members: tuple[Member, ...] = ()  # of the last world; empty before the first
         self.left_at = 0.0  # when this rank left the last world, by time.perf_counter
-        self._member = Member(socket.gethostname(), os.getpid())
+        job = os.environ.get("SLURM_JOB_ID", "")
+        self._member = Member(launcher.host_name(os.environ), os.getpid(), job)
         self._reason = ""  # why it left, for the user
         self._run_dir: Path | None = None  # the run folder, once rank 0 has claimed one
         self._broken_step = -1

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -16,7 +17,8 @@ from pathlib import Path
 from hvd_train import plain_file
 from hvd_train.console import PROGRAM, printable, say, show
 from hvd_train.errors import UsageError, first_few
-from hvd_train.launch import launcher, ssh, stacks
+from hvd_train.launch import containers, launcher, stacks
+from hvd_train.launch.why import explain, explain_start
 from hvd_train.run_files import durable, run_folder
 from hvd_train.run_files.journal import labelled
 
@@ -151,48 +153,71 @@ def why(options: Namespace) -> int:
 
     Raises UsageError if no rank of the run is alive.
     """
-    from hvd_train.launch.why import explain
-
-    run = options.run or _newest_here()
-    members = _members(run)
-    found = stacks.ask_all(members, run.absolute())
-    if not any(isinstance(of_host, str) or of_host["ranks"] for of_host in found.values()):
-        raise UsageError(f"{run}: none of its ranks is alive; it has ended, or not begun")
-    for line in explain(members, found):
+    for line in _reasons(options.run):
         show(printable(line))
     return 0
 
 
-def _members(run: Path) -> list[tuple[str, int]]:
-    """Return the host and process of each rank of the last world of a run. Raises UsageError."""
+def _reasons(given: Path | None) -> list[str]:
+    """Return which rank the others wait for in a run, or in the newest one of this host.
+
+    Raises UsageError if no rank of it is alive.
+    """
+    run = given or _newest_here()
+    if run is None and (numbers := stacks.ranks_that_start()):
+        host = socket.gethostname()
+        # they have not met, so no file says where the others are
+        return explain_start(numbers, host, stacks.ask(host, [*numbers], run_folder.RUNS))
+    if run is None:
+        nothing = f"which run? none in {run_folder.RUNS}/ trains on this host: name a run folder"
+        return containers.why(None, nothing)
+    members, job = _members(run)
+    found = stacks.ask_all(members, run.absolute(), job)
+    unknown = [of_host for of_host in found.values() if isinstance(of_host, str)]
+    if not any(of_host["ranks"] for of_host in found.values() if not isinstance(of_host, str)):
+        nothing = f"{run}: none of its ranks is alive; it has ended, or not begun"
+        try:
+            return containers.why(run, nothing)
+        except UsageError:
+            if not unknown:
+                raise
+    return explain(members, found)
+
+
+def _members(run: Path) -> tuple[list[tuple[str, int]], str]:
+    """Return host and process of each rank of the last world of a run, and its job of Slurm.
+
+    Raises UsageError.
+    """
     if not run.is_dir():
         raise UsageError(f"{run}: no such run folder")
     try:
         members = json.loads(plain_file.read_text(run / run_folder.RANKS))
-        return [(str(member["host"]), int(member["process"])) for member in members]
+        places = [(str(member["host"]), int(member["process"])) for member in members]
+        return places, str(members[0].get("job", ""))
     except OSError as error:
         raise UsageError(
-            f"{run / run_folder.RANKS}: {error.strerror}; a run writes it when it begins to train"
+            f"{run / run_folder.RANKS}: {error.strerror}; a run writes it when it begins to train: "
+            f"before, type `{PROGRAM} why`"
         ) from None
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, LookupError, AttributeError):
         raise UsageError(f"{run / run_folder.RANKS} is not a file of hvd_train") from None
 
 
-def _newest_here() -> Path:
-    """Return the newest run in runs/ with a rank on this host. Raises UsageError."""
+def _newest_here() -> Path | None:
+    """Return the newest run in runs/ with a rank on this host, if there is one."""
     files = [
         file for way in ("*", "*/*") for file in run_folder.RUNS.glob(f"{way}/{run_folder.RANKS}")
     ]
     for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True):
-        if any(
-            ssh.is_here(host) and stacks.place_of(process)
-            for host, process in _members(file.parent)
-        ):
-            say(f"the newest run that trains here: {file.parent}")
-            return file.parent
-    raise UsageError(
-        f"which run? none in {run_folder.RUNS}/ trains on this host: name a run folder"
-    )
+        with suppress(UsageError):  # a damaged file
+            if any(
+                stacks.is_here(host, [process]) and stacks.place_of(process)
+                for host, process in _members(file.parent)[0]
+            ):
+                say(f"the newest run that trains here: {file.parent}")
+                return file.parent
+    return None
 
 
 def report(options: Namespace) -> int:

@@ -306,9 +306,9 @@ def _add_runs(commands: Any) -> None:
 
     about = """Say why a running training does not go on: which rank is where.
 
-    It asks all hosts of the run, over ssh, and names the rank that the others wait for."""
+    It asks all hosts of the run, over ssh or srun, and names the rank that the others wait for."""
     why = _add(commands, "runs.why", about)
-    alive = "run folder; default: the newest run that trains on this host"
+    alive = "run folder; default: the newest run that trains on this host, or ranks that start"
     why.add_argument("run", nargs="?", type=Path, metavar="RUN", help=alive)
 
     about = """Write one HTML page about one run or many.

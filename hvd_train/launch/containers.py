@@ -7,12 +7,14 @@ keys made for the job, which nobody can read in a command line or in the environ
 
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
@@ -40,6 +42,7 @@ _OPTIONS = (
     "--security-opt no-new-privileges --stop-timeout 40"
 )
 _KEYGEN = "ssh-keygen -q -t ed25519 -N '' -C {name} -f {folder}/id_ed25519"
+_WHY_S = 60  # of `hvd-train why` in a container
 _OF_USER_1000 = "tar -C {folder} --owner 1000 --group 1000 --numeric-owner -c ."
 _READY = "until ssh localhost true; do sleep 0.2; done"
 
@@ -53,7 +56,7 @@ class Job:
         self, hosts: Sequence[Host], options: Namespace, command: Sequence[str], folder: str
     ) -> None:
         """Take the options of `hvd-train launch`, and the folder for the keys and the host file."""
-        self._engine = shlex.split(os.environ.get("CONTAINER_ENGINE", "docker"))
+        self._engine = _engine()
         self._folder = folder
         self._image = options.image or "hvd_train"
         self._runs = str(Path(options.runs).absolute())
@@ -129,6 +132,38 @@ def run(hosts: Sequence[Host], options: Namespace, command: Sequence[str]) -> in
                     lambda line: subprocess.run(["sh", "-c", line], capture_output=True), job.remove
                 )
             )
+
+
+def why(run: Path | None, nothing: str) -> list[str]:
+    """Return what `hvd-train why` prints in a container of a job on this host.
+
+    The host sees other process numbers. Raises UsageError with `nothing` if no container knows.
+    """
+    listed = ["ps", "--quiet", "--filter", "label=hvd_train"]
+    names = _printed(listed).split() if shutil.which(_engine()[0]) else []
+    words = ["hvd-train", "why", *([f"runs/{run.name}"] if run else [])]
+    for name in names:
+        if answer := _printed(["exec", name, *words]):
+            return answer.splitlines()
+    raise UsageError(nothing)
+
+
+def _printed(words: Sequence[str]) -> str:
+    """Return what the engine prints; nothing if it fails."""
+    with suppress(subprocess.TimeoutExpired):
+        done = subprocess.run(
+            [*_engine(), *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_WHY_S,
+        )
+        return "" if done.returncode else done.stdout
+    return ""
+
+
+def _engine() -> list[str]:
+    return shlex.split(os.environ.get("CONTAINER_ENGINE") or "docker")
 
 
 def _do(steps: Sequence[str], host: str) -> None:

@@ -119,7 +119,8 @@ def _watch(members: Sequence[tuple[str, int]], file: int, notice_s: float) -> No
             # rank 0 may be on a host that cannot even start a program
             own_s = stacks.waited_s(stacks.place_in(seen))
             asked_ranks = list(members)
-            found = stacks.ask_all(asked_ranks, Path.cwd())
+            job = os.environ.get("SLURM_JOB_ID", "")
+            found = stacks.ask_all(asked_ranks, Path.cwd(), job)
             patience.answer(max(own_s, _longest_s(found)), asked, time.monotonic())
         elif todo == "tell":
             lines = explain(asked_ranks, found)

@@ -5,7 +5,6 @@ No other module of a worker calls its operations; `launch.client` signs requests
 
 import ctypes
 import os
-import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from hvd_train.errors import RankLost, UsageError, first_line
-from hvd_train.launch import client, interfaces, roll_call, slurm
+from hvd_train.launch import client, interfaces, launcher, roll_call, slurm
 from hvd_train.launch.notice import Notice
 from hvd_train.launch.stacks import waiting
 from hvd_train.world.buckets import Reducer, memory_of_ranks
@@ -78,7 +77,7 @@ class HorovodWorld(World):
         except UsageError:
             stop()
             raise
-        self.watch(self.gather((socket.gethostname(), os.getpid())))
+        self.watch(self.gather((launcher.host_name(os.environ), os.getpid())))
 
     @override
     def watch(self, members: Sequence[tuple[str, int]]) -> None:
