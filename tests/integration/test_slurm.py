@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.hosts import OBEDIENT, ON_SLURM, SCRIPTS, Slurm, slurm_on_hosts
-from tests.support.launching import commands, started, wait_for
+from tests.support.hangs import check_answer
+from tests.support.hosts import OBEDIENT, ON_SLURM, PATH, SCRIPTS, Slurm, slurm_on_hosts
+from tests.support.launching import HVD_TRAIN, commands, started, wait_for, write_program
 from tests.support.on_demand import pace
 
 pytestmark = ON_SLURM
@@ -87,6 +88,15 @@ def test_the_warning_before_the_time_limit(slurm: Slurm) -> None:
     assert "resuming at epoch" in slurm.output(job)
     summary = json.loads((slurm.folder / f"runs/slurm-{job}/summary.json").read_text())
     assert (summary["finished"], summary["epochs"], summary["world_size"]) == (True, 12, 2)
+
+
+def test_what_holds_a_rank_is_named_without_ssh(slurm: Slurm) -> None:
+    """Its node is asked by a step beside the ranks, which have all that the job has."""
+    no_ssh = write_program(slurm.folder / "bin", "ssh", "exit 255").parent
+    own = ["env", f"PATH={no_ssh}:{PATH}"]
+    step = ["srun", "-N", "2", "--exclusive", "python", "mine.py", "session", "lock"]
+    why = slurm.words(*own, HVD_TRAIN, "why", "run")
+    check_answer("lock", slurm.folder, slurm.words(*own, *step), why, host="h2")
 
 
 @pytest.mark.parametrize("line", commands("clusters.md")["Slurm"])
