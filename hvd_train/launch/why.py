@@ -140,8 +140,13 @@ def _rank(number: int, host: str, process: int, of_host: Any) -> Rank:
         what = f"process, which is {_does(busy)}" if busy else "processes, which are idle"
         does = f"waiting for its loader {what}"
     elif not own.get("answers", True) and own["state"] not in _STATES:
-        kind = _BUSY if busy else _UNKNOWN
-        does += f"; its loader process is {_does(busy)}" if busy else ""
+        kind = _UNKNOWN
+        if own["waited"]:
+            kind = _WAITS
+            does = "waiting for other ranks"
+        elif busy:
+            kind = _BUSY
+            does += f"; its loader process is {_does(busy)}"
     if kind != _WAITS:
         for each in others:
             if "name" in each and each["state"] in _STATES:
@@ -188,9 +193,8 @@ def _does(process: Mapping[str, Any]) -> str:
         return _STATES[state].format(process["process"])
     if frames:
         return f"in {_place(frames)}"
-    return f"{state}, and does not say where" + (
-        "" if process.get("answers", True) else ": its program handles SIGUSR2"
-    )
+    why = "" if process.get("answers", True) else ", since its program handles SIGUSR2"
+    return f"{state} at an unknown place{why}"
 
 
 def _is_busy(process: Mapping[str, Any]) -> bool:

@@ -90,7 +90,7 @@ BEGAN = "; step 812 began 41 s ago; "
         ([process([], "stopped")], "stopped; type there: kill -CONT 7" + BEGAN),
         ([process([], "disk-sleep")], "waiting for a disk or a network file system" + BEGAN),
         ([process(COMPUTES, "disk-sleep")], "in /home/me/mine.py:24 (forward)" + BEGAN),
-        ([process([], "running")], "running, and does not say where" + BEGAN),
+        ([process([], "running")], "running at an unknown place" + BEGAN),
         ([program("python", "zombie")], "dead, which its parent process has not noticed; "),
         (
             [process(COMPUTES), program("ffmpeg", "stopped"), program("sh", "sleeping")],
@@ -137,13 +137,15 @@ def test_all_ranks_that_hang_are_named() -> None:
     assert first == f"{stopped}{computes}ranks 1, 3 wait for them"
 
 
-def test_loader_processes_speak_for_ranks_that_handle_the_signal() -> None:
-    silent = process([], answers=False)
-    whys = "sleeping, and does not say where: its program handles SIGUSR2"
+def test_ranks_that_handle_the_signal_are_judged_by_what_else_is_known() -> None:
+    silent = process([], answers=False, waited=0.0)
+    waits = process([], answers=False, waited=40.0)
+    unknown = "is sleeping at an unknown place, since its program handles SIGUSR2"
+    first = answer([waits, process(READS)], [silent])[0]
+    assert first == f"rank 1 on h1 {unknown}{BEGAN}rank 0 on h0 waits for it"
     first = answer([silent, process(IDLE)], [silent, process(READS)])[0]
     reads = "its loader process is in /home/me/mine.py:31 (__getitem__)"
-    assert first == f"rank 1 on h1 is {whys}; {reads}{BEGAN}no rank waits for another"
-    assert answer([silent], [silent])[0].startswith(f"ranks 0, 1 are {whys}")
+    assert first == f"rank 1 on h1 {unknown}; {reads}{BEGAN}no rank waits for another"
 
 
 def test_programs_for_which_a_rank_waits_are_listed() -> None:
