@@ -254,7 +254,7 @@ def as_rank_lost() -> Iterator[None]:
         why = first_line(error)
         if "shut down" in why:  # two sentences that send the user to a log
             limit = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
-            why = f"another rank has ended, or not come within {limit}: see the lines above"
+            why = f"Horovod was shut down; if ranks waited for {limit}, lines above say why"
         raise RankLost(why) from error
 
 

@@ -1,10 +1,24 @@
 """When a process next to rank 0 asks why the job does not go on, and when it says so."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from hvd_train.launch.notice import Patience
 
 NOTICE_S = 60
+# Rank 0 has begun to wait for others, and its C code holds Python's lock.
+HOLDS_LOCK = """
+import ctypes, os
+from hvd_train.launch import notice, stacks
+stacks.register()
+rank_0 = notice.Notice()
+rank_0.watch([("localhost", os.getpid())])
+with stacks.waiting:
+    ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
+"""
 
 
 class Job:
@@ -83,3 +97,14 @@ def test_a_job_that_was_paused_has_not_waited() -> None:
     job.stays(40, waits_since=1000)
     job.runs(5)
     assert (job.asked, job.told) == ([], [])
+
+
+def test_the_process_says_where_rank_0_is_and_ends_with_it() -> None:
+    """It does so while C code of rank 0 holds Python's lock. An answer takes some seconds."""
+    environ = {**os.environ, "HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}
+    command = [sys.executable, "-c", HOLDS_LOCK]
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as rank_0:
+        assert rank_0.stderr is not None
+        assert "rank 0 on localhost is in <string>:8 (<module>)" in rank_0.stderr.readline()
+        rank_0.kill()
+        assert rank_0.stderr.read()  # to its end, which is that of the process

@@ -1,6 +1,7 @@
 """Processes show their stacks to `stacks.look`, which disturbs no others."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from hvd_train.launch import stacks
+from tests.support.launching import wait_for
 
 REGISTER = "from hvd_train.launch import stacks; stacks.register(); stacks.begin(5); "
+DUMPS = "import json\ndef run():\n    while True: json.dumps([1, [2]], indent=1)\n"
+RUN_THREADS = f"import threading\n{DUMPS}threading.Thread(target=run, daemon=True).start()\n"
 HANDLE = "import signal; signal.signal(signal.SIGUSR2, lambda *_: print('handled', flush=True)); "
 PROGRAMS = {
     "registered": REGISTER,
@@ -78,3 +82,14 @@ def test_a_host_is_known_by_the_name_that_the_launcher_uses(
         assert stacks.is_here("node2", [rank.pid])
         assert not stacks.is_here("node3", [rank.pid])
     assert not stacks.is_here("node2", [rank.pid])
+
+
+def test_a_process_outlives_the_signal_while_its_threads_run() -> None:
+    """A reader of stacks that are changing would crash."""
+    with waiting(REGISTER + RUN_THREADS) as process:
+        folder = Path(f"/proc/{process.pid}/fd")
+        file = next(entry for entry in folder.iterdir() if "memfd" in os.readlink(entry))
+        for _ in range(300):
+            size = file.stat().st_size
+            process.send_signal(signal.SIGUSR2)
+            wait_for("stacks", lambda size=size: file.stat().st_size > size)
