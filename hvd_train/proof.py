@@ -37,6 +37,7 @@ _MAY_DIFFER = {
     "peak_memory_gib",
     "gpu",
     "split",
+    "ranks",
 }
 _ROUNDING = 10.0  # a difference by rounding is less than this many times another one
 _RAISED = re.compile(

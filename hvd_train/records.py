@@ -24,6 +24,7 @@ def count_step(ranks: Membership, result: Answer) -> None:
     state.count_step(result.totals, skipped=result.skipped, loss_scale=result.loss_scale)
     ranks.clock.step(size)
     step = state.progress.step
+    _report_slow_ranks(ranks)
     if result.fingerprint is not None:
         # It is summed with the gradients, so every rank that has finished a step has its entry.
         world_size = ranks.world.place.size
@@ -41,6 +42,20 @@ def count_step(ranks: Membership, result: Answer) -> None:
         record = _of_step(ranks, result)
         state.log_step(record)
         journal.step(record)
+
+
+def _report_slow_ranks(ranks: Membership) -> None:
+    changes = ranks.updater.changes
+    ranks.updater.changes = {}
+    for rank, slow in changes.items():
+        host = ranks.members[rank].host
+        facts = {"step": ranks.state.progress.step, "rank": rank, "host": host}
+        if slow is None:
+            text = f"rank {rank} on {host} is as fast as the others again"
+            ranks.output.journal.event("recovered", text, **facts)
+        else:
+            text = f"rank {rank} on {host} is {slow}"
+            ranks.output.journal.event("slow", text, **facts, **vars(slow))
 
 
 def of_updates(updates: Sequence[tuple[str, Answer]], num_samples: int) -> Answer:
@@ -106,4 +121,5 @@ def _of_step(ranks: Membership, result: Answer) -> StepRecord:
         samples_per_second=clock.samples_per_second,
         split=clock.split.take(),
         gpu=gpu_load(ranks.parts.device) if clock.gpu_looks.comes() else {},
+        ranks=ranks.updater.pace.spread(),
     )

@@ -26,6 +26,7 @@ from hvd_train.network.normalization import sums_of_layers
 from hvd_train.progress import order
 from hvd_train.progress.clock import Split
 from hvd_train.progress.order import Batch, MicroBatch, fingerprint, from_bytes, in_bytes
+from hvd_train.progress.pace import Pace, Slow
 from hvd_train.state import Answer, TrainState
 from hvd_train.tasks.task import (
     LOSS,
@@ -67,6 +68,7 @@ class Message(NamedTuple):
     seconds: Tensor  # [1]: of training so far
     trained: Tensor  # [16]: the bits of a digest of the trained parameters
     samples: Tensor  # [8]: the fingerprint of the samples; [0] without a ledger
+    times: Tensor  # [ranks * pace.FIELDS]: each rank adds its own; [0] on a single rank
 
     @property
     def sizes(self) -> list[int]:
@@ -95,10 +97,15 @@ class Updater:
         self.seed = config.seed
         self.ledger = config.run.ledger
         self.clip_norm = config.optimizer.clip_norm
-        self.mark = (split or Split()).mark
+        self.split = split or Split()
+        self.mark = self.split.mark
+        self.pace = Pace(world.place.size if world.place.size > 1 else 0)
+        # ranks that have become slow, or (None) as fast as the others, and are not reported yet
+        self.changes = dict[int, Slow | None]()
         self.autocast = autocast(config, device)
         self.buffers = StepBuffers(model, device)
         self.sums_of_layers = sums_of_layers(model, world)
+        self.sums_of_layers.mark = self.mark
         self._model = model
         self._measurings = measuring
         self._parameters = list[nn.Parameter]()
@@ -390,7 +397,9 @@ class Attempt:
 
         A term without any count in the step is left out.
         """
+        self._updater.mark("backward")
         message, _ = self._summed()
+        self._updater.mark("reduction")
         num_samples = _constant(float(self.batch.size), self._updater.device, self.measuring.dtype)
         counts = [
             num_samples if at is None else message.measures[at] for at in self.measuring.counts_at
@@ -452,6 +461,11 @@ class Attempt:
         votes = self._votes
         passes = self._sums_of_passes
         nothing = (0.0,) * self.measuring.num_sums
+        times = np.zeros(updater.pace.sums.shape, np.float32)
+        rank = updater.world.place.rank
+        times[rank : rank + 1] = updater.split.last
+        from_host = torch.from_numpy(np.append(np.float32(votes.seconds), times))
+        from_host = from_host.to(device, non_blocking=True)
         samples = torch.empty(0, device=device)
         if updater.ledger:
             mine = np.concatenate(
@@ -462,9 +476,10 @@ class Attempt:
             measures=reduce(operator.add, passes) if passes else _constant(nothing, device, dtype),
             votes=_constant((float(votes.stop), float(votes.commit), float(votes.change)), device),
             other_buffers=_constant((float(updater.buffers.others_changed),), device),
-            seconds=torch.tensor([votes.seconds]).to(device, non_blocking=True),
+            seconds=from_host[:1],
             trained=_constant(self._trained.digest, device),
             samples=samples,
+            times=from_host[1:],
         )
         self._sizes = message.sizes
         # A tensor of its own: the sum over the ranks is written into it.
@@ -507,6 +522,7 @@ class Attempt:
         self._check_gradients()
         if not batch.micro_batches:
             self._send_message()
+        updater.mark("other")
         updater.sums_of_layers.end_step(updater.device)
         meanwhile()
 
@@ -569,7 +585,10 @@ class Attempt:
         }
         self._release()
         updater.note_last_gradients()
-        updater.mark("optimizer")
+        updater.split.end_update(
+            sum(len(micro.samples) for micro in batch.micro_batches), len(batch.micro_batches)
+        )
+        updater.changes |= updater.pace.add(on_host.times.numpy())
         stop, commit, change = (on_host.votes > 0).tolist()
         votes = Votes(stop, commit, change, on_host.seconds.item())
         state.end_update(votes.seconds, exponents)

@@ -50,6 +50,8 @@ class SumsOfLayers:
     pass have the same name and length.
     """
 
+    mark: Callable[[str], None] = staticmethod(lambda phase: None)
+    """Gives the time since its last call to a phase of the step."""
     lost: RankLost | None = None  # a fault in this step; from then on each sum is this rank's own
 
     def __init__(self, world: World, most_features: int = 0) -> None:
@@ -63,14 +65,15 @@ class SumsOfLayers:
         self._pads = False  # whether this rank's pass is that one
         self._alone = False
 
-    def __call__(self, tensor: Tensor, name: str) -> Tensor:
-        """Return the sum of `tensor` over all ranks.
+    def __call__(self, tensor: Tensor, name: str, phase: str) -> Tensor:
+        """Return the sum of `tensor` over all ranks, in this phase of the step.
 
         After a fault it is this rank's own: an error would end the loop of the user's own, and the
         step is done again.
         """
         if self._alone or self.lost is not None:
             return tensor
+        self.mark(phase)
         try:
             if not self._pads:
                 return self._world.sum(tensor, name)
@@ -81,6 +84,8 @@ class SumsOfLayers:
         except RankLost as error:
             self.lost = error
             return tensor
+        finally:
+            self.mark("reduction")
 
     def __deepcopy__(self, memo: object) -> SumsOfLayers:
         return self
@@ -123,6 +128,7 @@ class SumsOfLayers:
             # The last number is above 0 until the ranks with a micro-batch report the end.
             while self._world.sum(torch.zeros(self._length, device=device), _SHARED_NAME)[-1] > 0:
                 pass
+            self.mark("reduction")
 
 
 def sums_of_layers(model: nn.Module, world: World) -> SumsOfLayers:
@@ -152,7 +158,7 @@ class SyncBatchNorm(_BatchNorm):
         self._name = name
 
     def _add(self, tensor: Tensor, kind: str) -> Tensor:
-        return self.sums(tensor, f"{self._name}.{kind}")
+        return self.sums(tensor, f"{self._name}.{kind}", kind)
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002  # torch's name
         """Accept any number of dimensions."""

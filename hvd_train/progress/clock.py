@@ -11,9 +11,8 @@ _WARMUP_STEPS = 5  # the first steps pay for allocation, tuning and Horovod's ne
 
 
 PHASES = ("data", "forward", "backward", "reduction", "optimizer", "other")
-"""The phases of a step; "data" is the wait for samples, "reduction" the wait for
-gradients after the passes."""
-_MOST_MARKS = 600
+"""The phases of a step; "data" is the wait for samples, "reduction" the wait for other
+ranks."""
 
 
 class Split:
@@ -21,6 +20,10 @@ class Split:
 
     A mark gives the time since the last mark to a phase.
     """
+
+    last: tuple[float, ...]
+    """Of this rank in the last update of which a GPU is surely through: 1, samples,
+    micro-batches, and the seconds of each phase; zeros before."""
 
     def __init__(
         self,
@@ -37,37 +40,58 @@ class Split:
 
     def forget(self) -> None:
         """Forget all marks so far."""
-        self._marks: list[tuple[str, Any, Any]] = []  # read late: a GPU works asynchronously
+        self._marks = list[tuple[str, Any, Any]]()  # since the last update
+        # of the last update, which are read late: a GPU works asynchronously
+        self._ended = list[tuple[str, Any, Any]]()
+        self._work = (0, 0)
         self._spent = dict.fromkeys(PHASES, 0.0)
-        self._steps = 0
+        self._updates = 0
+        self.last = self._read = (0.0,) * (3 + len(PHASES))
 
     def mark(self, phase: str) -> None:
         """Give the time since the last mark to one of PHASES."""
         now = self._stamp()
         self._marks.append((phase, now, self._last))
         self._last = now
-        if len(self._marks) >= _MOST_MARKS:
-            self._add_up()
+
+    def end_update(self, samples: int, micro_batches: int) -> None:
+        """End an update of this work. The host has waited for its sums, so a GPU is
+        through with the update before, which `last` gives.
+        """
+        self.mark("optimizer")
+        self._read_ended()
+        self.last = self._read
+        self._ended = self._marks
+        self._marks = []
+        self._work = samples, micro_batches
 
     def restart(self) -> None:
         """Leave out the time since the last mark."""
         self._last = self._stamp()
 
     def take(self) -> dict[str, float] | None:
-        """Return the mean seconds of each phase since the last call. None without steps."""
-        self._add_up()
-        spent = self._spent
-        steps = self._steps
-        self._spent = dict.fromkeys(PHASES, 0.0)
-        self._steps = 0
-        return {phase: seconds / steps for phase, seconds in spent.items()} if steps else None
+        """Return the mean seconds of each phase in the updates since the last call.
 
-    def _add_up(self) -> None:
-        for phase, end, start in self._marks:
-            self._spent[phase] += self._seconds(end, start)
-            # once in each step; an epoch has one mark more of "data"
-            self._steps += phase == "optimizer"
-        self._marks.clear()
+        None without updates. A GPU finishes the last one first.
+        """
+        self._read_ended()
+        spent = self._spent
+        updates = self._updates
+        self._spent = dict.fromkeys(PHASES, 0.0)
+        self._updates = 0
+        return {phase: seconds / updates for phase, seconds in spent.items()} if updates else None
+
+    def _read_ended(self) -> None:
+        if not self._ended:
+            return
+        seconds = dict.fromkeys(PHASES, 0.0)
+        for phase, end, start in self._ended:
+            seconds[phase] += self._seconds(end, start)
+        for phase, spent in seconds.items():
+            self._spent[phase] += spent
+        self._ended = []
+        self._updates += 1
+        self._read = (1.0, *self._work, *seconds.values())
 
 
 class Timer:

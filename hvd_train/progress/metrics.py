@@ -19,7 +19,7 @@ FACTS = {
     "skipped_steps",
 }
 FACTS |= {"samples_per_second", "seconds", "total_seconds", "peak_memory_gib", "gpu", "split"}
-FACTS |= {"elapsed", "samples_done", "epochs_done"}  # `History` adds these
+FACTS |= {"ranks", "elapsed", "samples_done", "epochs_done"}  # `History` adds the last three
 
 
 @dataclass(frozen=True)

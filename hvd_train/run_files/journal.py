@@ -34,6 +34,8 @@ class StepRecord:
     split: dict[str, float] | None
     # rank 0's `device.gpu_load`, every ten seconds
     gpu: Mapping[str, float] = field(default_factory=dict)
+    # `Pace.spread` since the last record
+    ranks: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def label(name: str) -> str:
     return _SHARES.get(name, name.replace("_", " "))
 
 
-TAKEN = {"train", "seconds", "gpu", "world"}
+TAKEN = {"train", "seconds", "gpu", "ranks", "world"}
 """The first parts of names at trackers, which scores cannot have."""
 _LINE_SECONDS = 10.0  # progress within an epoch is shown this often
 
@@ -166,8 +168,10 @@ class Journal:
         shown = {name: value for name, value in values.items() if name not in _NOT_PLOTTED}
         seconds = {f"seconds/{phase}": value for phase, value in (record.split or {}).items()}
         gpu = {f"gpu/{name}": value for name, value in record.gpu.items()}
+        ranks = {f"ranks/{name}": value for name, value in record.ranks.items()}
         self._plot(
-            {f"train/{name}": value for name, value in shown.items()} | seconds | gpu, record.step
+            {f"train/{name}": value for name, value in shown.items()} | seconds | gpu | ranks,
+            record.step,
         )
 
     def epoch(self, record: EpochRecord) -> None:
@@ -270,7 +274,7 @@ class Journal:
             self._trackers.add(known, step)
 
 
-_NOT_PLOTTED = "epoch", "step", "samples", "split", "gpu"
+_NOT_PLOTTED = "epoch", "step", "samples", "split", "gpu", "ranks"
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:

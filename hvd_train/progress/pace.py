@@ -1,0 +1,140 @@
+"""Find the ranks that are slower than the others, from the times that all ranks have."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_train.progress.clock import PHASES
+
+Numbers = npt.NDArray[np.float64]
+_UPDATES, SAMPLES, MICRO_BATCHES, _SECONDS = range(4)
+FIELDS = _SECONDS + len(PHASES)
+"""The times of a rank, or sums of them: updates, samples, micro-batches, seconds of each phase."""
+_GROW = [PHASES.index(phase) for phase in ("data", "forward", "backward")]  # with the work
+_OWN = [number for number, phase in enumerate(PHASES) if phase != "reduction"]
+_WARM_UP = 5  # updates that pay for allocation, compilation and tuning
+_WINDOW_S = 5.0
+_WINDOWS = 6  # in a row that speak for a change
+_SLOW = 1.2
+_RECOVERED = 1.1
+_MATTERS = 0.05  # of the time of a step
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A rank that is slower than the others, and the phase in which it loses most."""
+
+    factor: float
+    phase: str
+    seconds: float  # a step in this phase
+    median: float  # of the others
+
+    def __str__(self) -> str:
+        what = "code outside the passes" if self.phase == "other" else self.phase
+        own, others = (f"{1000 * seconds:.3g} ms" for seconds in (self.seconds, self.median))
+        return (
+            f"{self.factor:.1f} times slower than the others: "
+            f"{what} takes {own}, {others} on the others (median)"
+        )
+
+
+class Pace:
+    """Compares the ranks of a world, with the same result on all of them.
+
+    A rank is slow if its own work takes more than 1.2 times the median of the others in each window
+    of 5 s for 30 s, and more than 5% of a step longer. It has recovered if it takes at most 1.1
+    times the median for 30 s.
+    """
+
+    def __init__(self, ranks: int, window_s: float = _WINDOW_S) -> None:
+        self.sums: Numbers = np.zeros((ranks, FIELDS))  # of all updates after the first ones
+        self.slow: dict[int, Slow] = {}  # by rank, as they were named
+        self._window_s = window_s
+        self._at_window = self.sums.copy()
+        self._at_spread = self.sums.copy()
+        self._seconds = 0.0  # since the window began
+        self._streaks = np.zeros(ranks, int)  # windows in a row
+        self._warm_up = _WARM_UP
+
+    def add(self, times: npt.NDArray[np.floating]) -> dict[int, Slow | None]:
+        """Add the times of the ranks in an update, [ranks * FIELDS].
+
+        Return the ranks that are slow from now on, and with None those that have recovered.
+        """
+        if self._warm_up:
+            self._warm_up -= 1
+            return {}
+        self.sums += times.reshape(self.sums.shape)
+        self._seconds += sum(times[_SECONDS:FIELDS].tolist())  # a step is as long on all ranks
+        return self._end_window() if self._seconds >= self._window_s else {}
+
+    def _end_window(self) -> dict[int, Slow | None]:
+        window = self.sums - self._at_window
+        self._at_window = self.sums.copy()
+        self._seconds = 0.0
+        factors = np.minimum(_factors(window, SAMPLES), _factors(window, MICRO_BATCHES))
+        is_slow = np.isin(np.arange(len(factors)), [*self.slow])
+        votes = np.where(is_slow, factors <= _RECOVERED, factors > _SLOW)
+        self._streaks = np.where(votes, self._streaks + 1, 0)
+        changes = dict[int, Slow | None]()
+        for rank in np.flatnonzero(self._streaks == _WINDOWS).tolist():
+            self._streaks[rank] = 0
+            changes[rank] = None
+            if self.slow.pop(rank, None) is None:
+                changes[rank] = self.slow[rank] = _described(window, rank, float(factors[rank]))
+        return changes
+
+    def spread(self) -> dict[str, float]:
+        """Return the number of the slowest rank since the last call, its seconds of own
+        work a step, and the median of all ranks. Empty without updates.
+        """
+        sums = self.sums - self._at_spread
+        self._at_spread = self.sums.copy()
+        own = seconds_a_step(sums, MICRO_BATCHES)[:, _OWN].sum(1)
+        if np.isnan(own).all():
+            return {}
+        slowest = int(np.nanargmax(own))
+        figures = {"slowest": own[slowest], "median": np.nanmedian(own)}
+        seconds = {name: round(float(value), 6) for name, value in figures.items()}
+        return {"slowest_rank": slowest, **seconds}
+
+
+def seconds_a_step(sums: Numbers, unit: int) -> Numbers:
+    """Return the seconds of each rank in each phase of a step, [ranks, phases], if all had
+    the same number of SAMPLES or MICRO_BATCHES. NaN for a rank without any.
+    """
+    work = np.where(sums[:, unit] > 0, sums[:, unit], np.nan)
+    seconds: Numbers = sums[:, _SECONDS:] / np.where(sums[:, :1] > 0, sums[:, :1], np.nan)
+    seconds[:, _GROW] *= (sums[:, unit].mean() / work)[:, None]
+    return seconds
+
+
+def _factors(sums: Numbers, unit: int) -> Numbers:
+    """Return how much longer than the median of the others the own work of each rank takes;
+    1 if it does not matter for a step.
+    """
+    own = seconds_a_step(sums, unit)[:, _OWN].sum(1)
+    others = _medians_of_others(own)
+    step = sums[0, _SECONDS:].sum() / sums[0, _UPDATES]
+    matters = own - others > _MATTERS * step
+    factors: Numbers = np.where(matters, own / others, np.minimum(own / others, 1))
+    return factors
+
+
+def _medians_of_others(values: Numbers) -> Numbers:
+    """Return for each of the values, [n], the median of the others, without NaN."""
+    others = np.count_nonzero(~np.isnan(values)) - 1
+    if others < 1:
+        return np.full(len(values), np.nan)
+    ordered = np.sort(values)  # NaN last
+    places = np.argsort(np.argsort(values))
+    middle = [ordered[number + (places <= number)] for number in ((others - 1) // 2, others // 2)]
+    return (middle[0] + middle[1]) / 2
+
+
+def _described(sums: Numbers, rank: int, factor: float) -> Slow:
+    seconds = seconds_a_step(sums, MICRO_BATCHES)
+    medians = np.nanmedian(np.delete(seconds, rank, axis=0), axis=0)
+    phase = max(_OWN, key=lambda number: seconds[rank, number] - medians[number])
+    return Slow(factor, PHASES[phase], float(seconds[rank, phase]), float(medians[phase]))
