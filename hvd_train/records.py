@@ -121,5 +121,5 @@ def _of_step(ranks: Membership, result: Answer) -> StepRecord:
         samples_per_second=clock.samples_per_second,
         split=clock.split.take(),
         gpu=gpu_load(ranks.parts.device) if clock.gpu_looks.comes() else {},
-        ranks=ranks.updater.pace.spread(),
+        ranks=ranks.updater.pace.spread,
     )

@@ -65,10 +65,10 @@ class Message(NamedTuple):
     measures: Tensor  # sums of the measures
     votes: Tensor  # [3]: stop, commit, change; above 0 if a rank votes for it
     other_buffers: Tensor  # [1]: above 0 if micro-batch 0 has changed a buffer that is not averaged
-    seconds: Tensor  # [1]: of training so far
+    # [1 + ranks * pace.FIELDS]: seconds of training so far; the times of each rank, if several
+    seconds: Tensor
     trained: Tensor  # [16]: the bits of a digest of the trained parameters
     samples: Tensor  # [8]: the fingerprint of the samples; [0] without a ledger
-    times: Tensor  # [ranks * pace.FIELDS]: each rank adds its own; [0] on a single rank
 
     @property
     def sizes(self) -> list[int]:
@@ -461,11 +461,10 @@ class Attempt:
         votes = self._votes
         passes = self._sums_of_passes
         nothing = (0.0,) * self.measuring.num_sums
-        times = np.zeros(updater.pace.sums.shape, np.float32)
+        times = np.zeros(updater.pace.shape, np.float32)
         rank = updater.world.place.rank
         times[rank : rank + 1] = updater.split.last
-        from_host = torch.from_numpy(np.append(np.float32(votes.seconds), times))
-        from_host = from_host.to(device, non_blocking=True)
+        seconds = torch.from_numpy(np.append(np.float32(votes.seconds), times))
         samples = torch.empty(0, device=device)
         if updater.ledger:
             mine = np.concatenate(
@@ -476,10 +475,9 @@ class Attempt:
             measures=reduce(operator.add, passes) if passes else _constant(nothing, device, dtype),
             votes=_constant((float(votes.stop), float(votes.commit), float(votes.change)), device),
             other_buffers=_constant((float(updater.buffers.others_changed),), device),
-            seconds=from_host[:1],
+            seconds=seconds.to(device, non_blocking=True),
             trained=_constant(self._trained.digest, device),
             samples=samples,
-            times=from_host[1:],
         )
         self._sizes = message.sizes
         # A tensor of its own: the sum over the ranks is written into it.
@@ -588,9 +586,10 @@ class Attempt:
         updater.split.end_update(
             sum(len(micro.samples) for micro in batch.micro_batches), len(batch.micro_batches)
         )
-        updater.changes |= updater.pace.add(on_host.times.numpy())
+        seconds = on_host.seconds.numpy()
+        updater.changes |= updater.pace.add(seconds[1:])
         stop, commit, change = (on_host.votes > 0).tolist()
-        votes = Votes(stop, commit, change, on_host.seconds.item())
+        votes = Votes(stop, commit, change, float(seconds[0]))
         state.end_update(votes.seconds, exponents)
         samples = from_bytes(on_host.samples.tolist()) if updater.ledger else None
         scores = Scores(totals.means(), totals.count, *kept)

@@ -48,14 +48,20 @@ class Pace:
     """
 
     def __init__(self, ranks: int, window_s: float = _WINDOW_S) -> None:
-        self.sums: Numbers = np.zeros((ranks, FIELDS))  # of all updates after the first ones
+        self.window: Numbers = np.zeros((ranks, FIELDS))  # the sums of the last whole window
+        # in it: the slowest rank, its seconds of own work a step, and the median of all ranks
+        self.spread: dict[str, float] = {}
         self.slow: dict[int, Slow] = {}  # by rank, as they were named
         self._window_s = window_s
-        self._at_window = self.sums.copy()
-        self._at_spread = self.sums.copy()
+        self._sums = self.window
         self._seconds = 0.0  # since the window began
         self._streaks = np.zeros(ranks, int)  # windows in a row
         self._warm_up = _WARM_UP
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Ranks and FIELDS."""
+        return self.window.shape
 
     def add(self, times: npt.NDArray[np.floating]) -> dict[int, Slow | None]:
         """Add the times of the ranks in an update, [ranks * FIELDS].
@@ -65,15 +71,17 @@ class Pace:
         if self._warm_up:
             self._warm_up -= 1
             return {}
-        self.sums += times.reshape(self.sums.shape)
+        self._sums += times.reshape(self._sums.shape)
         self._seconds += sum(times[_SECONDS:FIELDS].tolist())  # a step is as long on all ranks
         return self._end_window() if self._seconds >= self._window_s else {}
 
     def _end_window(self) -> dict[int, Slow | None]:
-        window = self.sums - self._at_window
-        self._at_window = self.sums.copy()
+        self.window = self._sums
+        self._sums = np.zeros(self.window.shape)
         self._seconds = 0.0
-        factors = np.minimum(_factors(window, SAMPLES), _factors(window, MICRO_BATCHES))
+        seconds = seconds_a_step(self.window, MICRO_BATCHES)
+        self.spread = _spread(seconds)
+        factors = np.minimum(_factors(seconds), _factors(seconds_a_step(self.window, SAMPLES)))
         is_slow = np.isin(np.arange(len(factors)), [*self.slow])
         votes = np.where(is_slow, factors <= _RECOVERED, factors > _SLOW)
         self._streaks = np.where(votes, self._streaks + 1, 0)
@@ -82,22 +90,8 @@ class Pace:
             self._streaks[rank] = 0
             changes[rank] = None
             if self.slow.pop(rank, None) is None:
-                changes[rank] = self.slow[rank] = _described(window, rank, float(factors[rank]))
+                changes[rank] = self.slow[rank] = _described(seconds, rank, float(factors[rank]))
         return changes
-
-    def spread(self) -> dict[str, float]:
-        """Return the number of the slowest rank since the last call, its seconds of own
-        work a step, and the median of all ranks. Empty without updates.
-        """
-        sums = self.sums - self._at_spread
-        self._at_spread = self.sums.copy()
-        own = seconds_a_step(sums, MICRO_BATCHES)[:, _OWN].sum(1)
-        if np.isnan(own).all():
-            return {}
-        slowest = int(np.nanargmax(own))
-        figures = {"slowest": own[slowest], "median": np.nanmedian(own)}
-        seconds = {name: round(float(value), 6) for name, value in figures.items()}
-        return {"slowest_rank": slowest, **seconds}
 
 
 def seconds_a_step(sums: Numbers, unit: int) -> Numbers:
@@ -110,14 +104,13 @@ def seconds_a_step(sums: Numbers, unit: int) -> Numbers:
     return seconds
 
 
-def _factors(sums: Numbers, unit: int) -> Numbers:
+def _factors(seconds: Numbers) -> Numbers:
     """Return how much longer than the median of the others the own work of each rank takes;
-    1 if it does not matter for a step.
+    at most 1 if it does not matter for a step.
     """
-    own = seconds_a_step(sums, unit)[:, _OWN].sum(1)
+    own = seconds[:, _OWN].sum(1)
     others = _medians_of_others(own)
-    step = sums[0, _SECONDS:].sum() / sums[0, _UPDATES]
-    matters = own - others > _MATTERS * step
+    matters = own - others > _MATTERS * np.nanmean(seconds.sum(1))
     factors: Numbers = np.where(matters, own / others, np.minimum(own / others, 1))
     return factors
 
@@ -130,11 +123,21 @@ def _medians_of_others(values: Numbers) -> Numbers:
     ordered = np.sort(values)  # NaN last
     places = np.argsort(np.argsort(values))
     middle = [ordered[number + (places <= number)] for number in ((others - 1) // 2, others // 2)]
-    return (middle[0] + middle[1]) / 2
+    medians: Numbers = (middle[0] + middle[1]) / 2
+    return medians
 
 
-def _described(sums: Numbers, rank: int, factor: float) -> Slow:
-    seconds = seconds_a_step(sums, MICRO_BATCHES)
+def _described(seconds: Numbers, rank: int, factor: float) -> Slow:
     medians = np.nanmedian(np.delete(seconds, rank, axis=0), axis=0)
     phase = max(_OWN, key=lambda number: seconds[rank, number] - medians[number])
     return Slow(factor, PHASES[phase], float(seconds[rank, phase]), float(medians[phase]))
+
+
+def _spread(seconds: Numbers) -> dict[str, float]:
+    own = seconds[:, _OWN].sum(1)
+    slowest = int(np.nanargmax(own))
+    figures = {"slowest": own[slowest], "median": np.nanmedian(own)}
+    return {
+        "slowest_rank": slowest,
+        **{name: round(float(value), 6) for name, value in figures.items()},
+    }

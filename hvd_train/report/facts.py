@@ -33,7 +33,7 @@ def facts(run: History) -> dict[str, str]:
         "state": run.state,
         "model": str(run.settings.get("model", "not set")),
         "data": str(run.settings.get("data", "not set")),
-        "workers": str(run.world_size or "?"),
+        "workers": f"{run.world_size or '?'}{_spread(run)}",
         "epochs": f"{done:.4g} of {epochs or '?'}",
         "steps": f"{run.furthest('step'):,.0f}",
         "samples/s": f"{speed:,.0f}" if speed else "unknown",
@@ -42,6 +42,17 @@ def facts(run: History) -> dict[str, str]:
         "an epoch": duration(fmean(times)) if times else "unknown",
         "skipped steps": f"{run.furthest('skipped_steps'):,.0f}",
     }
+
+
+def _spread(run: History) -> str:
+    """Return how long the ranks work in a step, if known: the slowest one and the median."""
+    spreads = [step["ranks"] for step in run.steps if isinstance(step.get("ranks"), dict)]
+    last = next(filter(None, reversed(spreads)), {})
+    times = numbers([last], "slowest") + numbers([last], "median")
+    if len(times) < 2:
+        return ""
+    slowest, median = (f"{1000 * seconds:.3g}" for seconds in times)
+    return f" (rank {last.get('slowest_rank')} works {slowest} ms a step, the median {median} ms)"
 
 
 def _memory(run: History) -> str:

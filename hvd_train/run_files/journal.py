@@ -34,7 +34,7 @@ class StepRecord:
     split: dict[str, float] | None
     # rank 0's `device.gpu_load`, every ten seconds
     gpu: Mapping[str, float] = field(default_factory=dict)
-    # `Pace.spread` since the last record
+    # `Pace.spread`, of the last seconds
     ranks: Mapping[str, float] = field(default_factory=dict)
 
 
