@@ -457,6 +457,7 @@ class Loops:
     def _passes(self, step: Step, optimizers: Sequence[str]) -> Generator[MicroBatch, None, Agreed]:
         """Attempt an update once. Raises RankLost."""
         ranks = self.ranks
+        ranks.clock.split.mark("other")
         batch = ranks.batches.next(step.epoch - 1)
         turn = sum(earlier == key_of(optimizers) for earlier, _ in step.answers)
         attempt = ranks.updater.begin(ranks.state, batch, self._votes(), optimizers, turn)

@@ -49,7 +49,7 @@ class Pace:
 
     def __init__(self, ranks: int, window_s: float = _WINDOW_S) -> None:
         self.window: Numbers = np.zeros((ranks, FIELDS))  # the sums of the last whole window
-        # in it: the slowest rank, its seconds of own work a step, and the median of all ranks
+        # in it: the seconds of own work a step of the slowest rank, and the median
         self.spread: dict[str, float] = {}
         self.slow: dict[int, Slow] = {}  # by rank, as they were named
         self._window_s = window_s
@@ -80,7 +80,8 @@ class Pace:
         self._sums = np.zeros(self.window.shape)
         self._seconds = 0.0
         seconds = seconds_a_step(self.window, MICRO_BATCHES)
-        self.spread = _spread(seconds)
+        own = seconds[:, _OWN].sum(1)
+        self.spread = {"slowest": float(np.nanmax(own)), "median": float(np.nanmedian(own))}
         factors = np.minimum(_factors(seconds), _factors(seconds_a_step(self.window, SAMPLES)))
         is_slow = np.isin(np.arange(len(factors)), [*self.slow])
         votes = np.where(is_slow, factors <= _RECOVERED, factors > _SLOW)
@@ -131,13 +132,3 @@ def _described(seconds: Numbers, rank: int, factor: float) -> Slow:
     medians = np.nanmedian(np.delete(seconds, rank, axis=0), axis=0)
     phase = max(_OWN, key=lambda number: seconds[rank, number] - medians[number])
     return Slow(factor, PHASES[phase], float(seconds[rank, phase]), float(medians[phase]))
-
-
-def _spread(seconds: Numbers) -> dict[str, float]:
-    own = seconds[:, _OWN].sum(1)
-    slowest = int(np.nanargmax(own))
-    figures = {"slowest": own[slowest], "median": np.nanmedian(own)}
-    return {
-        "slowest_rank": slowest,
-        **{name: round(float(value), 6) for name, value in figures.items()},
-    }

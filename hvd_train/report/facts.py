@@ -45,14 +45,14 @@ def facts(run: History) -> dict[str, str]:
 
 
 def _spread(run: History) -> str:
-    """Return how long the ranks work in a step, if known: the slowest one and the median."""
+    """Return how long the slowest rank and the median rank work in a step, if known."""
     spreads = [step["ranks"] for step in run.steps if isinstance(step.get("ranks"), dict)]
-    last = next(filter(None, reversed(spreads)), {})
-    times = numbers([last], "slowest") + numbers([last], "median")
-    if len(times) < 2:
+    slowest = numbers(spreads, "slowest")
+    median = numbers(spreads, "median")
+    if not (slowest and median):
         return ""
-    slowest, median = (f"{1000 * seconds:.3g}" for seconds in times)
-    return f" (rank {last.get('slowest_rank')} works {slowest} ms a step, the median {median} ms)"
+    slowest_ms, median_ms = 1000 * slowest[-1], 1000 * median[-1]
+    return f" (work in a step: slowest {slowest_ms:.3g} ms, median {median_ms:.3g} ms)"
 
 
 def _memory(run: History) -> str:

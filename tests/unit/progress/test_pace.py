@@ -54,7 +54,6 @@ def test_a_slow_rank_is_named_once_and_once_more_when_it_has_recovered(
     assert found.median == pytest.approx(even()[2].get(phase, 0.0) / 1000)
     assert play(pace, 60, slow, *others) == {}
     assert pace.spread == {
-        "slowest_rank": 0,
         "slowest": pytest.approx(sum(slow[2].values()) / 1000),
         "median": pytest.approx(np.median([sum(r[2].values()) for r in [slow, *others]]) / 1000),
     }

@@ -1,0 +1,149 @@
+"""A slow rank has a name: ranks as threads, whose time passes by their work and their waits."""
+
+import threading
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import override
+
+from hvd_train import membership
+from hvd_train.progress.clock import Split
+from hvd_train.report.facts import facts
+from hvd_train.run_files.history import read
+from hvd_train.session import Session
+from hvd_train.world.world import PendingSum
+from tests.support.launching import records
+from tests.support.programs import Stop, played
+from tests.support.runs import RUN
+from tests.support.worlds import ThreadWorld, own_generator, run_ranks
+
+
+class Clock(threading.local):
+    """The clock of this thread's rank."""
+
+    time = 0.0
+
+
+CLOCK = Clock()
+SLOW_UNTIL = 20  # step
+
+
+class TimedWorld(ThreadWorld):
+    """A rank waits for the latest one."""
+
+    begun: ClassVar[dict[Any, list[float]]] = defaultdict(list)
+
+    @override
+    def _give(self, name: str, value: Any) -> tuple[str, int]:
+        self.begun[id(self._meeting), name, self._turns[name]].append(CLOCK.time)
+        return super()._give(name, value)
+
+    def _wait(self, name: str) -> None:
+        key = (id(self._meeting), name, self._turns[name] - 1)
+        CLOCK.time = max(CLOCK.time, *self.begun[key])
+
+    @override
+    def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
+        wait = super().start_sum(tensor, name)
+
+        def timed() -> Tensor:
+            total = wait()
+            self._wait(f"sum {name}")
+            return total
+
+        return timed
+
+
+class Data:
+    """Samples that take time on a slow rank."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, number: int) -> tuple[Tensor, int]:
+        self._work("data")
+        return torch.cos(torch.arange(8.0) + number), number % 3
+
+
+class Network(nn.Module):
+    """A network that takes time for its passes."""
+
+    def __init__(self, work: Any) -> None:
+        super().__init__()
+        self.work = work
+        self.first = nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.work("forward")
+        hidden = self.norm(self.first(inputs))
+        hidden.register_hook(lambda _: self.work("backward"))
+        outputs: Tensor = self.last(hidden)
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("place", "phase", "sync_batch_norm"),
+    [
+        ("data", "data", False),
+        ("forward", "forward", False),
+        ("backward", "backward", False),
+        ("forward", "forward", True),
+        ("backward", "backward", True),
+        ("before a pass", "other", False),
+        ("after a pass", "other", False),
+        ("after a step", "other", False),
+    ],
+)
+def test_a_slow_rank_is_named_with_host_and_phase(
+    place: str, phase: str, sync_batch_norm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, and once more when it has recovered; also if the layers of the others wait for it."""
+    monkeypatch.setattr(membership, "split_on", lambda device: Split(lambda: CLOCK.time))
+
+    def train(world: ThreadWorld) -> None:
+        step_number = 0
+
+        def work(at: str) -> None:
+            is_slow = world.place.rank == 1 and at == place and step_number < SLOW_UNTIL
+            CLOCK.time += 0.3 + 3 * is_slow
+
+        def program(session: Session, model: Any, optimizer: Any, stop: Stop) -> None:
+            nonlocal step_number
+            for step in session.steps():
+                step_number = step.number
+                work("before a pass")
+                for micro in step:
+                    inputs, targets = micro.batch
+                    micro.backward(F.cross_entropy(model(inputs), targets, reduction="none"))
+                    work("after a pass")
+                work("after a step")
+
+        played(
+            world,
+            program,
+            make=lambda: own_generator(Network(work)),
+            data=Data(work),
+            epochs=25,
+            global_batch_size=12,
+            batch_size=4,
+            sync_batch_norm=sync_batch_norm,
+        )
+
+    run_ranks(3, train, kind=TimedWorld)
+    events = [event for event in records("event") if event["name"] in ("slow", "recovered")]
+    assert [(event["name"], event["rank"]) for event in events] == [("slow", 1), ("recovered", 1)]
+    assert events[0]["phase"] == phase
+    assert events[0]["factor"] > 1.2
+    assert f"rank 1 on {events[0]['host']} is " in events[0]["message"]
+    assert any(step["ranks"] for step in records("step"))
+    assert "work in a step: slowest " in facts(read(Path(RUN)))["workers"]
