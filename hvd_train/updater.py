@@ -65,10 +65,10 @@ class Message(NamedTuple):
     measures: Tensor  # sums of the measures
     votes: Tensor  # [3]: stop, commit, change; above 0 if a rank votes for it
     other_buffers: Tensor  # [1]: above 0 if micro-batch 0 has changed a buffer that is not averaged
-    # [1 + ranks * pace.FIELDS]: seconds of training so far; the times of each rank, if several
-    seconds: Tensor
+    seconds: Tensor  # [1]: of training so far
     trained: Tensor  # [16]: the bits of a digest of the trained parameters
     samples: Tensor  # [8]: the fingerprint of the samples; [0] without a ledger
+    times: Tensor  # [ranks * pace.FIELDS] of each rank if `Pace.is_due`, else 0; [0] without others
 
     @property
     def sizes(self) -> list[int]:
@@ -100,6 +100,7 @@ class Updater:
         self.split = split or Split()
         self.mark = self.split.mark
         self.pace = Pace(world.place.size if world.place.size > 1 else 0)
+        self.no_times = torch.zeros(self.pace.window.size, device=device)
         # ranks that have become slow, or (None) as fast as the others, and are not reported yet
         self.changes = dict[int, Slow | None]()
         self.autocast = autocast(config, device)
@@ -183,6 +184,12 @@ class Updater:
             trains_others,
         )
         return Attempt(self, state, batch, votes, of)
+
+    def times_of_ranks(self) -> Tensor:
+        """Return the times of this rank, [ranks * pace.FIELDS], with zeros for the others."""
+        times = torch.zeros(self.pace.shape)
+        times[self.world.place.rank] = torch.tensor(self.split.times())
+        return times.flatten().to(self.device, non_blocking=True)
 
     def _note_trained(self, name: str, trained: Sequence[nn.Parameter], state: TrainState) -> bool:
         """Return whether the trained parameters are others than in the
@@ -461,10 +468,6 @@ class Attempt:
         votes = self._votes
         passes = self._sums_of_passes
         nothing = (0.0,) * self.measuring.num_sums
-        times = np.zeros(updater.pace.shape, np.float32)
-        rank = updater.world.place.rank
-        times[rank : rank + 1] = updater.split.last
-        seconds = torch.from_numpy(np.append(np.float32(votes.seconds), times))
         samples = torch.empty(0, device=device)
         if updater.ledger:
             mine = np.concatenate(
@@ -475,9 +478,10 @@ class Attempt:
             measures=reduce(operator.add, passes) if passes else _constant(nothing, device, dtype),
             votes=_constant((float(votes.stop), float(votes.commit), float(votes.change)), device),
             other_buffers=_constant((float(updater.buffers.others_changed),), device),
-            seconds=seconds.to(device, non_blocking=True),
+            seconds=torch.tensor([votes.seconds]).to(device, non_blocking=True),
             trained=_constant(self._trained.digest, device),
             samples=samples,
+            times=updater.times_of_ranks() if updater.pace.is_due else updater.no_times,
         )
         self._sizes = message.sizes
         # A tensor of its own: the sum over the ranks is written into it.
@@ -583,13 +587,12 @@ class Attempt:
         }
         self._release()
         updater.note_last_gradients()
-        updater.split.end_update(
-            sum(len(micro.samples) for micro in batch.micro_batches), len(batch.micro_batches)
-        )
-        seconds = on_host.seconds.numpy()
-        updater.changes |= updater.pace.add(seconds[1:])
+        updater.split.end_update([len(micro.samples) for micro in batch.micro_batches])
         stop, commit, change = (on_host.votes > 0).tolist()
-        votes = Votes(stop, commit, change, float(seconds[0]))
+        votes = Votes(stop, commit, change, on_host.seconds.item())
+        if updater.pace.is_due:
+            updater.changes |= updater.pace.add(on_host.times.numpy())
+        updater.pace.come_to(votes.seconds)
         state.end_update(votes.seconds, exponents)
         samples = from_bytes(on_host.samples.tolist()) if updater.ledger else None
         scores = Scores(totals.means(), totals.count, *kept)

@@ -2,7 +2,7 @@
 
 import operator
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,9 +10,11 @@ _GPU_SECONDS = 10.0  # from one look at the load of the GPU to the next
 _WARMUP_STEPS = 5  # the first steps pay for allocation, tuning and Horovod's negotiation
 
 
+Marks = list[tuple[str, Any, Any]]
 PHASES = ("data", "forward", "backward", "reduction", "optimizer", "other")
 """The phases of a step; "data" is the wait for samples, "reduction" the wait for other
 ranks."""
+_MOST_UPDATES = 100  # that are not added up yet
 
 
 class Split:
@@ -20,10 +22,6 @@ class Split:
 
     A mark gives the time since the last mark to a phase.
     """
-
-    last: tuple[float, ...]
-    """Of this rank in the last update of which a GPU is surely through: 1, samples,
-    micro-batches, and the seconds of each phase; zeros before."""
 
     def __init__(
         self,
@@ -40,13 +38,11 @@ class Split:
 
     def forget(self) -> None:
         """Forget all marks so far."""
-        self._marks = list[tuple[str, Any, Any]]()  # since the last update
-        # of the last update, which are read late: a GPU works asynchronously
-        self._ended = list[tuple[str, Any, Any]]()
-        self._work = (0, 0)
-        self._spent = dict.fromkeys(PHASES, 0.0)
-        self._updates = 0
-        self.last = self._read = (0.0,) * (3 + len(PHASES))
+        self._marks: Marks = []  # since the last update
+        # of updates, with the sizes of micro-batches; read late: a GPU works asynchronously
+        self._ended = list[tuple[Marks, Sequence[int]]]()
+        self._sums = dict.fromkeys(("updates", "samples", "micro-batches", *PHASES), 0.0)
+        self._at_call = {call: [*self._sums.values()] for call in ("take", "times")}
 
     def mark(self, phase: str) -> None:
         """Give the time since the last mark to one of PHASES."""
@@ -54,16 +50,15 @@ class Split:
         self._marks.append((phase, now, self._last))
         self._last = now
 
-    def end_update(self, samples: int, micro_batches: int) -> None:
-        """End an update of this work. The host has waited for its sums, so a GPU is
-        through with the update before, which `last` gives.
+    def end_update(self, micro_batches: Sequence[int]) -> None:
+        """End an update of micro-batches of these sizes. The host has waited for its sums,
+        so a GPU is through with the updates before.
         """
         self.mark("optimizer")
-        self._read_ended()
-        self.last = self._read
-        self._ended = self._marks
+        self._ended.append((self._marks, micro_batches))
         self._marks = []
-        self._work = samples, micro_batches
+        if len(self._ended) > _MOST_UPDATES:
+            self._add_up(_MOST_UPDATES)
 
     def restart(self) -> None:
         """Leave out the time since the last mark."""
@@ -74,24 +69,31 @@ class Split:
 
         None without updates. A GPU finishes the last one first.
         """
-        self._read_ended()
-        spent = self._spent
-        updates = self._updates
-        self._spent = dict.fromkeys(PHASES, 0.0)
-        self._updates = 0
-        return {phase: seconds / updates for phase, seconds in spent.items()} if updates else None
+        self._add_up(len(self._ended))
+        updates, _, _, *seconds = self._since_last("take")
+        return {p: s / updates for p, s in zip(PHASES, seconds, strict=True)} if updates else None
 
-    def _read_ended(self) -> None:
-        if not self._ended:
-            return
-        seconds = dict.fromkeys(PHASES, 0.0)
-        for phase, end, start in self._ended:
-            seconds[phase] += self._seconds(end, start)
-        for phase, spent in seconds.items():
-            self._spent[phase] += spent
-        self._ended = []
-        self._updates += 1
-        self._read = (1.0, *self._work, *seconds.values())
+    def times(self) -> list[float]:
+        """Return the updates since the last call that a GPU is through with, their samples
+        and micro-batches on this rank, and the seconds of each phase.
+        """
+        self._add_up(len(self._ended) - 1)
+        return self._since_last("times")
+
+    def _since_last(self, call: str) -> list[float]:
+        before = self._at_call[call]
+        self._at_call[call] = [*self._sums.values()]
+        return [now - then for now, then in zip(self._at_call[call], before, strict=True)]
+
+    def _add_up(self, updates: int) -> None:
+        sums = self._sums
+        for marks, micro_batches in self._ended[: max(0, updates)]:
+            for phase, end, start in marks:
+                sums[phase] += self._seconds(end, start)
+            sums["updates"] += 1
+            sums["samples"] += sum(micro_batches)
+            sums["micro-batches"] += len(micro_batches)
+        del self._ended[: max(0, updates)]
 
 
 class Timer:

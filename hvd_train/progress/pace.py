@@ -10,10 +10,10 @@ from hvd_train.progress.clock import PHASES
 Numbers = npt.NDArray[np.float64]
 _UPDATES, SAMPLES, MICRO_BATCHES, _SECONDS = range(4)
 FIELDS = _SECONDS + len(PHASES)
-"""The times of a rank, or sums of them: updates, samples, micro-batches, seconds of each phase."""
+"""The times of a rank (`Split.times`): updates, samples, micro-batches, seconds of each phase."""
 _GROW = [PHASES.index(phase) for phase in ("data", "forward", "backward")]  # with the work
 _OWN = [number for number, phase in enumerate(PHASES) if phase != "reduction"]
-_WARM_UP = 5  # updates that pay for allocation, compilation and tuning
+_EVERY_S = 1.0  # for a rank to send its times
 _WINDOW_S = 5.0
 _WINDOWS = 6  # in a row that speak for a change
 _SLOW = 1.2
@@ -42,6 +42,8 @@ class Slow:
 class Pace:
     """Compares the ranks of a world, with the same result on all of them.
 
+    Ranks send their times once a second, so that the other steps pay nothing.
+
     A rank is slow if its own work takes more than 1.2 times the median of the others in each window
     of 5 s for 30 s, and more than 5% of a step longer. It has recovered if it takes at most 1.1
     times the median for 30 s.
@@ -52,24 +54,34 @@ class Pace:
         # in it: the seconds of own work a step of the slowest rank, and the median
         self.spread: dict[str, float] = {}
         self.slow: dict[int, Slow] = {}  # by rank, as they were named
+        self.is_due = False  # whether the next message has the times
+        self._due_at: float | None = None
         self._window_s = window_s
         self._sums = self.window
         self._seconds = 0.0  # since the window began
         self._streaks = np.zeros(ranks, int)  # windows in a row
-        self._warm_up = _WARM_UP
+        self._is_warm = False
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Ranks and FIELDS."""
         return self.window.shape
 
+    def come_to(self, seconds: float) -> None:
+        """Note the seconds of training, in which all ranks agree."""
+        if self._due_at is None:
+            self._due_at = seconds + _EVERY_S
+        self.is_due = len(self.window) > 0 and seconds >= self._due_at
+        if self.is_due:
+            self._due_at = seconds + _EVERY_S
+
     def add(self, times: npt.NDArray[np.floating]) -> dict[int, Slow | None]:
-        """Add the times of the ranks in an update, [ranks * FIELDS].
+        """Add the times that the ranks have sent, [ranks * FIELDS].
 
         Return the ranks that are slow from now on, and with None those that have recovered.
         """
-        if self._warm_up:
-            self._warm_up -= 1
+        if not self._is_warm:  # the first steps pay for allocation, compilation and tuning
+            self._is_warm = True
             return {}
         self._sums += times.reshape(self._sums.shape)
         self._seconds += sum(times[_SECONDS:FIELDS].tolist())  # a step is as long on all ranks

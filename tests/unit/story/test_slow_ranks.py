@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from hvd_train import membership
-from hvd_train.progress.clock import Split
+from hvd_train.progress.clock import Split, TrainingClock
 from hvd_train.report.facts import facts
 from hvd_train.run_files.history import read
 from hvd_train.session import Session
@@ -30,6 +30,12 @@ class Clock(threading.local):
 
 
 CLOCK = Clock()
+
+
+def now() -> float:
+    return CLOCK.time
+
+
 SLOW_UNTIL = 20  # step
 
 
@@ -108,7 +114,11 @@ def test_a_slow_rank_is_named_with_host_and_phase(
     place: str, phase: str, sync_batch_norm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, and once more when it has recovered; also if the layers of the others wait for it."""
-    monkeypatch.setattr(membership, "split_on", lambda device: Split(lambda: CLOCK.time))
+
+    def clock(commit_seconds: float | None, split: Split) -> TrainingClock:
+        return TrainingClock(commit_seconds, Split(now), now)
+
+    monkeypatch.setattr(membership, "TrainingClock", clock)
 
     def train(world: ThreadWorld) -> None:
         step_number = 0
