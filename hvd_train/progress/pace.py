@@ -16,6 +16,8 @@ _OWN = [number for number, phase in enumerate(PHASES) if phase != "reduction"]
 _EVERY_S = 1.0  # for a rank to send its times
 _WINDOW_S = 5.0
 _WINDOWS = 6  # in a row that speak for a change
+_SIGMAS = 3.0  # of the noise, that they must be off on average
+_MEMORY = 20  # windows, for the noise
 _SLOW = 1.2
 _RECOVERED = 1.1
 _MATTERS = 0.05  # of the time of a step
@@ -46,7 +48,7 @@ class Pace:
 
     A rank is slow if its own work takes more than 1.2 times the median of the others in each window
     of 5 s for 30 s, and more than 5% of a step longer. It has recovered if it takes at most 1.1
-    times the median for 30 s.
+    times the median for 30 s. Both take longer if the times vary a lot between windows.
     """
 
     def __init__(self, ranks: int, window_s: float = _WINDOW_S) -> None:
@@ -59,7 +61,11 @@ class Pace:
         self._window_s = window_s
         self._sums = self.window
         self._seconds = 0.0  # since the window began
-        self._streaks = np.zeros(ranks, int)  # windows in a row
+        self._streaks = np.zeros(ranks)  # windows in a row that speak for a change
+        self._evidence = np.zeros(ranks)  # how far from _SLOW their factors were, added logarithms
+        self._logs = np.zeros(ranks)  # of the last factors
+        self._noise = np.zeros(ranks)  # their variance, from one window to the next
+        self._windows = 0
         self._is_warm = False
 
     @property
@@ -95,12 +101,19 @@ class Pace:
         own = seconds[:, _OWN].sum(1)
         self.spread = {"slowest": float(np.nanmax(own)), "median": float(np.nanmedian(own))}
         factors = np.minimum(_factors(seconds), _factors(seconds_a_step(self.window, SAMPLES)))
+        before, self._logs = self._logs, np.log(np.nan_to_num(factors, nan=1.0))
+        squares = (self._logs - before) ** 2 / 2
+        self._noise += (squares - self._noise) / min(self._windows + 1, _MEMORY)
+        self._windows += 1
         is_slow = np.isin(np.arange(len(factors)), [*self.slow])
         votes = np.where(is_slow, factors <= _RECOVERED, factors > _SLOW)
+        distances = np.abs(self._logs - np.log(_SLOW))
         self._streaks = np.where(votes, self._streaks + 1, 0)
+        self._evidence = np.where(votes, self._evidence + distances, 0)
+        is_sure = self._evidence > _SIGMAS * np.sqrt(self._noise * self._streaks)
         changes = dict[int, Slow | None]()
-        for rank in np.flatnonzero(self._streaks == _WINDOWS).tolist():
-            self._streaks[rank] = 0
+        for rank in np.flatnonzero((self._streaks >= _WINDOWS) & is_sure).tolist():
+            self._streaks[rank] = self._evidence[rank] = 0
             changes[rank] = None
             if self.slow.pop(rank, None) is None:
                 changes[rank] = self.slow[rank] = _described(seconds, rank, float(factors[rank]))

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_train.progress.clock import PHASES
@@ -80,6 +80,7 @@ def test_ranks_with_other_work_or_a_little_more_time_are_not_slow(
     assert play(Pace(len(ranks)), 120, *ranks) == {}, why
 
 
+@settings(max_examples=20)
 @given(st.lists(st.floats(0.0, 3.0), min_size=24, max_size=24), st.integers(2, 5))
 def test_stalls_now_and_then_are_not_slow(stalls: list[float], quiet: int) -> None:
     """A loader may stall for seconds, if there are windows without it."""
@@ -89,3 +90,17 @@ def test_stalls_now_and_then_are_not_slow(stalls: list[float], quiet: int) -> No
         assert pace.slow == {}
         if number % quiet == 0:
             play(pace, 11, even(), even(), even())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_is_not_slow(seed: int) -> None:
+    """On two ranks that other programs slow down by turns; a slow rank among them is named."""
+    random = np.random.default_rng(seed)
+    pace = Pace(2)
+
+    def window(factor: float) -> dict[int, Slow | None]:
+        others, slow = np.exp(random.normal(0, 0.4, 2)) * (1, factor)
+        return play(pace, 5, even(backward=60 * others), even(backward=60 * slow))
+
+    assert not any(window(1.0) for _ in range(60))
+    assert any(window(5.0).get(1) for _ in range(12))
