@@ -8,6 +8,7 @@ from hvd_train.data.loader import Ahead
 from hvd_train.parts import Parts
 from hvd_train.progress.clock import Split
 from hvd_train.progress.order import Batch, Indices, Order, assignments, epoch_size
+from hvd_train.progress.shares import Shares
 from hvd_train.state import TrainState
 from hvd_train.world.world import Place
 
@@ -19,13 +20,21 @@ class Batches:
     """This rank's part of each step, as a function of the progress and the world."""
 
     def __init__(
-        self, config: Config, parts: Parts, state: TrainState, place: Place, split: Split
+        self,
+        config: Config,
+        parts: Parts,
+        state: TrainState,
+        place: Place,
+        split: Split,
+        shares: Shares,
     ) -> None:
         self._config = config
         self._parts = parts
         self._state = state
         self._place = place
         self._split = split
+        self._shares = shares
+        self._version = 0  # of the shares of what was made ahead
         self._ahead: Ahead | None = None
         self._last: tuple[int, Batch] | None = None  # the last batch, and the steps before it
 
@@ -47,18 +56,32 @@ class Batches:
         """
         state = self._state
         place = self._place
+        shares = self._shares
+        if self._version != shares.version and self._is_new_step:
+            self.restart()
+            self._version = shares.version
         if self._ahead is None:
             self._last = None
             cursor = state.progress.cursor
             work = assignments(
-                self._order(epoch), cursor, state.layout, place.rank, place.size, self.epoch_size
+                self._order(epoch),
+                cursor,
+                state.layout,
+                place.rank,
+                place.size,
+                self.epoch_size,
+                shares.owners,
             )
             if os.environ.get(REVERSED):
                 work = (replace(batch, micro_batches=batch.micro_batches[::-1]) for batch in work)
             self._ahead = Ahead(self._parts.train_loader.load(epoch, work), self._split.mark)
-        if self._last is None or self._last[0] != state.progress.step:
+        if self._last is None or self._is_new_step:
             self._last = state.progress.step, next(self._ahead)
         return self._last[1]
+
+    @property
+    def _is_new_step(self) -> bool:
+        return self._last is None or self._last[0] != self._state.progress.step
 
     def prepare(self) -> None:
         """Make the next batch ready while gradients are reduced."""

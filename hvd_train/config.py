@@ -310,6 +310,9 @@ class RunConfig:
     """Number of the newest checkpoints to keep; one, if the disk is full."""
     log_steps: int = may_change(10, "at least 1")
     """Steps from one line of metrics to the next."""
+    balance: Literal["auto", "on", "off"] = may_change("auto")
+    """Deal the micro-batches of a step to workers by their measured speed (auto: if they have
+    different GPUs or processors), which does not change the result."""
     max_time: str | None = may_change(None)
     """End the run after this time of training (without start-ups, over all restarts), as in 2h30m,
     90m or 45s: with final weights, test score and summary. A longer time continues the run."""
@@ -408,6 +411,11 @@ class Config:
             wanted = _FIELDS[name].metadata.get("wanted")
             if wanted and value is not None and not _RANGES[wanted](value):
                 raise UsageError(f"{flag(name)} is {value:g}; it must be {wanted}")
+        if self.run.balance == "on" and self.model.sync_batch_norm:
+            raise UsageError(
+                "--balance on: --sync-batch-norm needs equal shares, since the passes that run at "
+                "once decide its statistics; leave out one of them"
+            )
         if (warmup := self.schedule.warmup_epochs) > self.schedule.epochs:
             raise UsageError(
                 f"--warmup-epochs {warmup:g} is more than --epochs {self.schedule.epochs}"

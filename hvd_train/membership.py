@@ -35,9 +35,10 @@ from hvd_train.parts import Optimizers, Parts, fresh_state
 from hvd_train.profiling import Profile
 from hvd_train.progress.clock import TrainingClock
 from hvd_train.progress.order import layout_for, resized_layout
+from hvd_train.progress.shares import Shares
 from hvd_train.result import Result, describe
 from hvd_train.run_files import run_folder
-from hvd_train.run_files.environment import environment
+from hvd_train.run_files.environment import environment, processor
 from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.state import Snapshot, TrainState
 from hvd_train.tasks.task import Measuring, Scores, Task
@@ -81,6 +82,7 @@ class RankReport:
     step: int = 0  # steps done since the run began
     digest: str = ""  # of the state; empty if the rank has none
     reason: str = ""  # why the rank left its last world, for the user
+    device: str = ""  # the name of its GPU or processor
     run_dir: Path | None = None  # if the rank knows it
     waits: Label = START_OF_PROGRAM  # where its program is
     # where its state is: there, or further on if another rank has sent it
@@ -206,7 +208,7 @@ def change_between(
 class Membership:
     """The part of this process in the worlds of a training, one after another.
 
-    What changes with the world is made for each: `updater`, `batches`, `profile`.
+    What changes with the world is made for each: `updater`, `shares`, `batches`, `profile`.
     """
 
     def __init__(
@@ -243,6 +245,7 @@ class Membership:
         self.left_at = 0.0  # when this rank left the last world, by time.perf_counter
         job = os.environ.get("SLURM_JOB_ID", "")
         self._member = Member(launcher.host_name(os.environ), os.getpid(), job)
+        self._device = gpu_name(parts.device) or processor()
         self._reason = ""  # why it left, for the user
         self._run_dir: Path | None = None  # the run folder, once rank 0 has claimed one
         self._broken_step = -1
@@ -352,7 +355,7 @@ class Membership:
         self._note_members(reports, decision)
         self.output.open(claim, state)
         self.output.write(run_folder.RANKS, [vars(member) for member in self.members])
-        self._begin_world(folder)
+        self._begin_world(folder, {report.device for report in reports})
         self.history.enter_world()
         if not self.has_joined:
             self.clock.join(state.seconds)
@@ -364,6 +367,7 @@ class Membership:
         program = self.world.program
         return RankReport(
             self._member,
+            device=self._device,
             survives=self.survives,
             step=self.state.progress.step,
             waits=history.waits,
@@ -403,8 +407,8 @@ class Membership:
         if self.change is not None and self.change.left:
             self._faults_in_row = 0  # a rank that left explains the fault
 
-    def _begin_world(self, run_dir: Path) -> None:
-        """Make what belongs to this world. Raises RankLost."""
+    def _begin_world(self, run_dir: Path, devices: set[str]) -> None:
+        """Make what belongs to this world of these kinds of devices. Raises RankLost."""
         config = self.config
         parts = self.parts
         state = self.state
@@ -412,7 +416,13 @@ class Membership:
         journal = self.output.journal
         split = self.clock.split
         self.updater = Updater(config, self.world, parts.model, parts.device, parts.training, split)
-        self.batches = Batches(config, parts, state, place, split)
+        balance = config.run.balance
+        # the passes of batch norm over ranks, which wait for one another, decide its statistics
+        follow = not config.model.sync_batch_norm and (
+            balance == "on" or (balance == "auto" and len(devices) > 1)
+        )
+        self.shares = Shares(place.size, follow_speed=follow)
+        self.batches = Batches(config, parts, state, place, split, self.shares)
         steps = config.run.profiled_steps
         file = (
             run_dir
@@ -511,8 +521,16 @@ class Membership:
 
     def evaluate(self, task: Task, measuring: Measuring, loader: Loader) -> Scores:
         """Return the scores of the weights that count over a set. Raises RankLost."""
-        model = self.state.result
-        return evaluate(self.config, self.parts.device, task, measuring, model, loader, self.world)
+        return evaluate(
+            self.config,
+            self.parts.device,
+            task,
+            measuring,
+            self.state.result,
+            loader,
+            self.world,
+            self.shares.owners,
+        )
 
     def close(self) -> None:
         """Finish what is being written, end the loader processes, and leave the model to others."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from hvd_train.errors import first_few
 from hvd_train.membership import Membership
 from hvd_train.network import optim
 from hvd_train.network.device import gpu_load, peak_memory_gib
@@ -25,6 +26,7 @@ def count_step(ranks: Membership, result: Answer) -> None:
     ranks.clock.step(size)
     step = state.progress.step
     _report_slow_ranks(ranks)
+    _share_by_speed(ranks)
     if result.fingerprint is not None:
         # It is summed with the gradients, so every rank that has finished a step has its entry.
         world_size = ranks.world.place.size
@@ -56,6 +58,32 @@ def _report_slow_ranks(ranks: Membership) -> None:
         else:
             text = f"rank {rank} on {host} is {slow}"
             ranks.output.journal.event("slow", text, **facts, **vars(slow))
+
+
+def _share_by_speed(ranks: Membership) -> None:
+    """Let the next step have other shares, if the times of the ranks call for it."""
+    layout = ranks.state.layout
+    count = len(layout.micro_batches(range(layout.global_batch)))
+    shares = ranks.shares
+    loss = shares.loss
+    has_changed = shares.follow(ranks.updater.pace, count)
+    if shares.loss and not loss:
+        size = math.ceil(layout.global_batch / (4 * ranks.world.place.size))
+        ranks.output.journal.event(
+            "note",
+            f"{count} micro-batches a step are too few to share them by speed: in a new run "
+            f"--global-batch-size {layout.global_batch} --batch-size {size} would make steps up to "
+            f"{shares.loss:.0%} shorter",
+        )
+    if not has_changed:
+        return
+    changed = [
+        f"rank {rank} on {ranks.members[rank].host} takes {number} of {count} micro-batches"
+        for rank, number in shares.changed(count).items()
+    ]
+    text = first_few(changed) or "all ranks take equal shares of the micro-batches again"
+    facts = {"step": ranks.state.progress.step, "owners": shares.owners(count)}
+    ranks.output.journal.event("shares", text, **facts)
 
 
 def of_updates(updates: Sequence[tuple[str, Answer]], num_samples: int) -> Answer:

@@ -12,9 +12,11 @@ from hvd_train.data.plain import numbers
 from hvd_train.errors import UsageError, first_few
 from hvd_train.network.buffers import unchanged
 from hvd_train.network.device import autocast
-from hvd_train.progress.order import BatchLayout, Order, assignments
+from hvd_train.progress.order import BatchLayout, Order, Owners, assignments
 from hvd_train.tasks.task import Field, Measuring, Scores, Task, kept_of, numbers_of, totals_of
 from hvd_train.world.world import World
+
+_ROUNDS = 8  # micro-batches of a rank that are dealt at once
 
 
 @torch.no_grad()
@@ -26,18 +28,20 @@ def evaluate(
     model: nn.Module,
     loader: Loader,
     world: World,
+    owners: Owners | None = None,
 ) -> Scores:
     """Return the scores over the set of `loader`, equal on all ranks.
 
-    `measuring` is the task's. Raises RankLost.
+    `measuring` is the task's. Ranks take micro-batches in turn, or the ones that they own. Raises
+    RankLost.
     """
     rank = world.place.rank
     size = world.place.size
     micro_batch = config.batch.eval_batch_size
     precision = autocast(config, device)
     # the same micro-batches for every world size
-    layout = BatchLayout(micro_batch * size, micro_batch)
-    work = assignments(Order(loader.num_samples), 0, layout, rank, size)
+    layout = BatchLayout(micro_batch * size * _ROUNDS, micro_batch)
+    work = assignments(Order(loader.num_samples), 0, layout, rank, size, owners=owners)
     with unchanged(model):
         model.eval()
         if not measuring.fields:  # a rank may have no samples

@@ -225,14 +225,25 @@ def epoch_size(batch: BatchConfig, layout: BatchLayout, num_samples: int) -> int
     return num_samples - num_samples % layout.global_batch if batch.drop_last else num_samples
 
 
+Owners = Callable[[int], Sequence[int]]
+"""Returns the rank of each micro-batch of a global batch, by their number."""
+
+
 def assignments(
-    order: Order, cursor: int, layout: BatchLayout, rank: int, size: int, stop: int | None = None
+    order: Order,
+    cursor: int,
+    layout: BatchLayout,
+    rank: int,
+    size: int,
+    stop: int | None = None,
+    owners: Owners | None = None,
 ) -> Iterator[Batch]:
     """Yield a rank's part of each step from `cursor` to position `stop`
     (the last one), to be loaded.
 
-    Rank r computes micro-batches r, r + size, ... of each global batch. The last batch may be
-    smaller, and a rank may have no micro-batch in it. No sample is repeated or dropped.
+    Rank r computes micro-batches r, r + size, ... of each global batch, or the ones that it owns.
+    The last batch may be smaller, and a rank may have no micro-batch in it. No sample is repeated
+    or dropped.
     """
     # Positions of several steps are looked up at once: a numpy call costs more than the samples of
     # a micro-batch.
@@ -243,7 +254,8 @@ def assignments(
         batches = [steps[number] for number in range(len(steps))[first : first + at_once]]
         pieces = map(layout.micro_batches, batches)
         spans = [
-            {number: micro[number] for number in range(rank, len(micro), size)} for micro in pieces
+            {number: micro[number] for number in _numbers_of(rank, len(micro), size, owners)}
+            for micro in pieces
         ]
         positions = [
             np.arange(span.start, span.stop, dtype=np.int64)
@@ -257,6 +269,12 @@ def assignments(
         for batch, mine in zip(batches, spans, strict=True):
             micro_batches = tuple(MicroBatch(number, next(of_micro_batches)) for number in mine)
             yield Batch(len(batch), len(layout.micro_batches(batch)), micro_batches)
+
+
+def _numbers_of(rank: int, count: int, size: int, owners: Owners | None) -> Iterable[int]:
+    if owners is None:
+        return range(rank, count, size)
+    return [number for number, owner in enumerate(owners(count)) if owner == rank]
 
 
 def choose_layout(batch: BatchConfig, size: int, num_samples: int) -> BatchLayout:

@@ -55,6 +55,7 @@ class Pace:
         self.window: Numbers = np.zeros((ranks, FIELDS))  # the sums of the last whole window
         # in it: the seconds of own work a step of the slowest rank, and the median
         self.spread: dict[str, float] = {}
+        self.windows = 0  # whole ones so far
         self.slow: dict[int, Slow] = {}  # by rank, as they were named
         self.is_due = False  # whether the next message has the times
         self._due_at: float | None = None
@@ -65,7 +66,6 @@ class Pace:
         self._evidence = np.zeros(ranks)  # how far from _SLOW their factors were, added logarithms
         self._logs = np.zeros(ranks)  # of the last factors
         self._noise = np.zeros(ranks)  # their variance, from one window to the next
-        self._windows = 0
         self._is_warm = False
 
     @property
@@ -103,8 +103,8 @@ class Pace:
         factors = np.minimum(_factors(seconds), _factors(seconds_a_step(self.window, SAMPLES)))
         before, self._logs = self._logs, np.log(np.nan_to_num(factors, nan=1.0))
         squares = (self._logs - before) ** 2 / 2
-        self._noise += (squares - self._noise) / min(self._windows + 1, _MEMORY)
-        self._windows += 1
+        self._noise += (squares - self._noise) / min(self.windows + 1, _MEMORY)
+        self.windows += 1
         is_slow = np.isin(np.arange(len(factors)), [*self.slow])
         votes = np.where(is_slow, factors <= _RECOVERED, factors > _SLOW)
         distances = np.abs(self._logs - np.log(_SLOW))

@@ -25,7 +25,7 @@ def environment(hosts: Sequence[str], gpu: str | None) -> dict[str, Any]:
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "world_size": len(hosts),
         "ranks_of_hosts": dict(Counter(hosts)),
-        "device": gpu or _processor(),
+        "device": gpu or processor(),
         "host": socket.gethostname(),
         "cores": len(os.sched_getaffinity(0)),
         "system": platform.platform(),
@@ -33,7 +33,8 @@ def environment(hosts: Sequence[str], gpu: str | None) -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Return the name of this machine's processor."""
     # platform.processor() has no model name
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

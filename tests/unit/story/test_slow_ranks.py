@@ -1,5 +1,6 @@
 """A slow rank has a name: ranks as threads, whose time passes by their work and their waits."""
 
+import shutil
 import threading
 from collections import defaultdict
 from pathlib import Path
@@ -15,11 +16,13 @@ from hvd_train import membership
 from hvd_train.progress.clock import Split, TrainingClock
 from hvd_train.report.facts import facts
 from hvd_train.run_files.history import read
+from hvd_train.run_files.ledger import audit
 from hvd_train.session import Session
 from hvd_train.world.world import PendingSum
+from tests.support.elastic import TOLERANCE
 from tests.support.launching import records
-from tests.support.programs import Stop, played
-from tests.support.runs import RUN
+from tests.support.programs import Outcome, Stop, played
+from tests.support.runs import RUN, largest_difference
 from tests.support.worlds import ThreadWorld, own_generator, run_ranks
 
 
@@ -82,17 +85,18 @@ class Data:
 class Network(nn.Module):
     """A network that takes time for its passes."""
 
-    def __init__(self, work: Any) -> None:
+    def __init__(self, work: Any, norm: nn.Module) -> None:
         super().__init__()
         self.work = work
         self.first = nn.Linear(8, 8)
-        self.norm = nn.BatchNorm1d(8)
+        self.norm = norm
         self.last = nn.Linear(8, 3)
 
     def forward(self, inputs: Tensor) -> Tensor:
         self.work("forward")
         hidden = self.norm(self.first(inputs))
-        hidden.register_hook(lambda _: self.work("backward"))
+        if hidden.requires_grad:
+            hidden.register_hook(lambda _: self.work("backward"))
         outputs: Tensor = self.last(hidden)
         return outputs
 
@@ -141,7 +145,7 @@ def test_a_slow_rank_is_named_with_host_and_phase(
         played(
             world,
             program,
-            make=lambda: own_generator(Network(work)),
+            make=lambda: own_generator(Network(work, nn.BatchNorm1d(8))),
             data=Data(work),
             epochs=25,
             global_batch_size=12,
@@ -157,3 +161,45 @@ def test_a_slow_rank_is_named_with_host_and_phase(
     assert f"rank 1 on {events[0]['host']} is " in events[0]["message"]
     assert any(step["ranks"] for step in records("step"))
     assert "work in a step: slowest " in facts(read(Path(RUN)))["workers"]
+
+
+def test_a_slow_rank_takes_fewer_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights are the same, each sample counts once, and shares go back after 40 steps."""
+    monkeypatch.setattr(membership, "split_on", lambda device: Split(lambda: CLOCK.time))
+
+    def train(world: ThreadWorld, balance: str) -> Outcome:
+        step_number = 0
+
+        def work(at: str) -> None:
+            is_slow = world.place.rank == 1 and at == "forward" and step_number < 40
+            CLOCK.time += 0.3 + 3 * is_slow
+
+        def program(session: Session, model: Any, optimizer: Any, stop: Stop) -> None:
+            nonlocal step_number
+            for step in session.steps():
+                step_number = step.number
+                for micro in step:
+                    inputs, targets = micro.batch
+                    micro.backward(F.cross_entropy(model(inputs), targets, reduction="none"))
+            session.evaluate(Data(work), lambda model, batch: {"loss": model(batch[0])[:, 0]})
+
+        return played(
+            world,
+            program,
+            make=lambda: own_generator(Network(work, nn.Identity())),
+            data=Data(work),
+            epochs=60,
+            global_batch_size=24,
+            batch_size=2,
+            balance=balance,
+            ledger=True,
+        )
+
+    equal = run_ranks(3, lambda world: train(world, "off"), kind=TimedWorld)[0]
+    shutil.rmtree(RUN)
+    shared = run_ranks(3, lambda world: train(world, "on"), kind=TimedWorld)[0]
+    first, *_, last = [event for event in records("event") if event["name"] == "shares"]
+    assert first["owners"].count(1) < 4
+    assert last["message"] == "all ranks take equal shares of the micro-batches again"
+    assert largest_difference(equal[0], shared[0]) < TOLERANCE
+    assert not audit(Path(RUN)).faults
