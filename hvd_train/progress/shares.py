@@ -100,12 +100,16 @@ class Shares:
         if len(self._in_favour) < _IN_FAVOUR or self._since_change < _APART:
             return False
         by_rank = zip(*self._in_favour[-_IN_FAVOUR:], strict=True)
-        self._speeds = [_mean(speeds) for speeds in by_rank]
-        self._owners.clear()
+        self.change([_mean(speeds) for speeds in by_rank])
         self._in_favour.clear()
         self._since_change = 0
-        self.version += 1
         return True
+
+    def change(self, speeds: Sequence[Speed]) -> None:
+        """Deal the micro-batches of later steps by these speeds."""
+        self._speeds = list(speeds)
+        self._owners.clear()
+        self.version += 1
 
     @property
     def loss(self) -> float:

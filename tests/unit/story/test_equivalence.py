@@ -14,6 +14,7 @@ from torch import Tensor
 from hvd_train import Config
 from hvd_train.checkpoint import newest_good
 from hvd_train.progress.order import BatchLayout, EpochOrder, assignments
+from hvd_train.progress.shares import Shares, Speed
 from hvd_train.world.world import LocalWorld, PendingSum
 from tests.support import runs
 from tests.support.launching import json_lines
@@ -144,8 +145,14 @@ def test_each_sample_counts_once(data: st.DataObject) -> None:
         if per_worker:
             layout = BatchLayout(min(layout.micro_batch * size, num_samples), layout.micro_batch)
         steps = data.draw(st.integers(1, 8), label="steps until it changes")
+        shares = Shares(size, follow_speed=True)
+        if data.draw(st.booleans(), label="other shares"):
+            seconds = data.draw(st.lists(st.floats(0.1, 9), min_size=size, max_size=size))
+            shares.change([Speed(0.0, each) for each in seconds])
         ranks = [
-            islice(assignments(epoch_order, cursor, layout, rank, size), steps)
+            islice(
+                assignments(epoch_order, cursor, layout, rank, size, owners=shares.owners), steps
+            )
             for rank in range(size)
         ]
         before = cursor

@@ -22,9 +22,11 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
+from hvd_train.batches import Batches
 from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.loops import MicroBatch
-from hvd_train.progress.order import in_order
+from hvd_train.progress.order import Batch, in_order
+from hvd_train.progress.shares import Speed
 from hvd_train.run_files.ledger import audit
 from hvd_train.session import Session, parse_args
 from hvd_train.tasks.task import Each, Measure, Total
@@ -215,12 +217,22 @@ EVENTS = st.one_of(
 )
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_fault_changes_what_a_program_computes(
-    name: str, plays: int, expected: dict[str, Outcome]
+    name: str, plays: int, expected: dict[str, Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks die in updates, evaluations and meetings, miss a result that
-    others have, come and go.
+    others have, come and go, and take other shares of each step.
     """
     program, make = PROGRAMS[name]
+    next_batch = Batches.next
+
+    def with_other_shares(batches: Batches, epoch: int) -> Batch:
+        random = np.random.default_rng(batches._state.progress.step)
+        shares = batches._shares
+        if batches._is_new_step:
+            shares.change([Speed(0.0, random.uniform(1, 4)) for _ in range(batches._place.size)])
+        return next_batch(batches, epoch)
+
+    monkeypatch.setattr(Batches, "next", with_other_shares)
 
     @settings(max_examples=plays, deadline=None)
     @given(events=st.lists(EVENTS, max_size=4))
