@@ -14,6 +14,8 @@ ADDRESS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
 KEY = "HOROVOD_RENDEZVOUS_KEY"
 LOOPBACK = "127.0.0.1"
+UNSIGNED = "is not signed by this job"
+"""In the error for an answer by another key."""
 
 
 def get(
@@ -88,5 +90,5 @@ class HeldRequest:
             raise ConnectionError(f"the answer is garbled ({error!r})") from error
         expected = signature.of_answer(self._key, self._nonce, answer.status, body)
         if not signature.is_equal(answer.headers.get(signature.SIGNATURE, ""), expected):
-            raise ConnectionError("the answer is not signed by this job")
+            raise ConnectionError(f"the answer {UNSIGNED}")
         return body.decode()

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from hvd_train.errors import UsageError, whole_number
 from hvd_train.launch.workers import WORKER, elastic
 
+TORCHRUN = "torchrun"
+"""Or another launcher that sets its variables: Kubeflow, Azure ML, Ray, ..."""
 # Launcher, variable of the rank, variable of the size. Horovod's own come first: horovodrun over
 # MPI sets both.
 _VARIABLES = (
@@ -16,6 +18,7 @@ _VARIABLES = (
     ("MPICH", "PMI_RANK", "PMI_SIZE"),
     # not SLURM_NTASKS, which a batch script has as well
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    (TORCHRUN, "RANK", "WORLD_SIZE"),
 )
 
 
@@ -31,12 +34,18 @@ class Launch:
 def launched(environ: Mapping[str, str]) -> Launch | None:
     """Return the rank that a launcher gave to this process, or None without a launcher.
 
-    A single task of srun, perhaps a shell, has no launcher: its MPI could not start.
+    A single task of srun, perhaps a shell, has no launcher: its MPI could not start. A single rank
+    of torchrun runs alone.
     """
-    for launcher, rank, size in _VARIABLES:
+    known: Sequence[tuple[str, str, str]] = _VARIABLES
+    if "TORCHELASTIC_RUN_ID" in environ:  # torchrun, perhaps in a task of Slurm or MPI
+        known = (_VARIABLES[0], _VARIABLES[-1])
+    for launcher, rank, size in known:
         number = whole_number(environ.get(rank, ""))
         count = whole_number(environ.get(size, ""))
-        if number is not None and count is not None and (launcher, count) != ("srun", 1):
+        if number is None or count is None:
+            continue
+        if count > 1 or launcher not in ("srun", TORCHRUN):
             return Launch(launcher, number, count)
     return None
 
@@ -56,10 +65,8 @@ def prints(environ: Mapping[str, str]) -> bool:
 def refuse_others(
     environ: Mapping[str, str], command: Sequence[str], *, alone: bool = False
 ) -> None:
-    """Raise UsageError for ranks of Horovod's elastic driver or torchrun, and for any ranks
+    """Raise UsageError for ranks of Horovod's elastic driver, ranks without a number, and any ranks
     if a command runs `alone`.
-
-    Each process of torchrun would run alone.
     """
     if elastic(environ) and WORKER not in environ:
         raise UsageError(
@@ -67,7 +74,7 @@ def refuse_others(
         )
     size = whole_number(environ.get("WORLD_SIZE", "")) or 1
     ours = launched(environ)
-    # A task of Slurm that runs torchrun is no rank.
+    # A task of Slurm in which another launcher starts ranks is no rank.
     in_task = (
         ours is not None
         and ours.launcher == "srun"
@@ -80,10 +87,7 @@ def refuse_others(
             if alone
             else f"hvd-train launch --np {size} -- {shlex.join(command)}"
         )
-        started = (
-            f"WORLD_SIZE={size}: torchrun or another launcher started {size} processes, and "
-            "each would run alone"
-        )
+        started = f"WORLD_SIZE={size} without RANK: each of {size} processes would run alone"
         raise UsageError(f"{started}; type `{line}`, or `unset WORLD_SIZE` if no launcher set it")
     if alone and ours and ours.size > 1:
         one = f"this command runs alone: type `{shlex.join(command)}` without a launcher"

@@ -20,6 +20,7 @@ from hvd_train.launch import client, workers
 PATIENCE = "HVD_TRAIN_START_TIMEOUT_SECONDS"
 _FIRST_NOTICE_S = 15.0  # doubles with each notice
 _REQUEST_S = 30.0
+_PROBE_S = 5.0
 _calls = itertools.count()
 
 
@@ -35,6 +36,11 @@ def started(environ: Mapping[str, str]) -> None:
     if has_store(environ):
         with suppress(OSError):  # `call` reports an error of the store
             _put(environ, f"started/{environ['HOROVOD_RANK']}", socket.gethostname())
+
+
+def has_come(environ: Mapping[str, str]) -> bool:
+    """Return whether a process of this rank has come to the first roll call. Raises OSError."""
+    return bool(client.get(environ, f"hvd_train.here.0/{environ['HOROVOD_RANK']}", _PROBE_S))
 
 
 def call(environ: Mapping[str, str]) -> None:

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from hvd_train.errors import RankLost, UsageError, first_line
-from hvd_train.launch import client, interfaces, launcher, roll_call, slurm
+from hvd_train.launch import client, launcher, rendezvous, roll_call
 from hvd_train.launch.notice import Notice
 from hvd_train.launch.stacks import waiting
 from hvd_train.world.buckets import Reducer, memory_of_ranks
@@ -40,7 +40,7 @@ _PIECES_UNDER_WAY = 4
 
 
 class HorovodWorld(World):
-    """The ranks that horovodrun, mpirun or srun has started.
+    """The ranks that horovodrun, mpirun, srun or torchrun has started.
 
     `facts` are values, by name, that must be equal on all ranks. The constructor waits for all
     ranks.
@@ -63,8 +63,8 @@ class HorovodWorld(World):
         self._placed: list[Tensor] = []
         self._begun: list[int] = []  # the sums of this step
         self._notice = Notice()
-        if slurm.alone(os.environ):
-            _begin_rendezvous_of_srun()
+        if rendezvous.needed(os.environ):
+            _begin_rendezvous()
         self._connect()
 
     def _connect(self) -> None:
@@ -315,30 +315,27 @@ def _wait(handle: int) -> Tensor:
     return result
 
 
-def _begin_rendezvous_of_srun() -> None:
-    """Give Horovod this rank's place from Slurm; on rank 0, serve the
-    rendezvous until the process ends.
+def _begin_rendezvous() -> None:
+    """Give Horovod this rank's place; on rank 0, serve the rendezvous until the process ends.
 
     Raises: UsageError: if the server's port is in use, or rank 0 cannot be found.
     """
-    variables = slurm.variables(os.environ)
-    os.environ.update({**variables, client.KEY: slurm.key(os.environ)})
-    if variables["HOROVOD_RANK"] != "0":
-        slurm.find_rank_0(os.environ)
+    os.environ.update(rendezvous.variables(os.environ))
+    if os.environ["HOROVOD_RANK"] != "0":
+        rendezvous.find_rank_0(os.environ)
         return
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-    address = variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
-    port = int(variables["HOROVOD_GLOO_RENDEZVOUS_PORT"])
+    port = int(os.environ[client.PORT])
+    is_one_host = os.environ["HOROVOD_LOCAL_SIZE"] == os.environ["HOROVOD_SIZE"]
+    # This host may resolve its own name to another address than the other hosts do.
+    address = client.LOOPBACK if is_one_host else ""
     try:
-        # This node may resolve its own name to another address than the other nodes do.
-        server = RendezvousHTTPServer(
-            (address if interfaces.is_loopback(address) else "", port), RendezvousHandler, 0
-        )
+        server = RendezvousHTTPServer((address, port), RendezvousHandler, 0)
     except OSError as error:
         raise UsageError(
-            f"port {port}, which follows from the job's number, cannot be had ({error.strerror}): "
-            f"export {slurm.PORT}=N, a free one, before srun"
+            f"port {port} for the ranks cannot be had ({error.strerror}): export "
+            f"{rendezvous.PORT}=N, a free one, on all hosts"
         ) from None
     server.init([])
     threading.Thread(target=server.serve_forever, daemon=True).start()
