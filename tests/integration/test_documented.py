@@ -15,7 +15,7 @@ hosts = hosts_fixture(2, names=2, scope="module")
 
 # Other tests run the commands of these sections and of docs/building.md.
 ELSEWHERE = ("Slurm", "Containers", "Apptainer")
-PROGRAMS = ("hvd-train ", "horovodrun ", "mpirun ", "for size in ")
+PROGRAMS = ("hvd-train ", "horovodrun ", "mpirun ", "torchrun ", "for size in ")
 PAGES = ["../README.md", *sorted({path.name for path in DOCS.glob("*.md")} - {"building.md"})]
 LINES = {
     page: [

@@ -5,8 +5,10 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -33,7 +35,36 @@ slow = pytest.mark.slow
 
 OF_TESTS = {"PYTHONPATH": str(PROJECT)}
 STEPS = 3 * 23  # 1,437 images, 64 a step
+PLACE = """
+from hvd_train.run import connect
+world = connect()
+place = world.place
+print(place.rank, place.size, place.local_rank, place.local_size, world.gather(place.rank))
+"""
 RANK = {"gloo": "HOROVOD_RANK"} | dict.fromkeys(("mpi", "mpirun", "launch"), "OMPI_COMM_WORLD_RANK")
+
+
+def test_ranks_of_any_launcher_connect(tmp_path: Path) -> None:
+    """Their places come from RANK, WORLD_SIZE and the like; two processes import torch."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}
+    job |= {"HVD_TRAIN_PORT": port, "XDG_CACHE_HOME": str(tmp_path)}
+    with ExitStack() as stack:
+        ranks = [
+            stack.enter_context(
+                started(
+                    [sys.executable, "-c", PLACE],
+                    tmp_path,
+                    tmp_path / f"{rank}.txt",
+                    {**job, "RANK": rank, "LOCAL_RANK": rank},
+                )
+            )
+            for rank in ("0", "1")
+        ]
+        assert [rank.wait(100) for rank in ranks] == [0, 0], (tmp_path / "0.txt").read_text()
+    printed = [(tmp_path / f"{rank}.txt").read_text() for rank in "01"]
+    assert printed == ["0 2 0 2 [0, 1]\n", "1 2 1 2 [0, 1]\n"]
 
 
 @pytest.mark.parametrize("launcher", ["gloo", pytest.param("mpi", marks=slow), "mpirun"])

@@ -212,7 +212,9 @@ def test_the_newest_run_is_the_default(capsys: pytest.CaptureFixture[str]) -> No
         assert "hvd-train: the newest run: runs/a\n" in capsys.readouterr().err
 
 
-def test_torchrun_is_refused_by_a_program_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_without_a_number_are_refused_by_a_program_of_the_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("sys.argv", ["mine.py"])
     with pytest.raises(UsageError, match=r"type `hvd-train launch --np 2 -- python mine\.py`"):

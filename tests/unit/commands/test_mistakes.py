@@ -8,7 +8,8 @@ import torch
 from hvd_train import cli
 
 UNDER = {  # variables of a launcher
-    "torchrun": {"WORLD_SIZE": "4", "RANK": "1", "LOCAL_RANK": "1"},
+    "torchrun": {"WORLD_SIZE": "4", "RANK": "0", "LOCAL_RANK": "0"},
+    "WORLD_SIZE": {"WORLD_SIZE": "4"},
     "mpirun": {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"},
     "horovodrun --min-np": {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2", "HOROVOD_ELASTIC": "1"},
 }
@@ -277,10 +278,13 @@ MISTAKES = [
     ("train --data mistaken:strings", ITEM),
     ("train --data mistaken:floats", ITEM),
     # Launchers.
-    ("torchrun: train", "torchrun or another launcher started 4 processes"),
-    ("torchrun: bench throughput", "type `hvd-train launch --np 4 -- hvd-train bench throughput`"),
+    ("torchrun: report", "torchrun started 4 processes, and this command runs alone"),
+    (
+        "WORLD_SIZE: bench throughput",
+        "type `hvd-train launch --np 4 -- hvd-train bench throughput`",
+    ),
     ("horovodrun --min-np: train digits", "type `hvd-train launch --elastic`"),
-    ("torchrun: report", "type `hvd-train report`, or `unset WORLD_SIZE` if no launcher set it"),
+    ("WORLD_SIZE: report", "type `hvd-train report`, or `unset WORLD_SIZE` if no launcher set it"),
     ("mpirun: doctor", "type `hvd-train doctor` without a launcher"),
     # Ways to start ranks.
     ("launch -n 0", "-n/-np/--np: 0: it must be a whole number from 1 on"),

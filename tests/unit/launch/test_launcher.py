@@ -27,7 +27,19 @@ def test_other_hosts_can_use_the_name_of_this_one() -> None:
 IN_TORCHRUN = {"WORLD_SIZE": "4", "RANK": "1", "LOCAL_RANK": "1"}
 
 
-def test_our_launchers_ignore_variables_of_torchrun() -> None:
+def test_torchrun_is_the_last_launcher_but_may_be_in_a_task() -> None:
+    """A single rank runs alone."""
+    task = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
+    assert launched(IN_TORCHRUN) == Launch("torchrun", 1, 4)
+    assert launched({**IN_TORCHRUN, "WORLD_SIZE": "1"}) is None
+    assert launched({**task, **IN_TORCHRUN}) == Launch("srun", 1, 2)
+    of_agent = {**IN_TORCHRUN, "TORCHELASTIC_RUN_ID": "none"}
+    assert launched({**task, **of_agent}) == Launch("torchrun", 1, 4)
+    of_horovod = {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}
+    assert launched({**of_agent, **of_horovod}) == Launch("horovodrun", 0, 2)
+
+
+def test_our_launchers_ignore_variables_of_others() -> None:
     for environ in (
         {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"},
         {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "WORLD_SIZE": "16"},

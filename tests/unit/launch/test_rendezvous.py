@@ -1,5 +1,5 @@
-"""Ranks that srun starts: Slurm's variables become Horovod's, and tasks
-find rank 0 by their key.
+"""Ranks that srun or torchrun starts: the launcher's variables become Horovod's, and
+ranks find rank 0 by their key.
 """
 
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from horovod.runner.http.http_server import RendezvousServer
 
 from hvd_train.errors import UsageError
-from hvd_train.launch import client, launcher, slurm
+from hvd_train.launch import client, launcher, rendezvous
 
 TASK_4 = {
     "SLURM_JOB_ID": "1234",
@@ -18,19 +18,34 @@ TASK_4 = {
 }
 TASK_4 |= {"SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_NODEID": "1", "SLURMD_NODENAME": "gpu08"}
 TASK_4 |= {"SLURM_PROCID": "4", "SLURM_LOCALID": "1"}  # of 5 tasks, on the second of two nodes
+# The second rank of the second of two hosts.
+RANK_3 = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+RANK_3 |= {"MASTER_ADDR": "h1", "MASTER_PORT": "29500"}
+SECRET = "0123456789abcdef"
 
 
-def test_a_task_gets_its_ranks_and_the_rendezvous() -> None:
-    assert slurm.alone(TASK_4)
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def places(found: dict[str, str]) -> dict[str, int]:
+    """Return the numbers of a rank by name."""
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+    return {name: int(found[f"HOROVOD_{name}"]) for name in names}
+
+
+def test_a_task_of_slurm_gets_its_ranks_and_the_rendezvous() -> None:
+    assert rendezvous.needed(TASK_4)
     for other in (
         {"SLURM_STEP_NUM_TASKS": "1"},
         {"PMI_RANK": "4", "PMI_SIZE": "5"},
         {"PMIX_RANK": "4"},
     ):
-        assert not slurm.alone({**TASK_4, **other})
+        assert not rendezvous.needed({**TASK_4, **other})
     assert launcher.launched(TASK_4) == launcher.Launch("srun", 4, 5)
-    found = slurm.variables(TASK_4)
-    expected = {
+    found = rendezvous.variables(TASK_4)
+    assert places(found) == {
         "RANK": 4,
         "SIZE": 5,
         "LOCAL_RANK": 1,
@@ -38,73 +53,120 @@ def test_a_task_gets_its_ranks_and_the_rendezvous() -> None:
         "CROSS_RANK": 1,
         "CROSS_SIZE": 2,
     }
-    assert {name: int(found[f"HOROVOD_{name}"]) for name in expected} == expected
     assert found[client.ADDRESS] == "gpu07"
     third = {**TASK_4, "SLURM_PROCID": "2", "SLURM_LOCALID": "2", "SLURM_NODEID": "0"}
     # only the first node has a third rank
-    assert slurm.variables(third)["HOROVOD_CROSS_SIZE"] == "1"
+    assert rendezvous.variables(third)["HOROVOD_CROSS_SIZE"] == "1"
     steps = [
         {**TASK_4, "SLURM_JOB_ID": job, "SLURM_STEP_ID": step}
         for job in ("1234", "1235")
         for step in ("0", "1")
     ]
-    assert len({slurm.variables(step)[client.PORT] for step in steps}) == 4
-    assert slurm.variables({**TASK_4, slurm.PORT: "4321"})[client.PORT] == "4321"
-    assert slurm.tasks_per_node("2(x2),1,4(x2)") == [2, 2, 1, 4, 4]
+    assert len({rendezvous.variables(step)[client.PORT] for step in steps}) == 4
+    assert rendezvous.variables({**TASK_4, rendezvous.PORT: "4321"})[client.PORT] == "4321"
+    assert rendezvous.tasks_per_node("2(x2),1,4(x2)") == [2, 2, 1, 4, 4]
 
 
-def test_wrong_variables_are_named() -> None:
-    with pytest.raises(UsageError, match="SLURM_LOCALID"):
-        slurm.variables({name: value for name, value in TASK_4.items() if name != "SLURM_LOCALID"})
-
-
-@pytest.fixture
-def task(tmp_path: Path) -> dict[str, str]:
-    return {
-        "SLURM_JOB_ID": "7",
-        "SLURM_STEP_ID": "1",
-        client.ADDRESS: "127.0.0.1",
-        "XDG_CACHE_HOME": str(tmp_path),
+def test_a_rank_of_torchrun_gets_its_ranks_and_the_rendezvous() -> None:
+    """A launcher that sets neither local rank nor local size has a rank for each host."""
+    rank_3 = {**RANK_3, rendezvous.SECRET: SECRET}
+    assert rendezvous.needed(rank_3)
+    assert not rendezvous.needed({**rank_3, "HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"})
+    found = rendezvous.variables(rank_3)
+    assert places(found) == {
+        "RANK": 3,
+        "SIZE": 4,
+        "LOCAL_RANK": 1,
+        "LOCAL_SIZE": 2,
+        "CROSS_RANK": 1,
+        "CROSS_SIZE": 2,
     }
+    assert (found[client.ADDRESS], found[client.PORT]) == ("h1", "30500")
+    assert rendezvous.variables({**rank_3, "MASTER_PORT": "65000"})[client.PORT] == "64000"
+    one_each = {name: value for name, value in rank_3.items() if not name.startswith("LOCAL")}
+    found = rendezvous.variables(one_each)
+    assert list(places(found).values()) == [3, 4, 0, 1, 3, 4]
+    on_one_host = {**RANK_3, "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
+    assert rendezvous.variables(on_one_host)[client.ADDRESS] == client.LOOPBACK
 
 
-def test_tasks_find_rank_0_by_their_key(
-    task: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another step and a requeued job have another key."""
-    key = slurm.key(task)
-    assert slurm.key(task) == key
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        (TASK_4 | {"SLURM_LOCALID": "x"}, "srun has started this process, but .*'x'"),
+        (TASK_4 | {rendezvous.PORT: "0"}, "HVD_TRAIN_PORT is '0'"),
+        ({**RANK_3, "MASTER_PORT": ""}, "torchrun has started this process, but .*''"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "'LOCAL_WORLD_SIZE'"),
+        ({**RANK_3, "LOCAL_RANK": "0"}, "the same number of ranks on each host, numbered by host"),
+        ({**RANK_3, "GROUP_WORLD_SIZE": "3"}, "the same number of ranks on each host"),
+        (RANK_3, "export the same HVD_TRAIN_SECRET on all hosts"),
+        ({**RANK_3, rendezvous.SECRET: "short"}, "HVD_TRAIN_SECRET has fewer than 16 characters"),
+        (
+            {**RANK_3, rendezvous.SECRET_FILE: "/nowhere"},
+            "HVD_TRAIN_SECRET_FILE: /nowhere: No such file",
+        ),
+    ],
+)
+def test_wrong_variables_are_named(environ: dict[str, str], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        rendezvous.variables(environ)
+
+
+def test_ranks_with_one_secret_have_one_key(tmp_path: Path) -> None:
+    """It differs between jobs, and a file may have the secret."""
+    key = rendezvous.variables({**RANK_3, rendezvous.SECRET: SECRET})[client.KEY]
+    (tmp_path / "secret").write_text(f"{SECRET}\n")
+    in_file = {rendezvous.SECRET_FILE: str(tmp_path / "secret")}
+    rank_0 = {**RANK_3, "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
+    assert rendezvous.variables({**rank_0, **in_file})[client.KEY] == key
+    others = ({"MASTER_PORT": "29501"}, {"TORCHELASTIC_RUN_ID": "8"})
+    assert key not in [
+        rendezvous.variables({**RANK_3, **in_file, **other})[client.KEY] for other in others
+    ]
+
+
+def key_of(environ: dict[str, str]) -> str:
+    return rendezvous.variables(environ)[client.KEY]
+
+
+def test_ranks_find_rank_0_by_their_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another step and a requeued job of Slurm have another key."""
+    key = key_of(TASK_4)
+    assert key_of(TASK_4) == key
     others = {
-        slurm.key({**task, name: "2"})
+        key_of({**TASK_4, name: "2"})
         for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
     }
     assert len({*others, key}) == 4
-    assert slurm.key({**task, client.KEY: "from srun"}) == "from srun"
+    assert key_of({**TASK_4, client.KEY: "from srun"}) == "from srun"
     monkeypatch.setenv(client.KEY, key)
     server = RendezvousServer()
-    task[client.PORT] = str(server.start(address="127.0.0.1"))
-    monkeypatch.setattr(slurm, "_PATIENCE_S", 0.0)
+    rank = {client.ADDRESS: "127.0.0.1", "HOROVOD_RANK": "1"}
+    rank[client.PORT] = str(server.start(address="127.0.0.1"))
+    monkeypatch.setattr(rendezvous, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(rendezvous, "_WRONG_KEY_S", 0.0)
     try:
-        slurm.find_rank_0(task)
+        rendezvous.find_rank_0(rank)
+        client.put(rank, "hvd_train.here.0/1", "yes")
+        with pytest.raises(UsageError, match="has not ended since a rank was started again"):
+            rendezvous.find_rank_0(rank)
         monkeypatch.setenv(client.KEY, others.pop())
         with pytest.raises(UsageError, match="not signed by this job"):
-            slurm.find_rank_0(task)
+            rendezvous.find_rank_0(rank)
     finally:
         server.stop()
 
 
-def test_no_other_account_can_read_or_plant_the_key(task: dict[str, str], tmp_path: Path) -> None:
-    slurm.key(task)
-    file = tmp_path / "hvd_train" / "srun.key"
+def test_no_other_account_can_read_or_plant_the_secret(tmp_path: Path) -> None:
+    key_of(TASK_4)
+    file = tmp_path / ".cache" / "hvd_train" / "secret"
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     assert [*file.parent.iterdir()] == [file]
     file.rename(tmp_path / "planted")
     file.symlink_to(tmp_path / "planted")
-    with pytest.raises(
-        UsageError, match=r"srun.key \(Too many levels .*: export HOROVOD_RENDEZVOUS_KEY="
-    ):
-        slurm.key(task)
+    with pytest.raises(UsageError, match=r"secret \(Too many levels .*: export the same HVD_TRAIN"):
+        key_of(TASK_4)
     file.unlink()
     file.write_text("")
     with pytest.raises(UsageError, match="it is no secret of this user"):
-        slurm.key(task)
+        key_of(TASK_4)
