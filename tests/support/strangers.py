@@ -169,6 +169,8 @@ def kind_of(process: psutil.Process) -> str:
     names = {Path(word).name for word in line}
     if names & {"mpirun", "orterun", "prterun", "orted", "hydra_pmi_proxy", "mpiexec"}:
         return "mpirun"
+    if "torchrun" in names:
+        return "torchrun"
     if names & {"srun", "slurmstepd", "slurmd", "slurmctld"} or line[0].startswith("slurmstepd"):
         return "Slurm"
     is_launcher = names & {"horovodrun", "hvd_train.elastic.driver"}
