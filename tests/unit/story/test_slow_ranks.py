@@ -101,6 +101,16 @@ class Network(nn.Module):
         return outputs
 
 
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let trainings read the clock of their rank."""
+
+    def clock(commit_seconds: float | None, split: Split) -> TrainingClock:
+        return TrainingClock(commit_seconds, Split(now), now)
+
+    monkeypatch.setattr(membership, "TrainingClock", clock)
+
+
 @pytest.mark.parametrize(
     ("place", "phase", "sync_batch_norm"),
     [
@@ -115,14 +125,9 @@ class Network(nn.Module):
     ],
 )
 def test_a_slow_rank_is_named_with_host_and_phase(
-    place: str, phase: str, sync_batch_norm: bool, monkeypatch: pytest.MonkeyPatch
+    place: str, phase: str, sync_batch_norm: bool
 ) -> None:
     """Once, and once more when it has recovered; also if the layers of the others wait for it."""
-
-    def clock(commit_seconds: float | None, split: Split) -> TrainingClock:
-        return TrainingClock(commit_seconds, Split(now), now)
-
-    monkeypatch.setattr(membership, "TrainingClock", clock)
 
     def train(world: ThreadWorld) -> None:
         step_number = 0
@@ -163,9 +168,8 @@ def test_a_slow_rank_is_named_with_host_and_phase(
     assert "work in a step: slowest " in facts(read(Path(RUN)))["workers"]
 
 
-def test_a_slow_rank_takes_fewer_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_rank_takes_fewer_micro_batches() -> None:
     """The weights are the same, each sample counts once, and shares go back after 40 steps."""
-    monkeypatch.setattr(membership, "split_on", lambda device: Split(lambda: CLOCK.time))
 
     def train(world: ThreadWorld, balance: str) -> Outcome:
         step_number = 0
