@@ -74,7 +74,8 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except Exception as error:  # noqa: BLE001  # the user's code may raise anything
-        if not exit_report.send(os.environ, error):
+        is_sent = exit_report.send(os.environ, error)
+        if not is_sent and exit_report.is_printed_here(error):
             print(exit_report.described(error), file=sys.stderr)
         return 1
 

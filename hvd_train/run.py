@@ -27,7 +27,7 @@ from hvd_train.data.identity import Identity
 from hvd_train.data.random_numbers import seed_all
 from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError
-from hvd_train.launch import exit_report, launcher, stacks, workers
+from hvd_train.launch import cause, exit_report, launcher, stacks, workers
 from hvd_train.loops import Loops
 from hvd_train.membership import Membership
 from hvd_train.network import freeze, models, weights
@@ -94,6 +94,7 @@ def opened(
     """
     console.outlive()
     stacks.register()
+    cause.show_native_crashes()
     with (
         # The driver decides what the loss of ssh means for a worker.
         StopSignal(hangup=not workers.elastic(os.environ)) as stop,

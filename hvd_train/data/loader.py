@@ -2,6 +2,7 @@
 
 import itertools
 import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -29,9 +30,12 @@ from hvd_train.data.random_numbers import seed_on_cpu, unchanged_numbers
 from hvd_train.data.sources import follows_epochs, inner_sets
 from hvd_train.data.trees import map_tensors
 from hvd_train.errors import UsageError, first_line, place_in_user_code
+from hvd_train.launch import cause
 from hvd_train.progress import order
 from hvd_train.progress.order import Batch, Indices, MicroBatch
 
+# Python's tracker of resources gets the options; it frees the semaphores of a rank that is killed
+_NO_TRACKER_LINES = "ignore:resource_tracker:UserWarning"
 _STARTING = threading.Lock()  # held while a loader takes the place of the program's script
 # micro-batches: to look up the samples of one alone takes as long as to fetch their images
 _AT_ONCE = 256
@@ -373,6 +377,21 @@ def _without_script() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
 
 
+def _begin_process(_number: int) -> None:
+    """Let a loader process show where C code crashes, and end with its rank.
+
+    Its fork server, which is its parent in /proc, outlives a rank that is killed.
+    """
+    cause.show_native_crashes()  # after DataLoader's handlers, which print no place
+    threading.Thread(target=_end_with_rank, daemon=True).start()
+
+
+def _end_with_rank() -> None:
+    if rank := multiprocessing.parent_process():
+        rank.join()
+        os._exit(1)
+
+
 class MapLoader(Loader):
     """Reads items in loader processes, or in this process if there are none."""
 
@@ -402,6 +421,8 @@ class MapLoader(Loader):
         context = multiprocessing.get_context("forkserver")
         # so that torch is imported once, not in each loader process
         context.set_forkserver_preload([__name__])
+        if _NO_TRACKER_LINES not in sys.warnoptions:
+            sys.warnoptions.append(_NO_TRACKER_LINES)
         sent: Any = (
             ByValue(self._reader, self._reader.seed) if self._num_workers > 0 else self._reader
         )
@@ -411,6 +432,7 @@ class MapLoader(Loader):
             sampler=self._sampler,
             collate_fn=_unchanged,
             num_workers=self._num_workers,
+            worker_init_fn=_begin_process,
             pin_memory=self._device.type == "cuda",
             persistent_workers=self._num_workers > 0,
             multiprocessing_context=context if self._num_workers > 0 else None,
@@ -474,13 +496,14 @@ class MapLoader(Loader):
         except (RuntimeError, OSError, EOFError):
             processes = getattr(self._loader._iterator, "_workers", [])
             if connection.wait([process.sentinel for process in processes], timeout=1):
+                codes = [process.exitcode for process in processes if process.exitcode]
+                ended = cause.in_words(codes[0]) if codes else "has ended"
+                why = "; ".join(filter(None, [ended, cause.killed_for_memory()]))
                 advice = (
                     "a smaller --workers if memory or /dev/shm was full, else "
                     "--workers 0 to see why"
                 )
-                raise UsageError(
-                    f"a loader process was killed or has ended; type {advice}"
-                ) from None
+                raise UsageError(f"a loader process {why}; type {advice}") from None
             raise
 
     def _started(self) -> Iterator[Any]:

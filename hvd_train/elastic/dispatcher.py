@@ -22,7 +22,6 @@ the worker is evicted. A worker ends with its process, on another host with its 
 its ssh, it is evicted.
 """
 
-import re
 import socket
 import threading
 import time
@@ -47,7 +46,7 @@ from hvd_train.elastic.roster import (
     Worker,
 )
 from hvd_train.errors import UsageError
-from hvd_train.launch import roll_call, workers
+from hvd_train.launch import cause, roll_call, ssh, workers
 from hvd_train.launch.exit_report import ExitReport
 from hvd_train.launch.workers import JOB, REPLACES, RUN_DIR, SLOT, WORKER, Request
 
@@ -61,8 +60,6 @@ _BYTES_AT_ONCE = 64
 _OF_SSH = 255  # ssh has failed, or a signal has killed its command
 _BEFORE_ITS_FIRST_RANK = {"HOROVOD_ELASTIC": "1", "HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}
 _BEFORE_ITS_FIRST_RANK |= dict.fromkeys(("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"), "gloo")
-# addresses and process ids, in which copies of one error differ
-_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 RunWorker = Callable[[Worker, Mapping[str, str], threading.Event], int]
 """Runs a worker's process with these variables until it ends or the event is set;
@@ -242,7 +239,7 @@ class Dispatcher:
             self._news.set()
             if report is None:
                 return
-            kind = _NUMBERS.sub("", report.error)
+            kind = cause.kind_of(report.error)
             if report.error and kind not in self._errors:
                 separator = "\n" if "\n" in report.error else " "
                 say(f"worker {worker}:{separator}{report.error}")
@@ -310,7 +307,9 @@ class Dispatcher:
                 is_reported or process.end.is_set() or self._finish
             ):
                 how = " (a signal has killed it, or its ssh has failed)" if code == _OF_SSH else ""
-                say(f"worker {worker} ended with exit code {code}{how}")
+                say(f"worker {worker} {cause.in_words(code)}{how}")
+                if ssh.is_here(worker.host) and (killed := cause.killed_for_memory()):
+                    say(killed)
             self._processes.pop(worker.number).answer()
             self._roster.worker_exited(worker.number, exit_code, time.monotonic())
         self._news.set()

@@ -21,7 +21,7 @@ from typing import Literal
 
 from hvd_train.console import say
 from hvd_train.errors import HvdTrainError, RankLost, in_user_code
-from hvd_train.launch import launcher
+from hvd_train.launch import cause, launcher
 from hvd_train.launch.workers import WORKER
 
 _ANSWER_S = 2.0
@@ -56,7 +56,7 @@ def _put(environ: Mapping[str, str], report: ExitReport | None) -> bool:
 _sent: list[object] = []
 
 
-def described(error: Exception) -> str:
+def described(error: BaseException) -> str:
     """Return the traceback of an error; of one in the user's code, from its first frame
     on, with that place last.
     """
@@ -130,6 +130,10 @@ def report_once(error: HvdTrainError) -> None:
     if send(os.environ, error):
         return
     launched = launcher.launched(os.environ)
+    if isinstance(error, RankLost):
+        killed = cause.killed_for_memory()
+        if killed and cause.is_first_on_host(os.environ, killed):
+            say(killed)
     if launched is None or (launched.rank == 0 and error.raised_by is None):
         say(str(error))
         if launched and isinstance(error, RankLost):
@@ -138,9 +142,16 @@ def report_once(error: HvdTrainError) -> None:
         say(f"rank {launched.rank} on {socket.gethostname()}: {error}")
 
 
+def is_printed_here(error: BaseException) -> bool:
+    """Return whether this process prints the traceback of an error: neither our driver nor
+    another rank of this host does.
+    """
+    return error not in _sent and cause.is_first_on_host(os.environ, described(error))
+
+
 def report_in_one_line() -> None:
     """Let an uncaught error of this package end a script with one line and its exit
-    code, as it ends `hvd-train`.
+    code, as it ends `hvd-train`; print a traceback once a host.
     """
     before = sys.excepthook
     if getattr(before, "_of_hvd_train", False):
@@ -151,7 +162,8 @@ def report_in_one_line() -> None:
         if isinstance(error, HvdTrainError) and not hasattr(sys, "ps1"):
             report_once(error)
             raise SystemExit(error.exit_code)
-        before(kind, error, trace)
+        if before is not sys.__excepthook__ or is_printed_here(error):
+            before(kind, error, trace)
 
     hook._of_hvd_train = True  # type: ignore[attr-defined]
     sys.excepthook = hook

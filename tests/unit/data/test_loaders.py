@@ -1,10 +1,14 @@
 """Batches of data sets in memory, and of data sets that are read item by item."""
 
 import pickle
+import signal
+import subprocess
+import sys
 from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
@@ -14,6 +18,7 @@ from hvd_train.data.dataset import Arrays, Augment, DataSet
 from hvd_train.data.loader import ArrayLoader, MapLoader, Prepare
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import Batch, BatchLayout, EpochOrder, Order, assignments
+from tests.support.launching import wait_for
 from tests.support.runs import CPU, PLAIN, PLAIN_DATA, RandomItems, flat
 
 LAYOUT = BatchLayout(8, 3)
@@ -303,3 +308,23 @@ def test_a_data_set_that_grows_is_refused() -> None:
     data.append(torch.zeros(1))
     with pytest.raises(UsageError, match="had 6 samples, and has 7 now"):
         next(loader.load(0, assignments(Order(6), 0, BatchLayout(2, 2), 0, 1)))
+
+
+@pytest.mark.slow  # starts two processes that import torch
+def test_a_loader_process_ends_with_its_rank() -> None:
+    """Also if the rank is killed, and no launcher looks for what is left."""
+    program = """if True:
+        import os, psutil, signal
+        from hvd_train.data.loader import MapLoader
+        from tests.support.runs import CPU, RandomItems
+        loader = MapLoader(RandomItems(), None, CPU, 0, 1)
+        loader.start()
+        print(*(each.pid for each in psutil.Process().children(recursive=True)), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    rank = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert rank.returncode == -signal.SIGKILL, rank.stderr
+    processes = [int(word) for word in rank.stdout.split()]
+    assert len(processes) == 3, "a loader process, and Python's two servers for it"
+    wait_for("their end", lambda: not any(map(psutil.pid_exists, processes)), 60)
+    assert "leaked" not in rank.stderr
