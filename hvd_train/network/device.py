@@ -93,8 +93,9 @@ def check_own_gpus(world: World, device: torch.device) -> None:
 def num_cores(place: Place) -> int:
     """Return this rank's share of its host's cores, at least 1."""
     cores = len(os.sched_getaffinity(0))
-    # by Slurm, to the cores of this task
+    # by Slurm, to the cores of this task, which torchrun may share among its ranks
     bound = cores <= int(os.environ.get("SLURM_CPUS_PER_TASK", "0"))
+    bound = bound and "LOCAL_WORLD_SIZE" not in os.environ
     return cores if bound else max(1, cores // place.local_size)
 
 

@@ -21,10 +21,8 @@ from tests.support.hosts import (
     undisturbed,
 )
 from tests.support.launching import (
-    HVD_TRAIN,
     PROGRAMS,
     PROJECT,
-    output_of,
     ranks_of,
     started,
 )
@@ -63,11 +61,6 @@ def test_a_script_restarted_by_torchrun_resumes(tmp_path: Path) -> None:
         assert launcher.wait(280) == 0, running.output
     assert "resuming at epoch 1" in running.output
     check(running, expected)
-
-
-def test_a_single_rank_of_torchrun_runs_alone(tmp_path: Path) -> None:
-    line = [TORCHRUN, "--standalone", "--nproc-per-node=1", "--no-python", HVD_TRAIN, "train"]
-    assert "on cpu" in output_of([*line, *["digits", "--epochs", "1", "--device", "cpu"]], tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -96,6 +96,8 @@ def test_ranks_share_the_cores_that_are_not_bound_to_one_of_them(
     for cpus_per_task, cores in (("3", 3), ("12", 12)):
         monkeypatch.setenv("SLURM_CPUS_PER_TASK", cpus_per_task)
         assert device.num_cores(Place(0, 4, 0, 4)) == cores
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # the task is torchrun
+    assert device.num_cores(Place(0, 4, 0, 4)) == 3
 
 
 @pytest.mark.parametrize(
