@@ -45,8 +45,9 @@ def show_native_crashes() -> None:
 
     UCX and Open MPI print those; call this before they are loaded.
     """
-    os.environ.setdefault("UCX_HANDLE_ERRORS", "none")
-    os.environ.setdefault("OMPI_MCA_opal_signal", "")
+    if launched(os.environ):
+        os.environ.setdefault("UCX_HANDLE_ERRORS", "none")
+        os.environ.setdefault("OMPI_MCA_opal_signal", "")
     if not faulthandler.is_enabled():
         faulthandler.enable(_STDERR, all_threads=False)
 
