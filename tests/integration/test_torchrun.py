@@ -126,5 +126,7 @@ def test_two_hosts_survive_attacks_by_another_user(hosts: Hosts, tmp_path: Path)
         on_two_hosts(hosts, tmp_path, "static", (SECRET, SECRET)) as jobs,
     ):
         codes = [job.launcher.wait(280) for job in jobs]
-    unharmed("torchrun, two hosts", ports, tmp_path / "run", max(codes), jobs[0].output)
-    assert jobs[0].output.count("refused a request") == 1
+    # Agents that end one after the other print a traceback.
+    printed = re.sub(r"^E\d+ .* torch/distributed/.*\n", "", jobs[0].output, flags=re.MULTILINE)
+    unharmed("torchrun, two hosts", ports, tmp_path / "run", max(codes), printed)
+    assert printed.count("refused a request") == 1
