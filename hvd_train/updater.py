@@ -73,7 +73,7 @@ class Message(NamedTuple):
     @property
     def sizes(self) -> list[int]:
         """The numbers of each field."""
-        return [len(field) for field in self]
+        return [field.numel() for field in self]
 
 
 class Updater:
@@ -498,7 +498,7 @@ class Attempt:
 
     def _unpacked(self, numbers: Tensor) -> tuple[Message, Tensor]:
         """Return the message that these numbers begin with, and the rest of them."""
-        *fields, rest = torch.split(numbers, [*self._sizes, len(numbers) - sum(self._sizes)])
+        *fields, rest = torch.split(numbers, [*self._sizes, numbers.numel() - sum(self._sizes)])
         return Message(*fields), rest
 
     def finish(

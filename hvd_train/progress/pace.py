@@ -51,7 +51,7 @@ class Pace:
     times the median for 30 s. Both take longer if the times vary a lot between windows.
     """
 
-    def __init__(self, ranks: int, window_s: float = _WINDOW_S) -> None:
+    def __init__(self, ranks: int) -> None:
         self.window: Numbers = np.zeros((ranks, FIELDS))  # the sums of the last whole window
         # in it: the seconds of own work a step of the slowest rank, and the median
         self.spread: dict[str, float] = {}
@@ -59,13 +59,12 @@ class Pace:
         self.slow: dict[int, Slow] = {}  # by rank, as they were named
         self.is_due = False  # whether the next message has the times
         self._due_at: float | None = None
-        self._window_s = window_s
-        self._sums = self.window
+        self._sums = self.window.copy()
         self._seconds = 0.0  # since the window began
         self._streaks = np.zeros(ranks)  # windows in a row that speak for a change
         self._evidence = np.zeros(ranks)  # how far from _SLOW their factors were, added logarithms
         self._logs = np.zeros(ranks)  # of the last factors
-        self._noise = np.zeros(ranks)  # their variance, from one window to the next
+        self._moves = np.zeros((0, ranks))  # of these, from one window to the next
         self._is_warm = False
 
     @property
@@ -91,10 +90,11 @@ class Pace:
             return {}
         self._sums += times.reshape(self._sums.shape)
         self._seconds += sum(times[_SECONDS:FIELDS].tolist())  # a step is as long on all ranks
-        return self._end_window() if self._seconds >= self._window_s else {}
+        return self._end_window() if self._seconds >= _WINDOW_S else {}
 
     def _end_window(self) -> dict[int, Slow | None]:
         self.window = self._sums
+        self.windows += 1
         self._sums = np.zeros(self.window.shape)
         self._seconds = 0.0
         seconds = seconds_a_step(self.window, MICRO_BATCHES)
@@ -102,15 +102,16 @@ class Pace:
         self.spread = {"slowest": float(np.nanmax(own)), "median": float(np.nanmedian(own))}
         factors = np.minimum(_factors(seconds), _factors(seconds_a_step(self.window, SAMPLES)))
         before, self._logs = self._logs, np.log(np.nan_to_num(factors, nan=1.0))
-        squares = (self._logs - before) ** 2 / 2
-        self._noise += (squares - self._noise) / min(self.windows + 1, _MEMORY)
-        self.windows += 1
+        self._moves = np.vstack([self._moves, np.abs(self._logs - before)])[-_MEMORY:]
+        # of normal numbers the standard deviation is 1.05 times the median move; a rank that
+        # becomes slow moves once
+        noise = 1.05 * np.median(self._moves, axis=0)
         is_slow = np.isin(np.arange(len(factors)), [*self.slow])
         votes = np.where(is_slow, factors <= _RECOVERED, factors > _SLOW)
         distances = np.abs(self._logs - np.log(_SLOW))
         self._streaks = np.where(votes, self._streaks + 1, 0)
         self._evidence = np.where(votes, self._evidence + distances, 0)
-        is_sure = self._evidence > _SIGMAS * np.sqrt(self._noise * self._streaks)
+        is_sure = self._evidence > _SIGMAS * noise * np.sqrt(self._streaks)
         changes = dict[int, Slow | None]()
         for rank in np.flatnonzero((self._streaks >= _WINDOWS) & is_sure).tolist():
             self._streaks[rank] = self._evidence[rank] = 0

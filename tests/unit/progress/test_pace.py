@@ -99,7 +99,7 @@ def test_noise_is_not_slow(seed: int) -> None:
     pace = Pace(2)
 
     def window(factor: float) -> dict[int, Slow | None]:
-        others, slow = np.exp(random.normal(0, 0.4, 2)) * (1, factor)
+        others, slow = np.exp(random.normal(0, 0.33, 2)) * (1, factor)
         return play(pace, 5, even(backward=60 * others), even(backward=60 * slow))
 
     assert not any(window(1.0) for _ in range(60))

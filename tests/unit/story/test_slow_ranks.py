@@ -49,12 +49,11 @@ class TimedWorld(ThreadWorld):
 
     @override
     def _give(self, name: str, value: Any) -> tuple[str, int]:
-        self.begun[id(self._meeting), name, self._turns[name]].append(CLOCK.time)
+        self.begun[name, self._turns[name]].append(CLOCK.time)
         return super()._give(name, value)
 
     def _wait(self, name: str) -> None:
-        key = (id(self._meeting), name, self._turns[name] - 1)
-        CLOCK.time = max(CLOCK.time, *self.begun[key])
+        CLOCK.time = max(CLOCK.time, *self.begun[name, self._turns[name] - 1])
 
     @override
     def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
@@ -158,6 +157,7 @@ def test_a_slow_rank_is_named_with_host_and_phase(
             sync_batch_norm=sync_batch_norm,
         )
 
+    TimedWorld.begun.clear()
     run_ranks(3, train, kind=TimedWorld)
     events = [event for event in records("event") if event["name"] in ("slow", "recovered")]
     assert [(event["name"], event["rank"]) for event in events] == [("slow", 1), ("recovered", 1)]
