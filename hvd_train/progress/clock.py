@@ -89,7 +89,8 @@ class Split:
         sums = self._sums
         for marks, micro_batches in self._ended[: max(0, updates)]:
             for phase, end, start in marks:
-                sums[phase] += self._seconds(end, start)
+                # not in place: `benchmarks.gpu_counts` adds arrays up
+                sums[phase] = sums[phase] + self._seconds(end, start)
             sums["updates"] += 1
             sums["samples"] += sum(micro_batches)
             sums["micro-batches"] += len(micro_batches)
