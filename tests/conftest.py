@@ -17,8 +17,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAUNCHERS = "tests/integration/"
-# pytest names the test; torch and the OpenMP of scikit-learn set theirs when they are first used.
-SET_BY_LIBRARIES = ("PYTEST_", "TORCHINDUCTOR_", "KMP_")
+# pytest names the test; torch and the OpenMP of scikit-learn set theirs when they are first used. A
+# rank changes what UCX and Open MPI do at a crash.
+SET_BY_LIBRARIES = ("PYTEST_", "TORCHINDUCTOR_", "KMP_", "UCX_HANDLE_ERRORS", "OMPI_MCA_opal_")
 # Busy-waiting threads would slow down the ranks that they wait for. torch reads this when it is
 # imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
