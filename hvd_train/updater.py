@@ -68,7 +68,7 @@ class Message(NamedTuple):
     seconds: Tensor  # [1]: of training so far
     trained: Tensor  # [16]: the bits of a digest of the trained parameters
     samples: Tensor  # [8]: the fingerprint of the samples; [0] without a ledger
-    times: Tensor  # [ranks * pace.FIELDS] of each rank if `Pace.is_due`, else 0; [0] without others
+    times: Tensor  # [ranks * pace.FIELDS] of each rank if `Pace.is_due`; else [0]
 
     @property
     def sizes(self) -> list[int]:
@@ -100,7 +100,6 @@ class Updater:
         self.split = split or Split()
         self.mark = self.split.mark
         self.pace = Pace(world.place.size if world.place.size > 1 else 0)
-        self.no_times = torch.zeros(self.pace.window.size, device=device)
         # ranks that have become slow, or (None) as fast as the others, and are not reported yet
         self.changes = dict[int, Slow | None]()
         self.autocast = autocast(config, device)
@@ -468,7 +467,8 @@ class Attempt:
         votes = self._votes
         passes = self._sums_of_passes
         nothing = (0.0,) * self.measuring.num_sums
-        samples = torch.empty(0, device=device)
+        none = torch.empty(0, device=device)
+        samples = none
         if updater.ledger:
             mine = np.concatenate(
                 [np.zeros(0, np.int64), *[micro.samples for micro in self.batch.micro_batches]]
@@ -481,12 +481,14 @@ class Attempt:
             seconds=torch.tensor([votes.seconds]).to(device, non_blocking=True),
             trained=_constant(self._trained.digest, device),
             samples=samples,
-            times=updater.times_of_ranks() if updater.pace.is_due else updater.no_times,
+            times=updater.times_of_ranks() if updater.pace.is_due else none,
         )
         self._sizes = message.sizes
+        # a message of another length needs another name: ranks negotiate each once
+        name = "step with times" if updater.pace.is_due else "step"
         # A tensor of its own: the sum over the ranks is written into it.
         self._pending = updater.world.start_sum(
-            torch.cat([*message, *updater.buffers.changes]), "step"
+            torch.cat([*message, *updater.buffers.changes]), name
         )
         self._arrived: Tensor | None = None
 
