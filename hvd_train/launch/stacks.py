@@ -256,13 +256,13 @@ def _seen(process: "psutil.Process") -> dict[str, Any] | None:
         state = process.status()
         place = place_of(process.pid)
         if place is None:  # a program that the user's code has started, or a zombie
-            return {"process": process.pid, "name": process.name(), "state": state, "stacks": ""}
+            return {"process": process.pid, "name": process.name(), "state": state, "stack": ""}
         answers = place["answers"] and state != psutil.STATUS_STOPPED
         return {
             **place,
             "state": state,
             "seconds": time.monotonic() - place["began"],
-            "stacks": _stacks(process.pid) if answers else "",
+            "stack": _stack(process.pid) if answers else "",
             "unconfirmed": _unconfirmed(process.pid),
         }
     return None
@@ -284,8 +284,8 @@ def _unconfirmed(process: int) -> list[str]:
     return sorted(found)
 
 
-def _stacks(process: int) -> str:
-    """Let a process write its stacks, and return them; empty if it does not within some seconds."""
+def _stack(process: int) -> str:
+    """Let a process write its stack, and return it; empty if it does not within some seconds."""
     file = _file(process)
     # the process may be about to start a program, which the signal would end
     if file is None or not _catches_signal(process):

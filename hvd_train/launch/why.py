@@ -111,7 +111,7 @@ def _explained(ranks: Sequence[Rank], found: Mapping[str, Any]) -> list[str]:
     for rank in odd[:_MOST]:
         for process in rank.processes:
             if _is_shown(process, rank):
-                lines += ["", *_stacks(rank, process)]
+                lines += ["", *_stack(rank, process)]
     for host in dict.fromkeys(rank.host for rank in odd[:_MOST]):
         if not isinstance(found[host], str):
             lines += ["", f"{host}: {found[host]['host']}"]
@@ -127,7 +127,7 @@ def _rank(number: int, host: str, process: int, of_host: Any) -> Rank:
     own, *others = processes
     if "step" not in own:
         return Rank(number, host, _does(own))
-    frames = _threads(own)[0]
+    frames = _frames(own)
     at = _decisive(frames)
     does = _does(own)
     kind = _BUSY if frames else _NOT_RUNNING
@@ -164,17 +164,13 @@ def _rank(number: int, host: str, process: int, of_host: Any) -> Rank:
     )
 
 
-def _threads(process: Mapping[str, Any]) -> list[list[Frame]]:
-    """Return the stacks of a process, innermost frames first; the thread that gets
-    signals, the main one, comes first.
-    """
-    texts = process["stacks"].split("\n\n")
-    texts.sort(key=lambda text: not text.startswith("Current"))
-    return [[Frame(*found) for found in _FRAME.findall(text)] for text in texts]
+def _frames(process: Mapping[str, Any]) -> list[Frame]:
+    """Return the stack of the main thread of a process, innermost frame first."""
+    return [Frame(*found) for found in _FRAME.findall(process["stack"])]
 
 
 def _decisive(frames: Sequence[Frame]) -> Frame | None:
-    """Return the frame that says what a thread does; those of libraries are everywhere."""
+    """Return the frame that says what a process does; frames of libraries are everywhere."""
     return next((frame for frame in frames if frame.room != "library"), None)
 
 
@@ -187,7 +183,7 @@ def _place(frames: Sequence[Frame]) -> Frame:
 
 
 def _does(process: Mapping[str, Any]) -> str:
-    frames = _threads(process)[0]
+    frames = _frames(process)
     state = process["state"]
     if state in _STATES and not (frames and state == "disk-sleep"):
         return _STATES[state].format(process["process"])
@@ -199,13 +195,13 @@ def _does(process: Mapping[str, Any]) -> str:
 
 def _is_busy(process: Mapping[str, Any]) -> bool:
     """Return whether a loader process works, or cannot."""
-    return process["state"] in _STATES or _decisive(_threads(process)[0]) is not None
+    return process["state"] in _STATES or _decisive(_frames(process)) is not None
 
 
 def _is_shown(process: Mapping[str, Any], rank: Rank) -> bool:
     """Return whether the answer has the stacks of this process of an odd rank."""
     if "name" in process:
-        waits = any("/subprocess.py" in each["stacks"] for each in rank.processes)
+        waits = any("/subprocess.py" in each["stack"] for each in rank.processes)
         return waits or process["state"] in _STATES
     return process is rank.processes[0] or _is_busy(process)
 
@@ -259,13 +255,10 @@ def _named(ranks: Sequence[Rank]) -> str:
     return f"ranks {first_few([rank.number for rank in ranks], 8)}"
 
 
-def _stacks(rank: Rank, process: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the main thread and others with code of the user or of ours; the user's is marked."""
+def _stack(rank: Rank, process: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the stack of a process; frames of the user are marked."""
     usual = "process" if process is rank.processes[0] else "loader process"
     what = f"{process.get('name', usual)} {process['process']} ({process['state']})"
-    yield f"{_named([rank])}, {what}{':' if process['stacks'] else ''}"
-    for number, frames in enumerate(_threads(process)):
-        if frames and (number == 0 or _decisive(frames)):
-            yield "  another thread:" if number else "  main thread:"
-            for frame in frames:
-                yield f"  {'>' if frame.room == 'user' else ' '} {frame}"
+    yield f"{_named([rank])}, {what}{':' if process['stack'] else ''}"
+    for frame in _frames(process):
+        yield f"  {'>' if frame.room == 'user' else ' '} {frame}"

@@ -59,7 +59,7 @@ def test_only_processes_that_expect_it_are_asked(monkeypatch: pytest.MonkeyPatch
     }
     assert others == {**{name: [] for name in found}, "forked": [Path(sys.executable).name]}
     answered = [
-        name for name, family in found.items() if family and "in rest" in family[0]["stacks"]
+        name for name, family in found.items() if family and "in rest" in family[0]["stack"]
     ]
     assert answered == ["registered", "forked"]
 

@@ -42,18 +42,14 @@ Frames = list[tuple[str, int, str]]
 
 def process(frames: Frames, state: str = "sleeping", what: str = "step", **more: Any) -> Any:
     lines = [f'  File "{file}", line {line} in {name}' for file, line, name in frames]
-    stacks = "\n".join(["Current thread 0x00007f (most recent call first):", *lines, ""])
-    other = (
-        'Thread 0x00007e (most recent call first):\n  File "/home/me/side.py", line 2 in poll\n\n'
-    )
-    text = other + stacks if frames else ""
+    text = "\n".join(["Stack (most recent call first):", *lines, ""]) if frames else ""
     place = {"process": 7, "what": what, "step": 812, "before": 812}
-    return {**place, "state": state, "seconds": 41.2, "stacks": text, **more}
+    return {**place, "state": state, "seconds": 41.2, "stack": text, **more}
 
 
 def program(name: str, state: str) -> Any:
     """Return a process that is not ours."""
-    return {"process": 9, "name": name, "state": state, "stacks": ""}
+    return {"process": 9, "name": name, "state": state, "stack": ""}
 
 
 def answer(*ranks: Any) -> list[str]:
@@ -115,16 +111,13 @@ def test_the_rank_that_others_wait_for_is_named_first(odd: Any, is_what: str) ->
 
 
 def test_stacks_of_the_odd_rank_and_its_host_follow() -> None:
-    """The main thread comes first, and lines of the user's code are marked."""
+    """Lines of the user's code are marked."""
     text = "\n".join(answer(WAITING, [process(COMPUTES), process(IDLE)]))
     stack = f"""
 rank 1 on h1, process 7 (sleeping):
-  main thread:
     {COMPUTES[0][0]}:1787 (_call_impl)
   > /home/me/mine.py:24 (forward)
   > /home/me/mine.py:37 (main)
-  another thread:
-  > /home/me/side.py:2 (poll)
 
 h1: load 3.0 on 2 cores"""
     assert text.endswith(stack)
