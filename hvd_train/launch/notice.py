@@ -23,6 +23,7 @@ from typing import Any, Literal
 from hvd_train.console import PROGRAM, outlive, printable, show
 from hvd_train.errors import whole_number
 from hvd_train.launch import stacks
+from hvd_train.launch.cause import kind_of
 from hvd_train.launch.why import explain
 
 _EVERY_S = 1.0
@@ -110,6 +111,7 @@ def _longest_s(found: Mapping[str, Any]) -> float:
 
 def _watch(members: Sequence[tuple[str, int]], file: int, notice_s: float) -> None:
     patience = Patience(notice_s)
+    told = set[str]()  # causes, of which a second answer is one line
     while True:
         time.sleep(_EVERY_S)
         seen = os.pread(file, stacks.PLACE_BYTES, 0)
@@ -124,6 +126,10 @@ def _watch(members: Sequence[tuple[str, int]], file: int, notice_s: float) -> No
             patience.answer(max(own_s, _longest_s(found)), asked, time.monotonic())
         elif todo == "tell":
             lines = explain(asked_ranks, found)
+            cause = kind_of(lines[0])
+            if cause in told:
+                del lines[1:]
+            told.add(cause)
             show(f"{PROGRAM}: " + "\n".join(map(printable, lines)))
 
 
