@@ -25,7 +25,7 @@ import hvd_train
 
 steps = int(sys.argv.pop(1))
 _, config = hvd_train.parse_args(
-    epochs=10**5, global_batch_size=96, batch_size=8, ledger=True, learning_rate=0.01
+    epochs=10**5, global_batch_size=96, batch_size=8, ledger=True
 )
 inputs = torch.cos(torch.arange(9600.0)).view(480, 20)
 model = torch.nn.Linear(20, 2)
