@@ -3,23 +3,26 @@
     python -m hvd_train.launch.stacks FOLDER PID...    look at these ranks of this host
 
 Each rank and loader process has a file in memory, which ends with it: first its place, then what
-`faulthandler` writes at SIGUSR2, also while C code holds the interpreter's lock. Another process of
-the same user opens it in /proc.
+`faulthandler` writes: at SIGUSR2 the main thread, also while C code holds the interpreter's lock;
+for a byte in a pipe all threads, by a thread that gets the lock first, since to look at threads
+that run would crash the process. Another process of the same user opens both in /proc.
 """
 
 import faulthandler
 import json
 import mmap
 import os
+import re
 import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -34,25 +37,28 @@ if TYPE_CHECKING:
 
 _NAME = "hvd_train-stacks"
 # of a place, which comes before the stacks; times are seconds of the monotonic clock
-_FIELDS = ("process", "step", "waits_since", "began", "answers", "what")
-_PLACE = struct.Struct("=qqdd?64s")
+_FIELDS = ("process", "step", "waits_since", "began", "answers", "what", "pipe", "main_thread")
+_PLACE = struct.Struct("=qqdd?64siQ")
 PLACE_BYTES = _PLACE.size
 _WAITS_SINCE = struct.Struct("=d")
 _WAITS_AT = 16
 STARTS = "the start before step"
 _BETWEEN_S = 2.0  # from the first look at a step to the second
 _STACK_S = 3.0
+_THREADS_S = 1.0  # longer means that another thread keeps the lock
 _HOST_S = 10.0
 # A step of a job: beside its ranks, without a wait for resources or their MPI.
 _SRUN = (
     "srun --overlap --immediate=5 --nodes 1 --ntasks 1 --cpus-per-task 1 --mem 0 --gres none "
     "--cpu-bind none --mpi none --input none --time 1 --quiet"
 )
+_THREAD = re.compile(r"^Thread 0x([0-9a-f]+)[^\n]*\n((?:  [^\n]*\n)+)", re.MULTILINE)
 _BATCHES = "/dev/shm"  # noqa: S108  # where loader processes put their batches
 
 # of this process, once it is registered
 _files = list[int]()
 _places = list[mmap.mmap]()
+_threads = list[int]()  # the end of the pipe to write to, and the main thread
 
 
 def register() -> None:
@@ -64,10 +70,17 @@ def register() -> None:
     os.lseek(file, PLACE_BYTES, os.SEEK_SET)
     _files.append(file)
     _places.append(mmap.mmap(file, PLACE_BYTES))
+    asked, pipe = os.pipe()
+    _threads[:] = pipe, threading.main_thread().ident or 0
+    threading.Thread(target=_show_threads, args=(asked, file), daemon=True, name="stacks").start()
     begin(1, STARTS)
     if _is_free():
-        # To look at other threads while they run would crash the process now and then.
         faulthandler.register(signal.SIGUSR2, file=file, all_threads=False, chain=False)
+
+
+def _show_threads(asked: int, file: int) -> None:
+    while os.read(asked, 1):
+        faulthandler.dump_traceback(file, all_threads=True)
 
 
 def file() -> int | None:
@@ -85,7 +98,8 @@ def begin(step: int, what: str = "step") -> None:
     """Note that this rank begins a step, or `what` comes before the number of the step."""
     for place in _places:
         now = time.monotonic()
-        _PLACE.pack_into(place, 0, os.getpid(), step, 0.0, now, _is_free(), what.encode())
+        fields = os.getpid(), step, 0.0, now, _is_free(), what.encode(), *_threads
+        _PLACE.pack_into(place, 0, *fields)
 
 
 class _Waiting:
@@ -256,13 +270,20 @@ def _seen(process: "psutil.Process") -> dict[str, Any] | None:
         state = process.status()
         place = place_of(process.pid)
         if place is None:  # a program that the user's code has started, or a zombie
-            return {"process": process.pid, "name": process.name(), "state": state, "stack": ""}
-        answers = place["answers"] and state != psutil.STATUS_STOPPED
+            nothing = {"stack": "", "threads": []}
+            return {"process": process.pid, "name": process.name(), "state": state, **nothing}
+        stack = ""
+        threads = dict[int, str]()
+        if state != psutil.STATUS_STOPPED:
+            stack = _stack(process.pid) if place["answers"] else ""
+            threads = _threads_of(process.pid, place["pipe"])
+        main = threads.pop(place["main_thread"], "")
         return {
             **place,
             "state": state,
             "seconds": time.monotonic() - place["began"],
-            "stack": _stack(process.pid) if answers else "",
+            "stack": stack or main,
+            "threads": [*threads.values()],
             "unconfirmed": _unconfirmed(process.pid),
         }
     return None
@@ -285,15 +306,37 @@ def _unconfirmed(process: int) -> list[str]:
 
 
 def _stack(process: int) -> str:
-    """Let a process write its stack, and return it; empty if it does not within some seconds."""
-    file = _file(process)
+    """Let a process write the stack of its main thread, and return it; empty if it does not within
+    some seconds.
+    """
     # the process may be about to start a program, which the signal would end
-    if file is None or not _catches_signal(process):
+    if not _catches_signal(process):
+        return ""
+    return _written(process, lambda: os.kill(process, signal.SIGUSR2), _STACK_S)
+
+
+def _threads_of(process: int, pipe: int) -> dict[int, str]:
+    """Return the stacks of a process by thread, without the one that writes them; none if it does
+    not get the interpreter's lock.
+    """
+
+    def ask() -> None:
+        with open(f"/proc/{process}/fd/{pipe}", "wb", buffering=0) as end:
+            end.write(b".")
+
+    written = _written(process, ask, _THREADS_S)
+    return {int(number, 16): text for number, text in _THREAD.findall(written)}
+
+
+def _written(process: int, ask: Callable[[], None], limit_s: float) -> str:
+    """Return what a process writes into its file when asked. Raises OSError if it has ended."""
+    file = _file(process)
+    if file is None:
         return ""
     with open(file, "rb") as opened:
         start = size = max(os.fstat(opened.fileno()).st_size, PLACE_BYTES)
-        os.kill(process, signal.SIGUSR2)
-        deadline = time.monotonic() + _STACK_S
+        ask()
+        deadline = time.monotonic() + limit_s
         before = 0
         while time.monotonic() < deadline and not start < before == size:
             time.sleep(0.05)

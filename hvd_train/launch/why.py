@@ -139,7 +139,7 @@ def _rank(number: int, host: str, process: int, of_host: Any) -> Rank:
     elif at and at.room == "ours" and at.function == "_read":
         what = f"process, which is {_does(busy)}" if busy else "processes, which are idle"
         does = f"waiting for its loader {what}"
-    elif not own.get("answers", True) and own["state"] not in _STATES:
+    elif not frames and not own.get("answers", True) and own["state"] not in _STATES:
         kind = _UNKNOWN
         if own["waited"]:
             kind = _WAITS
@@ -166,7 +166,11 @@ def _rank(number: int, host: str, process: int, of_host: Any) -> Rank:
 
 def _frames(process: Mapping[str, Any]) -> list[Frame]:
     """Return the stack of the main thread of a process, innermost frame first."""
-    return [Frame(*found) for found in _FRAME.findall(process["stack"])]
+    return _frames_in(process["stack"])
+
+
+def _frames_in(stack: str) -> list[Frame]:
+    return [Frame(*found) for found in _FRAME.findall(stack)]
 
 
 def _decisive(frames: Sequence[Frame]) -> Frame | None:
@@ -256,9 +260,14 @@ def _named(ranks: Sequence[Rank]) -> str:
 
 
 def _stack(rank: Rank, process: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the stack of a process; frames of the user are marked."""
+    """Yield the stack of a process and of its threads with code of the user, which is marked."""
     usual = "process" if process is rank.processes[0] else "loader process"
     what = f"{process.get('name', usual)} {process['process']} ({process['state']})"
     yield f"{_named([rank])}, {what}{':' if process['stack'] else ''}"
-    for frame in _frames(process):
-        yield f"  {'>' if frame.room == 'user' else ' '} {frame}"
+    threads = map(_frames_in, process["threads"])
+    of_user = [frames for frames in threads if any(frame.room == "user" for frame in frames)]
+    for number, frames in enumerate([_frames(process), *of_user]):
+        if number:
+            yield "  another thread:"
+        for frame in frames:
+            yield f"  {'>' if frame.room == 'user' else ' '} {frame}"

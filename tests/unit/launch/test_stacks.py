@@ -43,7 +43,9 @@ def waiting(program: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_only_processes_that_expect_it_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The signal neither ends a process nor reaches a handler of its program."""
+    """The signal neither ends a process nor reaches a handler of its program. All show where they
+    are, since they have Python's lock.
+    """
     monkeypatch.setattr(stacks, "_BETWEEN_S", 0.0)
     with ExitStack() as stack:
         numbers = {
@@ -61,7 +63,7 @@ def test_only_processes_that_expect_it_are_asked(monkeypatch: pytest.MonkeyPatch
     answered = [
         name for name, family in found.items() if family and "in rest" in family[0]["stack"]
     ]
-    assert answered == ["registered", "forked"]
+    assert answered == ["registered", "handles it", "handles it later", "ends by it", "forked"]
 
 
 def test_a_rank_whose_end_its_parent_has_not_noticed_is_found(
@@ -82,6 +84,15 @@ def test_a_host_is_known_by_the_name_that_the_launcher_uses(
         assert stacks.is_here("node2", [rank.pid])
         assert not stacks.is_here("node3", [rank.pid])
     assert not stacks.is_here("node2", [rank.pid])
+
+
+def test_stacks_of_all_threads_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "_BETWEEN_S", 0.0)
+    with waiting(REGISTER + RUN_THREADS) as process:
+        ((own, *_),) = stacks.look(Path(), [process.pid])["ranks"].values()
+    assert "in rest" in own["stack"]
+    assert any("in run" in thread for thread in own["threads"])
+    assert not any("in rest" in thread for thread in own["threads"])
 
 
 def test_a_process_outlives_the_signal_while_its_threads_run() -> None:

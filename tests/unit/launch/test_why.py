@@ -44,12 +44,12 @@ def process(frames: Frames, state: str = "sleeping", what: str = "step", **more:
     lines = [f'  File "{file}", line {line} in {name}' for file, line, name in frames]
     text = "\n".join(["Stack (most recent call first):", *lines, ""]) if frames else ""
     place = {"process": 7, "what": what, "step": 812, "before": 812}
-    return {**place, "state": state, "seconds": 41.2, "stack": text, **more}
+    return {**place, "state": state, "seconds": 41.2, "stack": text, "threads": [], **more}
 
 
 def program(name: str, state: str) -> Any:
     """Return a process that is not ours."""
-    return {"process": 9, "name": name, "state": state, "stack": ""}
+    return {"process": 9, "name": name, "state": state, "stack": "", "threads": []}
 
 
 def answer(*ranks: Any) -> list[str]:
@@ -111,13 +111,18 @@ def test_the_rank_that_others_wait_for_is_named_first(odd: Any, is_what: str) ->
 
 
 def test_stacks_of_the_odd_rank_and_its_host_follow() -> None:
-    """Lines of the user's code are marked."""
-    text = "\n".join(answer(WAITING, [process(COMPUTES), process(IDLE)]))
+    """Lines of the user's code are marked; threads without any are left out."""
+    side = '  File "/home/me/side.py", line 2 in poll\n'
+    ours = f'  File "{PACKAGE}/launch/heartbeat.py", line 9 in _read\n'
+    family = [process(COMPUTES, threads=[ours, side]), process(IDLE)]
+    text = "\n".join(answer(WAITING, family))
     stack = f"""
 rank 1 on h1, process 7 (sleeping):
     {COMPUTES[0][0]}:1787 (_call_impl)
   > /home/me/mine.py:24 (forward)
   > /home/me/mine.py:37 (main)
+  another thread:
+  > /home/me/side.py:2 (poll)
 
 h1: load 3.0 on 2 cores"""
     assert text.endswith(stack)
