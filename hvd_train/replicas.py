@@ -37,7 +37,7 @@ def send_state(
     outline = map_tensors(snapshot, lambda tensor: torch.empty_like(tensor, device="meta"))
     outline = world.broadcast(outline, root)
     if not is_root:
-        snapshot = map_tensors(outline, lambda tensor: torch.empty_like(tensor, device="cpu"))
+        snapshot = map_tensors(outline, _on_host)
     tensors = [tensor for _, tensor in tensors_in(snapshot)]
     size, ranks = sum(tensor.nbytes for tensor in tensors), counted(world.place.size - 1, "rank")
     notice = threading.Timer(
@@ -58,6 +58,12 @@ def send_state(
         return None
     state.load(snapshot, behind=behind)
     return snapshot
+
+
+def _on_host(outline: Tensor) -> Tensor:
+    """Return memory for a tensor without gaps."""
+    # `empty_like` of another device would make torch import sympy
+    return torch.empty_strided(outline.shape, outline.stride(), dtype=outline.dtype)
 
 
 def _without_gaps(tensor: Tensor) -> Tensor:

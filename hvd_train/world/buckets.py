@@ -3,6 +3,7 @@ memory that all ranks see.
 """
 
 import contextlib
+import inspect
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -155,6 +156,13 @@ class _Layout:
         self.is_placed = True
 
 
+class _Plain(torch.optim.SGD):
+    """An optimizer for Horovod, which only needs its parameters."""
+
+    # torch's own is in a wrapper whose first call imports the compiler, which takes a second
+    add_param_group = inspect.unwrap(torch.optim.SGD.add_param_group)
+
+
 class Reducer:
     """Sums the gradients of a model in buckets by Horovod's hooks.
 
@@ -233,7 +241,7 @@ class Reducer:
         named = [(name, p) for name, p in self._model.named_parameters() if id(p) in mine]
         parameters = [parameter for _, parameter in named]
         with torch.enable_grad():
-            plain = torch.optim.SGD([{"params": parameters}], lr=0.0)
+            plain = _Plain([{"params": parameters}], lr=0.0)
             horovod = self._distributed(plain, named)
         horovod._grouped_allreduce_grad_async = self._send
         self._layouts.append(_Layout(parameters, ids, horovod))

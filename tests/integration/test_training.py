@@ -62,6 +62,16 @@ def test_ranks_of_any_launcher_connect(tmp_path: Path) -> None:
     assert printed == ["0 2 0 2 [0, 1]\n", "1 2 1 2 [0, 1]\n"]
 
 
+def test_a_first_training_imports_no_slow_library(tmp_path: Path) -> None:
+    """Each takes a rank a second or more: torch's compiler, sympy, torchvision."""
+    slow_ones = "{'torch._dynamo', 'sympy', 'torchvision'}"
+    main = "try: main()\nfinally: print('imported', {*sys.modules} & " + slow_ones + ")"
+    code = f"import sys; from hvd_train.cli import main\n{main}"
+    command = launch_line("gloo", 2, sys.executable, "-c", code, "train", "--epochs", "1")
+    output = output_of([*command, "--output-dir", "run"], tmp_path)
+    assert output.count("imported set()") == 2, output
+
+
 @pytest.mark.parametrize("launcher", ["gloo", pytest.param("mpi", marks=slow), "mpirun"])
 def test_digits_reach_98_percent_on_two_ranks(launcher: str, tmp_path: Path) -> None:
     """The default recipe trains to at least 98% top-1 through every launcher and
