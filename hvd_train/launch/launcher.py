@@ -10,6 +10,7 @@ from hvd_train.launch.workers import WORKER, elastic
 
 TORCHRUN = "torchrun"
 """Or another launcher that sets its variables: Kubeflow, Azure ML, Ray, ..."""
+HOST_OF_TORCHRUN = "torchrun-host-"  # and its number: torchrun knows no name
 # Launcher, variable of the rank, variable of the size. Horovod's own come first: horovodrun over
 # MPI sets both.
 _VARIABLES = (
@@ -53,7 +54,8 @@ def launched(environ: Mapping[str, str]) -> Launch | None:
 def host_name(environ: Mapping[str, str]) -> str:
     """Return the name by which the launcher knows this host, or else its own."""
     name = environ.get("HOROVOD_HOSTNAME", "localhost")
-    return socket.gethostname() if name == "localhost" or name.startswith("127.") else name
+    is_no_name = name == "localhost" or name.startswith(("127.", HOST_OF_TORCHRUN))
+    return socket.gethostname() if is_no_name else name
 
 
 def prints(environ: Mapping[str, str]) -> bool:

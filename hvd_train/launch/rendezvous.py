@@ -136,7 +136,8 @@ def _of_torchrun(environ: Mapping[str, str]) -> _Job:
         local_size=local_size,
         cross_rank=rank // local_size,
         cross_size=num_hosts,
-        host=f"host-{rank // local_size}",  # containers may all have the same name
+        # containers may all have the same name
+        host=f"{launcher.HOST_OF_TORCHRUN}{rank // local_size}",
         address=client.LOOPBACK if is_one_host else address,
         port=port + (_FROM_MASTER_PORT if port + _FROM_MASTER_PORT < 2**16 else -_FROM_MASTER_PORT),
         # not the number of restarts, which each of torchrun's agents counts for itself

@@ -20,8 +20,9 @@ def test_launchers_are_recognized_by_their_variables() -> None:
 
 def test_other_hosts_can_use_the_name_of_this_one() -> None:
     assert host_name({"HOROVOD_HOSTNAME": "node2"}) == "node2"
-    for environ in ({}, {"HOROVOD_HOSTNAME": "localhost"}, {"HOROVOD_HOSTNAME": "127.0.0.1"}):
-        assert host_name(environ) == socket.gethostname()
+    for name in ("localhost", "127.0.0.1", "torchrun-host-1"):
+        assert host_name({"HOROVOD_HOSTNAME": name}) == socket.gethostname()
+    assert host_name({}) == socket.gethostname()
 
 
 IN_TORCHRUN = {"WORLD_SIZE": "4", "RANK": "1", "LOCAL_RANK": "1"}
