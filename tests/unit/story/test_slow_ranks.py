@@ -168,10 +168,12 @@ def test_a_slow_rank_is_named_with_host_and_phase(
     assert "work in a step: slowest " in facts(read(Path(RUN)))["workers"]
 
 
-def test_a_slow_rank_takes_fewer_micro_batches() -> None:
-    """The weights are the same, each sample counts once, and shares go back after 40 steps."""
+def test_a_slow_rank_takes_fewer_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks have different processors. The weights are the same as with equal ones, each sample
+    counts once, and shares go back after 40 steps.
+    """
 
-    def train(world: ThreadWorld, balance: str) -> Outcome:
+    def train(world: ThreadWorld) -> Outcome:
         step_number = 0
 
         def work(at: str) -> None:
@@ -195,13 +197,14 @@ def test_a_slow_rank_takes_fewer_micro_batches() -> None:
             epochs=60,
             global_batch_size=24,
             batch_size=2,
-            balance=balance,
             ledger=True,
         )
 
-    equal = run_ranks(3, lambda world: train(world, "off"), kind=TimedWorld)[0]
+    equal = run_ranks(3, train, kind=TimedWorld)[0]
+    assert not any(event["name"] == "shares" for event in records("event"))
     shutil.rmtree(RUN)
-    shared = run_ranks(3, lambda world: train(world, "on"), kind=TimedWorld)[0]
+    monkeypatch.setattr(membership, "processor", lambda: f"of rank {threading.get_ident()}")
+    shared = run_ranks(3, train, kind=TimedWorld)[0]
     first, *_, last = [event for event in records("event") if event["name"] == "shares"]
     assert first["owners"].count(1) < 4
     assert last["message"] == "all ranks take equal shares of the micro-batches again"
