@@ -70,7 +70,7 @@ class Batches:
                 place.rank,
                 place.size,
                 self.epoch_size,
-                shares.owners,
+                shares.unequal,
             )
             if os.environ.get(REVERSED):
                 work = (replace(batch, micro_batches=batch.micro_batches[::-1]) for batch in work)

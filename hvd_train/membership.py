@@ -529,7 +529,7 @@ class Membership:
             self.state.result,
             loader,
             self.world,
-            self.shares.owners,
+            self.shares.unequal,
         )
 
     def close(self) -> None:

@@ -4,10 +4,13 @@ Pure, and equal on all ranks: the times are sums over them, and Python does all 
 order. Numpy may round differently on another processor.
 """
 
+import heapq
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvd_train.progress.clock import PHASES
+from hvd_train.progress.order import Owners
 from hvd_train.progress.pace import FIELDS, MICRO_BATCHES, Pace
 
 _UPDATES = 0
@@ -38,11 +41,12 @@ def dealt(speeds: Sequence[Speed], count: int) -> list[int]:
     to the rank that would have done it first. Equal ranks take turns.
     """
     owners = list(range(min(len(speeds), count)))
-    ends = [speed.fixed + 2 * speed.each for speed in speeds]
+    ends = [(speed.fixed + 2 * speed.each, rank) for rank, speed in enumerate(speeds)]
+    heapq.heapify(ends)
     while len(owners) < count:
-        rank = min(range(len(speeds)), key=ends.__getitem__)
+        end, rank = ends[0]
         owners.append(rank)
-        ends[rank] += speeds[rank].each
+        heapq.heapreplace(ends, (end + speeds[rank].each, rank))
     return owners
 
 
@@ -64,6 +68,11 @@ class Shares:
         self._since_change = _APART
         self._windows = 0  # that have been looked at
 
+    @property
+    def unequal(self) -> Owners | None:
+        """The owners of micro-batches; None as long as ranks take turns."""
+        return self.owners if self.version else None
+
     def owners(self, count: int) -> list[int]:
         """Return the rank of each of `count` micro-batches."""
         if count not in self._owners:
@@ -74,13 +83,10 @@ class Shares:
         """Return the micro-batches of ranks, of `count` in a step, that have more or less
         than an equal share.
         """
-        now = self.owners(count)
-        equal = dealt([_EQUAL] * len(self._speeds), count)
-        return {
-            rank: now.count(rank)
-            for rank in range(len(self._speeds))
-            if now.count(rank) != equal.count(rank)
-        }
+        now = Counter(self.owners(count))
+        equal = Counter(dealt([_EQUAL] * len(self._speeds), count))
+        ranks = range(len(self._speeds))
+        return {rank: now[rank] for rank in ranks if now[rank] != equal[rank]}
 
     def follow(self, pace: Pace, count: int) -> bool:
         """Look at the last window of the ranks; return whether the shares of `count`
@@ -119,9 +125,11 @@ class Shares:
         return min(self._losses[-_IN_FAVOUR:]) if len(self._losses) >= _IN_FAVOUR else 0.0
 
     def _note_loss(self, seconds: float, speeds: Sequence[Speed], count: int) -> None:
+        if count >= 2 * len(speeds):
+            return
         smaller = [Speed(speed.fixed, speed.each / _SMALLER) for speed in speeds]
         loss = 1 - _seconds(dealt(smaller, _SMALLER * count), smaller) / seconds
-        if count < 2 * len(speeds) and loss > 1 - _SHORTER:
+        if loss > 1 - _SHORTER:
             self._losses.append(loss)
         else:
             self._losses.clear()
@@ -129,7 +137,8 @@ class Shares:
 
 def _seconds(owners: Sequence[int], speeds: Sequence[Speed]) -> float:
     """Return how long the slowest rank takes in a step."""
-    return max(speed.fixed + owners.count(rank) * speed.each for rank, speed in enumerate(speeds))
+    numbers = Counter(owners)
+    return max(speed.fixed + numbers[rank] * speed.each for rank, speed in enumerate(speeds))
 
 
 def _speed(sums: Sequence[float]) -> Speed:
