@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from functools import partial
 
 from hvd_train.config import Config
 from hvd_train.data.loader import Ahead
@@ -34,7 +35,9 @@ class Batches:
         self._place = place
         self._split = split
         self._shares = shares
-        self._version = 0  # of the shares of what was made ahead
+        self._known_change = 0  # the last change of shares that was looked at
+        self._restarts_at: int | None = None  # the step at which what was made ahead is too much
+        self._looked_up = 0  # the owners of this step, and of earlier ones, have been looked up
         self._ahead: Ahead | None = None
         self._last: tuple[int, Batch] | None = None  # the last batch, and the steps before it
 
@@ -57,20 +60,24 @@ class Batches:
         state = self._state
         place = self._place
         shares = self._shares
-        if self._version != shares.version and self._is_new_step:
+        step = state.progress.step
+        if self._known_change != shares.begins:
+            self._known_change = shares.begins
+            if self._looked_up >= shares.begins and self._restarts_at is None:
+                self._restarts_at = shares.begins
+        if step == self._restarts_at and self._is_new_step:
             self.restart()
-            self._version = shares.version
         if self._ahead is None:
             self._last = None
-            cursor = state.progress.cursor
+            self._restarts_at = None
             work = assignments(
                 self._order(epoch),
-                cursor,
+                state.progress.cursor,
                 state.layout,
                 place.rank,
                 place.size,
                 self.epoch_size,
-                shares.unequal,
+                partial(self._owners, step) if shares.follow_speed else None,
             )
             if os.environ.get(REVERSED):
                 work = (replace(batch, micro_batches=batch.micro_batches[::-1]) for batch in work)
@@ -78,6 +85,10 @@ class Batches:
         if self._last is None or self._is_new_step:
             self._last = state.progress.step, next(self._ahead)
         return self._last[1]
+
+    def _owners(self, first: int, number: int, count: int) -> list[int]:
+        self._looked_up = first + number
+        return self._shares.owners(first + number, count)
 
     @property
     def _is_new_step(self) -> bool:

@@ -35,7 +35,7 @@ from hvd_train.parts import Optimizers, Parts, fresh_state
 from hvd_train.profiling import Profile
 from hvd_train.progress.clock import TrainingClock
 from hvd_train.progress.order import layout_for, resized_layout
-from hvd_train.progress.shares import Shares
+from hvd_train.progress.shares import Shares, Speed
 from hvd_train.result import Result, describe
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.environment import environment, processor
@@ -83,6 +83,8 @@ class RankReport:
     digest: str = ""  # of the state; empty if the rank has none
     reason: str = ""  # why the rank left its last world, for the user
     device: str = ""  # the name of its GPU or processor
+    speed: Speed | None = None  # in its last world, if that is known
+    read_ahead: int = 0  # micro-batches that its loader processes read ahead
     run_dir: Path | None = None  # if the rank knows it
     waits: Label = START_OF_PROGRAM  # where its program is
     # where its state is: there, or further on if another rank has sent it
@@ -247,6 +249,7 @@ class Membership:
         self._member = Member(launcher.host_name(os.environ), os.getpid(), job)
         self._device = gpu_name(parts.device) or processor()
         self._reason = ""  # why it left, for the user
+        self._speed: Speed | None = None  # there, if that is known
         self._run_dir: Path | None = None  # the run folder, once rank 0 has claimed one
         self._broken_step = -1
         self._faults_in_row = 0
@@ -269,6 +272,12 @@ class Membership:
         """The steps done; 0 before the ranks have met."""
         return self._state.progress.step if self._state else 0
 
+    @property
+    def micro_batches(self) -> int:
+        """The micro-batches of a whole step."""
+        layout = self.state.layout
+        return len(layout.micro_batches(range(layout.global_batch)))
+
     # Worlds
 
     def join(self) -> None:
@@ -286,6 +295,7 @@ class Membership:
         again.
         """
         self._reason = "a rank was lost" if lost else "hosts came or went"
+        self._speed = self.shares.speed_of(self.world.place.rank)
         self.left_at = time.perf_counter()
         self.profile.drop(self._reason)
         if lost is not None:
@@ -355,7 +365,7 @@ class Membership:
         self._note_members(reports, decision)
         self.output.open(claim, state)
         self.output.write(run_folder.RANKS, [vars(member) for member in self.members])
-        self._begin_world(folder, {report.device for report in reports})
+        self._begin_world(folder, reports)
         self.history.enter_world()
         if not self.has_joined:
             self.clock.join(state.seconds)
@@ -368,6 +378,8 @@ class Membership:
         return RankReport(
             self._member,
             device=self._device,
+            speed=self._speed,
+            read_ahead=self.parts.train_loader.read_ahead,
             survives=self.survives,
             step=self.state.progress.step,
             waits=history.waits,
@@ -407,8 +419,8 @@ class Membership:
         if self.change is not None and self.change.left:
             self._faults_in_row = 0  # a rank that left explains the fault
 
-    def _begin_world(self, run_dir: Path, devices: set[str]) -> None:
-        """Make what belongs to this world of these kinds of devices. Raises RankLost."""
+    def _begin_world(self, run_dir: Path, reports: Sequence[RankReport]) -> None:
+        """Make what belongs to this world of ranks with these reports. Raises RankLost."""
         config = self.config
         parts = self.parts
         state = self.state
@@ -417,11 +429,14 @@ class Membership:
         split = self.clock.split
         self.updater = Updater(config, self.world, parts.model, parts.device, parts.training, split)
         balance = config.run.balance
+        devices = {report.device for report in reports}
         # the passes of batch norm over ranks, which wait for one another, decide its statistics
         follow = not config.model.sync_batch_norm and (
             balance == "on" or (balance == "auto" and len(devices) > 1)
         )
-        self.shares = Shares(place.size, follow_speed=follow)
+        read_ahead = max(report.read_ahead for report in reports)
+        self.shares = Shares(place.size, follow_speed=follow, read_ahead=read_ahead)
+        self.shares.begin([report.speed for report in reports], self.micro_batches, self.steps)
         self.batches = Batches(config, parts, state, place, split, self.shares)
         steps = config.run.profiled_steps
         file = (
@@ -529,8 +544,11 @@ class Membership:
             self.state.result,
             loader,
             self.world,
-            self.shares.unequal,
+            self._owners_of_evaluation if self.shares.follow_speed else None,
         )
+
+    def _owners_of_evaluation(self, _number: int, count: int) -> list[int]:
+        return self.shares.owners(self.steps, count)
 
     def close(self) -> None:
         """Finish what is being written, end the loader processes, and leave the model to others."""

@@ -62,11 +62,13 @@ def _report_slow_ranks(ranks: Membership) -> None:
 
 def _share_by_speed(ranks: Membership) -> None:
     """Let the next step have other shares, if the times of the ranks call for it."""
-    layout = ranks.state.layout
-    count = len(layout.micro_batches(range(layout.global_batch)))
     shares = ranks.shares
+    if not shares.follow_speed:
+        return
+    layout = ranks.state.layout
+    count = ranks.micro_batches
     loss = shares.loss
-    has_changed = shares.follow(ranks.updater.pace, count)
+    shares.follow(ranks.updater.pace, count, ranks.steps)
     if shares.loss and not loss:
         size = math.ceil(layout.global_batch / (4 * ranks.world.place.size))
         ranks.output.journal.event(
@@ -75,14 +77,14 @@ def _share_by_speed(ranks: Membership) -> None:
             f"--global-batch-size {layout.global_batch} --batch-size {size} would make steps up to "
             f"{shares.loss:.0%} shorter",
         )
-    if not has_changed:
+    if not shares.take_change():
         return
     changed = [
         f"rank {rank} on {ranks.members[rank].host} takes {number} of {count} micro-batches"
         for rank, number in shares.changed(count).items()
     ]
     text = first_few(changed) or "all ranks take equal shares of the micro-batches again"
-    facts = {"step": ranks.state.progress.step, "owners": shares.owners(count)}
+    facts = {"step": ranks.steps, "owners": shares.owners(shares.begins, count)}
     ranks.output.journal.event("shares", text, **facts)
 
 

@@ -39,6 +39,7 @@ _NO_TRACKER_LINES = "ignore:resource_tracker:UserWarning"
 _STARTING = threading.Lock()  # held while a loader takes the place of the program's script
 # micro-batches: to look up the samples of one alone takes as long as to fetch their images
 _AT_ONCE = 256
+_PREFETCH = 2  # micro-batches of each loader process
 # in a key of random numbers: separates a sample's transforms from other uses of the seed
 _TRANSFORMS = 2
 _Wanted = tuple[int, list[int]]  # an epoch, and the samples of a micro-batch
@@ -110,6 +111,8 @@ class Loader(ABC):
     """Loads the batches of a rank to its device, an epoch at a time."""
 
     num_samples: int
+    read_ahead = 0
+    """The most micro-batches that loader processes read ahead."""
 
     @abstractmethod
     def example(self, size: int) -> Any:
@@ -410,6 +413,7 @@ class MapLoader(Loader):
         self._prepare = prepare
         self._device = device
         self._num_workers = num_workers
+        self.read_ahead = _PREFETCH * num_workers
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._sampler = _MicroBatchSampler()
         self._reader = _Reader(data, seed, collate)
@@ -432,6 +436,7 @@ class MapLoader(Loader):
             sampler=self._sampler,
             collate_fn=_unchanged,
             num_workers=self._num_workers,
+            prefetch_factor=_PREFETCH if self._num_workers > 0 else None,
             worker_init_fn=_begin_process,
             pin_memory=self._device.type == "cuda",
             persistent_workers=self._num_workers > 0,

@@ -26,6 +26,8 @@ _WORD = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio
 _BLOCK = 1 << 12  # the most samples of a rank, and the most steps, looked up at once
 _STEPS = 64
+OWNED_STEPS = 8
+"""The most steps that are looked up at once if owners may change."""
 _SMALL = 1 << 12  # up to this domain, a table of all words is computed once: it saves 20 us a step
 _NONE = np.empty(0, dtype=np.int64)
 
@@ -225,8 +227,8 @@ def epoch_size(batch: BatchConfig, layout: BatchLayout, num_samples: int) -> int
     return num_samples - num_samples % layout.global_batch if batch.drop_last else num_samples
 
 
-Owners = Callable[[int], Sequence[int]]
-"""Returns the rank of each micro-batch of a global batch, by their number."""
+Owners = Callable[[int, int], Sequence[int]]
+"""Returns the rank of each micro-batch, by the number of a step and that of its micro-batches."""
 
 
 def assignments(
@@ -249,14 +251,17 @@ def assignments(
     # a micro-batch.
     own = max(1, math.ceil(layout.global_batch / size))
     steps = layout.batches(range(cursor, order.num_samples if stop is None else stop))
-    at_once = min(_STEPS, math.ceil(_BLOCK / own))
+    at_once = min(_STEPS if owners is None else OWNED_STEPS, math.ceil(_BLOCK / own))
     for first in range(0, len(steps), at_once):
-        batches = [steps[number] for number in range(len(steps))[first : first + at_once]]
-        pieces = map(layout.micro_batches, batches)
-        spans = [
-            {number: micro[number] for number in _numbers_of(rank, len(micro), size, owners)}
-            for micro in pieces
-        ]
+        numbers = range(len(steps))[first : first + at_once]
+        batches = [steps[number] for number in numbers]
+        spans = list[dict[int, range]]()
+        for number, batch in zip(numbers, batches, strict=True):
+            micro = layout.micro_batches(batch)
+            mine: Iterable[int] = range(rank, len(micro), size)
+            if owners is not None:
+                mine = [n for n, owner in enumerate(owners(number, len(micro))) if owner == rank]
+            spans.append({n: micro[n] for n in mine})
         positions = [
             np.arange(span.start, span.stop, dtype=np.int64)
             for mine in spans
@@ -269,12 +274,6 @@ def assignments(
         for batch, mine in zip(batches, spans, strict=True):
             micro_batches = tuple(MicroBatch(number, next(of_micro_batches)) for number in mine)
             yield Batch(len(batch), len(layout.micro_batches(batch)), micro_batches)
-
-
-def _numbers_of(rank: int, count: int, size: int, owners: Owners | None) -> Iterable[int]:
-    if owners is None:
-        return range(rank, count, size)
-    return [number for number, owner in enumerate(owners(count)) if owner == rank]
 
 
 def choose_layout(batch: BatchConfig, size: int, num_samples: int) -> BatchLayout:

@@ -5,12 +5,14 @@ order. Numpy may round differently on another processor.
 """
 
 import heapq
-from collections import Counter
+import math
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hvd_train.errors import sendable
 from hvd_train.progress.clock import PHASES
-from hvd_train.progress.order import Owners
+from hvd_train.progress.order import OWNED_STEPS
 from hvd_train.progress.pace import FIELDS, MICRO_BATCHES, Pace
 
 _UPDATES = 0
@@ -23,6 +25,7 @@ _IN_FAVOUR = 3  # windows in a row
 _APART = 12  # windows from one change to the next
 
 
+@sendable
 @dataclass(frozen=True)
 class Speed:
     """The seconds that a rank needs in a step."""
@@ -50,28 +53,12 @@ def dealt(speeds: Sequence[Speed], count: int) -> list[int]:
     return owners
 
 
-class Shares:
-    """Which rank of a world takes which micro-batches of a step.
+class Deal:
+    """Deals the micro-batches of a step by the speeds of all ranks."""
 
-    The shares change if that makes steps 10% shorter in three windows in a row, and at most once in
-    twelve windows, which is a minute.
-    """
-
-    def __init__(self, ranks: int, *, follow_speed: bool) -> None:
-        """Begin with equal shares, which stay unless they `follow_speed`."""
-        self.version = 0  # counts the changes
-        self._follows = follow_speed and ranks > 1
-        self._speeds = [_EQUAL] * ranks
+    def __init__(self, speeds: Sequence[Speed]) -> None:
+        self._speeds = list(speeds)
         self._owners = dict[int, list[int]]()  # by the number of micro-batches
-        self._in_favour = list[list[Speed]]()  # the speeds in windows in a row
-        self._losses = list[float]()  # in windows in a row, by too few micro-batches
-        self._since_change = _APART
-        self._windows = 0  # that have been looked at
-
-    @property
-    def unequal(self) -> Owners | None:
-        """The owners of micro-batches; None as long as ranks take turns."""
-        return self.owners if self.version else None
 
     def owners(self, count: int) -> list[int]:
         """Return the rank of each of `count` micro-batches."""
@@ -79,43 +66,105 @@ class Shares:
             self._owners[count] = dealt(self._speeds, count)
         return self._owners[count]
 
+    def numbers(self, count: int) -> list[int]:
+        """Return how many of `count` micro-batches each rank has."""
+        numbers = Counter(self.owners(count))
+        return [numbers[rank] for rank in range(len(self._speeds))]
+
+
+class Shares:
+    """Which rank of a world takes which micro-batches of a step.
+
+    The shares change if that makes steps 10% shorter in three windows in a row, and at most once in
+    twelve windows, which is a minute. What loader processes have read ahead is used before.
+    """
+
+    def __init__(self, ranks: int, *, follow_speed: bool, read_ahead: int = 0) -> None:
+        """Begin with equal shares, which stay unless they `follow_speed`.
+
+        The loader processes of a rank read at most `read_ahead` micro-batches ahead.
+        """
+        self.follow_speed = follow_speed and ranks > 1
+        self.begins = 0  # the last change counts after this many steps
+        self._read_ahead = read_ahead
+        self._before = self._last = Deal([_EQUAL] * ranks)
+        self._recent = deque[list[Speed]](maxlen=_IN_FAVOUR)  # the speeds in the last windows
+        self._in_favour = 0  # windows in a row
+        self._losses = list[float]()  # in windows in a row, by too few micro-batches
+        self._since_change = _APART
+        self._windows = 0  # that have been looked at
+        self._is_new = False  # whether a change has not been taken yet
+
+    def owners(self, step: int, count: int) -> list[int]:
+        """Return the rank of each of `count` micro-batches, after this many steps."""
+        return (self._last if step >= self.begins else self._before).owners(count)
+
     def changed(self, count: int) -> dict[int, int]:
         """Return the micro-batches of ranks, of `count` in a step, that have more or less
-        than an equal share.
+        than an equal share since the last change.
         """
-        now = Counter(self.owners(count))
-        equal = Counter(dealt([_EQUAL] * len(self._speeds), count))
-        ranks = range(len(self._speeds))
-        return {rank: now[rank] for rank in ranks if now[rank] != equal[rank]}
+        now = self._last.numbers(count)
+        equal = Deal([_EQUAL] * len(now)).numbers(count)
+        return {rank: now[rank] for rank in range(len(now)) if now[rank] != equal[rank]}
 
-    def follow(self, pace: Pace, count: int) -> bool:
-        """Look at the last window of the ranks; return whether the shares of `count`
-        micro-batches change with the next step.
+    def speed_of(self, rank: int) -> Speed | None:
+        """Return the speed of a rank in the last windows, if it is known."""
+        return _mean([speeds[rank] for speeds in self._recent]) if self._recent else None
+
+    def begin(self, known: Sequence[Speed | None], count: int, step: int) -> None:
+        """Begin a world, after this many steps of `count` micro-batches, with the speeds that
+        are known of its ranks. Another rank counts as one of mean speed.
         """
-        if not self._follows or pace.windows == self._windows:
-            return False
+        speeds = [speed for speed in known if speed is not None]
+        if not self.follow_speed or not speeds:
+            return
+        mean = _mean(speeds)
+        now = [mean if speed is None else speed for speed in known]
+        if self._pays(now, count):
+            self.change(now, step)
+
+    def follow(self, pace: Pace, count: int, step: int) -> None:
+        """Look at the last window of the ranks, after this many steps of `count` micro-batches."""
+        if not self.follow_speed or pace.windows == self._windows:
+            return
         self._windows = pace.windows
         self._since_change += 1
         now = [_speed(of_rank) for of_rank in pace.window.tolist()]
-        seconds = _seconds(self.owners(count), now)
-        self._note_loss(seconds, now, count)
-        if _seconds(dealt(now, count), now) > _SHORTER * seconds:
-            self._in_favour.clear()
-            return False
-        self._in_favour.append(now)
-        if len(self._in_favour) < _IN_FAVOUR or self._since_change < _APART:
-            return False
-        by_rank = zip(*self._in_favour[-_IN_FAVOUR:], strict=True)
-        self.change([_mean(speeds) for speeds in by_rank])
-        self._in_favour.clear()
-        self._since_change = 0
-        return True
+        self._recent.append(now)
+        self._note_loss(now, count)
+        self._in_favour = self._in_favour + 1 if self._pays(now, count) else 0
+        is_soon = self._since_change < _APART or step < self.begins
+        if self._in_favour < _IN_FAVOUR or is_soon:
+            return
+        by_rank = zip(*self._recent, strict=True)
+        self.change([_mean(speeds) for speeds in by_rank], step + self._steps_ahead(count))
 
-    def change(self, speeds: Sequence[Speed]) -> None:
-        """Deal the micro-batches of later steps by these speeds."""
-        self._speeds = list(speeds)
-        self._owners.clear()
-        self.version += 1
+    def _steps_ahead(self, count: int) -> int:
+        """Return how many steps the loader processes of any rank can be ahead."""
+        if self._read_ahead == 0:
+            return 0
+        fewest = max(1, min(self._last.numbers(count)))
+        return math.ceil(self._read_ahead / fewest) + OWNED_STEPS + 1
+
+    def change(self, speeds: Sequence[Speed], begins: int) -> None:
+        """Deal the micro-batches by these speeds after this many steps."""
+        self._before = self._last
+        self._last = Deal(speeds)
+        self.begins = begins
+        self._in_favour = 0
+        self._since_change = 0
+        self._is_new = True
+
+    def take_change(self) -> bool:
+        """Return whether the shares have changed since the last call."""
+        is_new = self._is_new
+        self._is_new = False
+        return is_new
+
+    def _pays(self, speeds: Sequence[Speed], count: int) -> bool:
+        """Return whether to deal by these speeds makes steps shorter enough."""
+        now = _seconds(self._last.owners(count), speeds)
+        return _seconds(dealt(speeds, count), speeds) <= _SHORTER * now
 
     @property
     def loss(self) -> float:
@@ -124,10 +173,11 @@ class Shares:
         """
         return min(self._losses[-_IN_FAVOUR:]) if len(self._losses) >= _IN_FAVOUR else 0.0
 
-    def _note_loss(self, seconds: float, speeds: Sequence[Speed], count: int) -> None:
+    def _note_loss(self, speeds: Sequence[Speed], count: int) -> None:
         if count >= 2 * len(speeds):
             return
         smaller = [Speed(speed.fixed, speed.each / _SMALLER) for speed in speeds]
+        seconds = _seconds(self._last.owners(count), speeds)
         loss = 1 - _seconds(dealt(smaller, _SMALLER * count), smaller) / seconds
         if loss > 1 - _SHORTER:
             self._losses.append(loss)

@@ -22,13 +22,14 @@ def follow(shares: Shares, *each: float, windows: int = 1, count: int = COUNT) -
     pace = Pace(len(each))
     found = []
     for _ in range(windows):
-        owners = shares.owners(count)
+        owners = shares.owners(shares.begins, count)
         for rank, seconds in enumerate(each):
             number = owners.count(rank)
             pace.window[rank, :3] = 1, number, number
             pace.window[rank, FORWARD] = number * seconds
         pace.windows = next(WINDOWS)
-        found.append(shares.follow(pace, count))
+        shares.follow(pace, count, shares.begins)
+        found.append(shares.take_change())
     return found
 
 
@@ -51,7 +52,7 @@ def test_the_slowest_rank_is_as_fast_as_any_deal_allows(ranks: list[Speed], coun
 @given(st.integers(1, 8), st.integers(0, 40))
 def test_equal_ranks_take_turns(ranks: int, count: int) -> None:
     shares = Shares(ranks, follow_speed=True)
-    assert shares.owners(count) == [number % ranks for number in range(count)]
+    assert shares.owners(0, count) == [number % ranks for number in range(count)]
 
 
 def test_shares_go_to_the_faster_rank_and_back() -> None:
@@ -85,3 +86,22 @@ def test_too_few_micro_batches_are_noted() -> None:
     assert shares.loss == pytest.approx(1 / 3, abs=0.05)
     follow(shares, 1.0, 1.0, count=2)
     assert shares.loss == 0
+
+
+def test_what_was_read_ahead_is_used_before_shares_change() -> None:
+    """A rank with 6 of 12 micro-batches has read at most 10 of them, so 2 steps, ahead."""
+    shares = Shares(2, follow_speed=True, read_ahead=10)
+    follow(shares, 1.0, 2.0, windows=3)
+    assert shares.begins >= 2
+    for step in range(shares.begins):
+        assert shares.owners(step, COUNT).count(1) == 6
+    assert shares.owners(shares.begins, COUNT).count(1) == 4
+
+
+def test_a_world_begins_with_the_speeds_of_the_one_before() -> None:
+    shares = Shares(2, follow_speed=True)
+    follow(shares, 1.0, 2.0, windows=3)
+    after = Shares(3, follow_speed=True)
+    after.begin([shares.speed_of(1), None, shares.speed_of(0)], COUNT, step=7)
+    numbers = [after.owners(7, COUNT).count(rank) for rank in range(3)]
+    assert numbers[0] < numbers[1] < numbers[2]

@@ -148,7 +148,8 @@ def test_each_sample_counts_once(data: st.DataObject) -> None:
         shares = Shares(size, follow_speed=True)
         if data.draw(st.booleans(), label="other shares"):
             seconds = data.draw(st.lists(st.floats(0.1, 9), min_size=size, max_size=size))
-            shares.change([Speed(0.0, each) for each in seconds])
+            begins = data.draw(st.integers(0, 8), label="steps until then")
+            shares.change([Speed(0.0, each) for each in seconds], begins)
         ranks = [
             islice(
                 assignments(epoch_order, cursor, layout, rank, size, owners=shares.owners), steps

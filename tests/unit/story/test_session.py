@@ -71,7 +71,7 @@ VAL = digits(NUM_VAL, "val")
 def played(world: World, program: Program, **changes: Any) -> Outcome:
     """Play a program on digits, of which an epoch has ten steps."""
     data = digits(NUM_SAMPLES, "train")
-    settings = {"make": network, "data": data, "global_batch_size": 20, **changes}
+    settings = {"make": network, "data": data, "global_batch_size": 20, "batch_size": 5, **changes}
     return programs.played(world, program, **settings)
 
 
@@ -226,10 +226,18 @@ def test_no_fault_changes_what_a_program_computes(
     next_batch = Batches.next
 
     def with_other_shares(batches: Batches, epoch: int) -> Batch:
-        random = np.random.default_rng(batches._state.progress.step)
+        step = batches._state.progress.step
+        random = np.random.default_rng(step)
         shares = batches._shares
-        if batches._is_new_step:
-            shares.change([Speed(0.0, random.uniform(1, 4)) for _ in range(batches._place.size)])
+        shares.follow_speed = batches._place.size > 1
+        if (
+            batches._is_new_step
+            and np.random.default_rng([step, batches._place.rank]).random() < 0.3
+        ):
+            batches.restart()  # so that ranks have looked up other steps ahead
+        if batches._is_new_step and step >= shares.begins:
+            speeds = [Speed(0.0, random.uniform(1, 4)) for _ in range(batches._place.size)]
+            shares.change(speeds, step + int(random.integers(1, 4)))
         return next_batch(batches, epoch)
 
     monkeypatch.setattr(Batches, "next", with_other_shares)
