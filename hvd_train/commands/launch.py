@@ -48,10 +48,6 @@ def launch(options: Namespace) -> int:
         return 0
     if options.way == "slurm" and not options.elastic:
         return _in_slurm(line, in_batch=options.requeue)
-    if options.way in ("mpi", "mpirun"):
-        # The first rank that fails ends the job, after a second in which the others can commit:
-        # mpirun would kill them at once, and print a page.
-        os.environ.setdefault("OMPI_MCA_orte_abort_on_non_zero_status", "0")
     if options.way == "mpirun":
         return start.under_mpirun(
             begin, command, hosts.named(options.hosts) if options.hosts is not None else ()

@@ -27,12 +27,14 @@ _claims = list[socket.socket]()
 
 
 def in_words(exit_code: int) -> str:
-    """Return `was killed by signal 9 (SIGKILL)` for -9 or 137, `ended with exit code 3` for 3."""
+    """Return `was killed by signal 11 (SIGSEGV)` for -11 or 139, `ended with exit code 3` for 3."""
     number = -exit_code if exit_code < 0 else exit_code - 128
     try:
-        return f"was killed by signal {number} ({signal.Signals(number).name})"
+        name = signal.Signals(number).name
     except ValueError:
         return f"ended with exit code {exit_code}"
+    why = ", as the kernel does if memory is short" if number == signal.SIGKILL else ""
+    return f"was killed by signal {number} ({name}){why}"
 
 
 def kind_of(error: str) -> str:

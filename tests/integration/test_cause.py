@@ -53,6 +53,7 @@ WAYS = {
     "mpi": ["--with", "mpi"],
     "mpirun": ["--with", "mpirun"],
     "elastic": ["--elastic"],
+    "typed": [],
 }
 
 
@@ -62,6 +63,8 @@ def test_the_first_cause_is_named_at_the_end(way: str, how: str, tmp_path: Path)
     """The stack of a crash or an exception takes some more lines than ten."""
     (tmp_path / "mine.py").write_text(PROGRAM)
     launch = ["hvd-train", "launch", *WAYS[way], "--np", "2", "--", sys.executable]
+    if way == "typed":
+        launch = ["horovodrun", "--mpi", "-np", "2", sys.executable]
     code, output = finished([*launch, "mine.py", how], tmp_path)
     lines = [line for line in output.splitlines() if line and not line.startswith("epoch")]
     print(output)

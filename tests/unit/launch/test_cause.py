@@ -12,8 +12,8 @@ from hvd_train.launch import cause, client
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (-9, "was killed by signal 9 (SIGKILL)"),
-        (137, "was killed by signal 9 (SIGKILL)"),
+        (-9, "was killed by signal 9 (SIGKILL), as the kernel does if memory is short"),
+        (137, "was killed by signal 9 (SIGKILL), as the kernel does if memory is short"),
         (139, "was killed by signal 11 (SIGSEGV)"),
         (3, "ended with exit code 3"),
         (128, "ended with exit code 128"),

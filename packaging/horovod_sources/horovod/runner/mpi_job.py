@@ -55,11 +55,13 @@ def guarded(command: list[str]) -> list[str]:
 
 def run_mpirun(command: str, env: Mapping[str, str], settings: Any) -> None:
     """Run a line for a shell that starts mpirun. Raises JobFailedError if a rank or mpirun fails, or after a signal."""
-    at_once = dict.fromkeys(("OMPI_MCA_odls_base_sigkill_timeout", "PRTE_MCA_odls_base_sigkill_timeout"), "0")
+    ours = dict.fromkeys(("OMPI_MCA_odls_base_sigkill_timeout", "PRTE_MCA_odls_base_sigkill_timeout"), "0")
+    # If a rank fails, the others have a second to commit; mpirun would kill them at once, and print a page.
+    ours["OMPI_MCA_orte_abort_on_non_zero_status"] = "0"
     mpirun = subprocess.Popen(  # noqa: S602 - horovodrun writes mpirun's command as a line for a shell
         f"exec {command}",
         shell=True,
-        env={**at_once, **env},
+        env={**ours, **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C in a terminal reaches horovodrun alone

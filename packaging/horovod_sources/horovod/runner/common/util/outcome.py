@@ -21,7 +21,8 @@ def describe_exit(exit_code: int) -> str:
     """Describe an exit code in words. As in shells, 128 + N stands for signal N."""
     if exit_code > 128:
         with contextlib.suppress(ValueError):  # there is no such signal: an ordinary exit code
-            return f"was killed by signal {exit_code - 128} ({signal.Signals(exit_code - 128).name})"
+            why = ", as the kernel does if memory is short" if exit_code == 128 + signal.SIGKILL else ""
+            return f"was killed by signal {exit_code - 128} ({signal.Signals(exit_code - 128).name}){why}"
     return f"ended with exit code {exit_code}"
 
 
