@@ -1,6 +1,7 @@
 """The batches of this rank, step after step, in any world."""
 
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -37,7 +38,7 @@ class Batches:
         self._shares = shares
         self._known_change = 0  # the last change of shares that was looked at
         self._restarts_at: int | None = None  # the step at which what was made ahead is too much
-        self._looked_up = 0  # the owners of this step, and of earlier ones, have been looked up
+        self._assigned = 0  # the last step that the loader has got to read
         self._ahead: Ahead | None = None
         self._last: tuple[int, Batch] | None = None  # the last batch, and the steps before it
 
@@ -63,7 +64,7 @@ class Batches:
         step = state.progress.step
         if self._known_change != shares.begins:
             self._known_change = shares.begins
-            if self._looked_up >= shares.begins and self._restarts_at is None:
+            if self._assigned >= shares.begins and self._restarts_at is None:
                 self._restarts_at = shares.begins
         if step == self._restarts_at and self._is_new_step:
             self.restart()
@@ -77,18 +78,22 @@ class Batches:
                 place.rank,
                 place.size,
                 self.epoch_size,
-                partial(self._owners, step) if shares.follow_speed else None,
+                partial(self._owned, step) if shares.follow_speed else None,
             )
             if os.environ.get(REVERSED):
                 work = (replace(batch, micro_batches=batch.micro_batches[::-1]) for batch in work)
+            work = self._noted(step, work)
             self._ahead = Ahead(self._parts.train_loader.load(epoch, work), self._split.mark)
         if self._last is None or self._is_new_step:
             self._last = state.progress.step, next(self._ahead)
         return self._last[1]
 
-    def _owners(self, first: int, number: int, count: int) -> list[int]:
-        self._looked_up = first + number
-        return self._shares.owners(first + number, count)
+    def _noted(self, first: int, work: Iterable[Batch]) -> Iterator[Batch]:
+        for self._assigned, batch in enumerate(work, first):
+            yield batch
+
+    def _owned(self, first: int, number: int, count: int) -> list[int]:
+        return self._shares.owned(self._place.rank, first + number, count)
 
     @property
     def _is_new_step(self) -> bool:

@@ -544,11 +544,11 @@ class Membership:
             self.state.result,
             loader,
             self.world,
-            self._owners_of_evaluation if self.shares.follow_speed else None,
+            self._owned_of_evaluation if self.shares.follow_speed else None,
         )
 
-    def _owners_of_evaluation(self, _number: int, count: int) -> list[int]:
-        return self.shares.owners(self.steps, count)
+    def _owned_of_evaluation(self, _number: int, count: int) -> list[int]:
+        return self.shares.owned(self.world.place.rank, self.steps, count)
 
     def close(self) -> None:
         """Finish what is being written, end the loader processes, and leave the model to others."""

@@ -12,7 +12,7 @@ from hvd_train.data.plain import numbers
 from hvd_train.errors import UsageError, first_few
 from hvd_train.network.buffers import unchanged
 from hvd_train.network.device import autocast
-from hvd_train.progress.order import BatchLayout, Order, Owners, assignments
+from hvd_train.progress.order import BatchLayout, Order, Owned, assignments
 from hvd_train.tasks.task import Field, Measuring, Scores, Task, kept_of, numbers_of, totals_of
 from hvd_train.world.world import World
 
@@ -28,7 +28,7 @@ def evaluate(
     model: nn.Module,
     loader: Loader,
     world: World,
-    owners: Owners | None = None,
+    owned: Owned | None = None,
 ) -> Scores:
     """Return the scores over the set of `loader`, equal on all ranks.
 
@@ -41,7 +41,7 @@ def evaluate(
     precision = autocast(config, device)
     # the same micro-batches for every world size
     layout = BatchLayout(micro_batch * size * _ROUNDS, micro_batch)
-    work = assignments(Order(loader.num_samples), 0, layout, rank, size, owners=owners)
+    work = assignments(Order(loader.num_samples), 0, layout, rank, size, owned=owned)
     with unchanged(model):
         model.eval()
         if not measuring.fields:  # a rank may have no samples

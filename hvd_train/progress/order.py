@@ -26,8 +26,6 @@ _WORD = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio
 _BLOCK = 1 << 12  # the most samples of a rank, and the most steps, looked up at once
 _STEPS = 64
-OWNED_STEPS = 8
-"""The most steps that are looked up at once if owners may change."""
 _SMALL = 1 << 12  # up to this domain, a table of all words is computed once: it saves 20 us a step
 _NONE = np.empty(0, dtype=np.int64)
 
@@ -227,8 +225,9 @@ def epoch_size(batch: BatchConfig, layout: BatchLayout, num_samples: int) -> int
     return num_samples - num_samples % layout.global_batch if batch.drop_last else num_samples
 
 
-Owners = Callable[[int, int], Sequence[int]]
-"""Returns the rank of each micro-batch, by the number of a step and that of its micro-batches."""
+Owned = Callable[[int, int], Sequence[int]]
+"""Returns the numbers of a rank's micro-batches in a step, by the number of the step and of all
+its micro-batches; another object if they have changed."""
 
 
 def assignments(
@@ -238,7 +237,7 @@ def assignments(
     rank: int,
     size: int,
     stop: int | None = None,
-    owners: Owners | None = None,
+    owned: Owned | None = None,
 ) -> Iterator[Batch]:
     """Yield a rank's part of each step from `cursor` to position `stop`
     (the last one), to be loaded.
@@ -247,33 +246,32 @@ def assignments(
     The last batch may be smaller, and a rank may have no micro-batch in it. No sample is repeated
     or dropped.
     """
-    # Positions of several steps are looked up at once: a numpy call costs more than the samples of
-    # a micro-batch.
-    own = max(1, math.ceil(layout.global_batch / size))
+    of_rank = max(1, math.ceil(layout.global_batch / size))
     steps = layout.batches(range(cursor, order.num_samples if stop is None else stop))
-    at_once = min(_STEPS if owners is None else OWNED_STEPS, math.ceil(_BLOCK / own))
-    for first in range(0, len(steps), at_once):
-        numbers = range(len(steps))[first : first + at_once]
-        batches = [steps[number] for number in numbers]
-        spans = list[dict[int, range]]()
-        for number, batch in zip(numbers, batches, strict=True):
-            micro = layout.micro_batches(batch)
-            mine: Iterable[int] = range(rank, len(micro), size)
-            if owners is not None:
-                mine = [n for n, owner in enumerate(owners(number, len(micro))) if owner == rank]
-            spans.append({n: micro[n] for n in mine})
-        positions = [
-            np.arange(span.start, span.stop, dtype=np.int64)
-            for mine in spans
-            for span in mine.values()
+    at_once = min(_STEPS, math.ceil(_BLOCK / of_rank))
+    in_turns: Owned = lambda _, count: range(rank, count, size)  # noqa: E731
+    done = 0
+    while done < len(steps):
+        # Positions of several steps are looked up at once: a numpy call costs more than the samples
+        # of a micro-batch.
+        numbers = range(done, min(done + at_once, len(steps)))
+        pieces = [layout.micro_batches(steps[number]) for number in numbers]
+        mine = [
+            (owned or in_turns)(number, len(piece))
+            for number, piece in zip(numbers, pieces, strict=True)
         ]
+        spans = [piece[n] for piece, own in zip(pieces, mine, strict=True) for n in own]
+        positions = [np.arange(span.start, span.stop, dtype=np.int64) for span in spans]
         samples = order.at(np.concatenate([_NONE, *positions]))
         of_micro_batches = iter(
             np.split(samples, np.cumsum([*map(len, positions)], dtype=np.int64))
         )
-        for batch, mine in zip(batches, spans, strict=True):
-            micro_batches = tuple(MicroBatch(number, next(of_micro_batches)) for number in mine)
-            yield Batch(len(batch), len(layout.micro_batches(batch)), micro_batches)
+        for number, piece, own in zip(numbers, pieces, mine, strict=True):
+            if owned is not None and owned(number, len(piece)) is not own:
+                break  # the shares have changed since
+            micro_batches = tuple(MicroBatch(n, next(of_micro_batches)) for n in own)
+            yield Batch(len(steps[number]), len(piece), micro_batches)
+            done = number + 1
 
 
 def choose_layout(batch: BatchConfig, size: int, num_samples: int) -> BatchLayout:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from hvd_train.errors import sendable
 from hvd_train.progress.clock import PHASES
-from hvd_train.progress.order import OWNED_STEPS
 from hvd_train.progress.pace import FIELDS, MICRO_BATCHES, Pace
 
 _UPDATES = 0
@@ -59,12 +58,20 @@ class Deal:
     def __init__(self, speeds: Sequence[Speed]) -> None:
         self._speeds = list(speeds)
         self._owners = dict[int, list[int]]()  # by the number of micro-batches
+        self._owned = dict[tuple[int, int], list[int]]()  # by rank, too
 
     def owners(self, count: int) -> list[int]:
         """Return the rank of each of `count` micro-batches."""
         if count not in self._owners:
             self._owners[count] = dealt(self._speeds, count)
         return self._owners[count]
+
+    def owned(self, rank: int, count: int) -> list[int]:
+        """Return which of `count` micro-batches a rank has."""
+        if (rank, count) not in self._owned:
+            owners = self.owners(count)
+            self._owned[rank, count] = [n for n, owner in enumerate(owners) if owner == rank]
+        return self._owned[rank, count]
 
     def numbers(self, count: int) -> list[int]:
         """Return how many of `count` micro-batches each rank has."""
@@ -97,7 +104,14 @@ class Shares:
 
     def owners(self, step: int, count: int) -> list[int]:
         """Return the rank of each of `count` micro-batches, after this many steps."""
-        return (self._last if step >= self.begins else self._before).owners(count)
+        return self._at(step).owners(count)
+
+    def owned(self, rank: int, step: int, count: int) -> list[int]:
+        """Return which of `count` micro-batches a rank has, after this many steps."""
+        return self._at(step).owned(rank, count)
+
+    def _at(self, step: int) -> Deal:
+        return self._last if step >= self.begins else self._before
 
     def changed(self, count: int) -> dict[int, int]:
         """Return the micro-batches of ranks, of `count` in a step, that have more or less
@@ -144,7 +158,7 @@ class Shares:
         if self._read_ahead == 0:
             return 0
         fewest = max(1, min(self._last.numbers(count)))
-        return math.ceil(self._read_ahead / fewest) + OWNED_STEPS + 1
+        return math.ceil(self._read_ahead / fewest) + 2
 
     def change(self, speeds: Sequence[Speed], begins: int) -> None:
         """Deal the micro-batches by these speeds after this many steps."""

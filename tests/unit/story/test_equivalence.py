@@ -1,6 +1,7 @@
 """The invariants of training, on one rank and on ranks that are threads."""
 
 import contextlib
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,10 @@ def test_each_sample_counts_once(data: st.DataObject) -> None:
             shares.change([Speed(0.0, each) for each in seconds], begins)
         ranks = [
             islice(
-                assignments(epoch_order, cursor, layout, rank, size, owners=shares.owners), steps
+                assignments(
+                    epoch_order, cursor, layout, rank, size, owned=partial(shares.owned, rank)
+                ),
+                steps,
             )
             for rank in range(size)
         ]
