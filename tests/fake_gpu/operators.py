@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 _KEPT: list[Any] = []  # registrations and names, for the life of the process
+# called at each operator with the kernels that a GPU would launch, and the bytes read and written
+WATCHERS: list[Callable[[int, int], None]] = []
 # What only describes or provides memory needs no kernel, and torch's own is right.
 _OWN = re.compile(
     r"_?(new_)?empty.*|as_strided.*|view|set_|resize_|unfold|_local_scalar_dense|is_pinned|_pin_memory|is_set_to|copy_"
@@ -22,6 +24,7 @@ _OWN = re.compile(
 )
 # These have one implementation for all devices, which would ask for cuDNN here.
 _COMPOSITE = ("convolution", "convolution_backward", "convolution_overrideable")
+_OVERWRITES = re.compile(rb"\.(_foreach_)?(copy|zero|fill)_|out$")  # without a look at it
 _CPU_KERNELS = ("CPU", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 
 
@@ -69,11 +72,33 @@ def _kernel(operator: Any) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         call = _Call(_device_of((args, kwargs)), name)
+        launches = _launches(operator, args)
         inputs = [call.taken(value, n in written) for n, value in enumerate(args)]
         named = {key: call.taken(value, key in names) for key, value in kwargs.items()}
-        return call.given(operator(*inputs, **named))
+        result = call.given(operator(*inputs, **named))
+        for watcher in WATCHERS:
+            watcher(launches, call.num_bytes)
+        return result
 
     return kernel
+
+
+def _launches(operator: Any, arguments: Any) -> int:
+    """Return the kernels of an operator on lists of tensors: one for all, if their types and
+    strides allow it; else one for each.
+
+    A GPU launches a few for many tensors, as the arguments of a kernel hold some dozens.
+    """
+    if "foreach" not in operator.__name__:
+        return 1
+    lists = [each for each in arguments if isinstance(each, (list, tuple)) and each]
+    lists = [each for each in lists if all(isinstance(one, Tensor) for one in each)]
+    types = [{one.dtype for one in each} for each in lists]
+    if "copy" not in operator.__name__:  # a copy may change the type
+        types = [set().union(*types)]
+    strides = [{one.stride() for one in row} for row in zip(*lists, strict=False)]
+    is_fast = all(len(each) == 1 for each in types + strides)
+    return 1 if is_fast else max(map(len, lists))
 
 
 class _Call:
@@ -88,6 +113,7 @@ class _Call:
         self._reads: list[Tensor] = []
         self._writes: list[tuple[Tensor, Tensor]] = []
         self._own: dict[int, tuple[Tensor, Tensor]] = {}
+        self.num_bytes = 0  # read and written
         _LIBRARY.fake_gpu_launch(device, self._stream)
 
     def taken(self, value: Any, is_written: bool) -> Any:
@@ -126,6 +152,9 @@ class _Call:
             0 if target.data_ptr() == own.data_ptr() else own.data_ptr()
             for target, own in self._writes
         ]
+        self.num_bytes = sum(size for _, size in inputs + targets)
+        if _OVERWRITES.search(self._name):
+            self.num_bytes -= sum(size for span, size in targets if (span, size) in inputs)
         begins, sizes = _columns(targets)
         written = len(targets), begins, _array(ctypes.c_void_p, sources), sizes
         _LIBRARY.fake_gpu_effects(

@@ -158,7 +158,7 @@ def test_what_is_registered_returns_to_its_device(gpu: OnGpu, ranks: int) -> Non
 
 def test_a_step_waits_once(libraries: Path, tmp_path: Path) -> None:
     """The host waits for the GPU once a step of ResNet-50."""
-    counts = counted(tmp_path)
+    counts = counted(tmp_path, 2, ["fp16"])["fp16"]
     assert {
         phase: of_phase["waits"] for phase, of_phase in counts.items() if of_phase["waits"]
     } == {"optimizer": 1}
