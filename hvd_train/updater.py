@@ -305,7 +305,7 @@ class Attempt:
         self._micro = micro
         if self._is_last:
             updater.sums_of_layers.begin_last_micro_batch()
-        updater.buffers.put_back()
+        updater.buffers.begin_micro_batch()
         turn = self._trained.turn
         again = (turn,) if turn else ()
         step = self._state.progress.step

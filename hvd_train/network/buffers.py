@@ -210,15 +210,16 @@ class StepBuffers:
         self._num_registered = self._count()
         buffers = _registered(model)
         self._names = {buffer.name for buffer in buffers}
-        mean = [buffer for buffer in buffers if is_statistic(buffer)]
-        floats = [buffer for buffer in mean if buffer.tensor.is_floating_point()]
-        counts = [buffer for buffer in mean if not buffer.tensor.is_floating_point()]
-        self._means = [_Means(kind, device) for kind in (floats, counts) if kind]
+        by_type = dict[torch.dtype, list[Buffer]]()
+        for buffer in filter(is_statistic, buffers):
+            by_type.setdefault(buffer.tensor.dtype, []).append(buffer)
+        self._means = [_Means(of_type, device) for of_type in by_type.values()]
         # not averaged
         self.others = [_Saved(buffer) for buffer in buffers if not is_statistic(buffer)]
         self._kinds: list[_Means | _Saved] = [*self._means, *self.others]
         self._new = dict[str, Tensor | None]()
         self._begun = False
+        self._has_run = False  # a pass of this step on this rank
         # the values after this rank's first pass in a step
         self._first: dict[str, Tensor | None] | None = None
         self._steps = 0
@@ -231,8 +232,15 @@ class StepBuffers:
             kind.begin()
         self._new = {}
         self._begun = True
+        self._has_run = False
         self._first = None
         self._steps += 1
+
+    def begin_micro_batch(self) -> None:
+        """Restore the values before the step, if a pass of it may have changed them."""
+        if self._has_run:
+            self.put_back()
+        self._has_run = True
 
     def put_back(self) -> None:
         """Restore the values before the step.
@@ -314,10 +322,11 @@ class StepBuffers:
         """Set the buffers to their values after the step; `total` [n] is the sum of
         `changes` over all ranks.
         """
-        self.put_back()
         self._begun = False
+        for other in self.others:
+            other.put_back()
         for mean, part in zip(
-            self._means, torch.split(total, [len(m.changes) for m in self._means]), strict=True
+            self._means, torch.split(total, [mean.length for mean in self._means]), strict=True
         ):
             mean.add(part / num_micro_batches)
         for other in self.others:
@@ -326,47 +335,49 @@ class StepBuffers:
 
 
 class _Means:
-    """Averaged buffers of one kind, floating point or integer; one tensor holds
-    the changes of all of them.
+    """Averaged buffers of one type.
+
+    Flat tensors hold the values of all of them: on a GPU, arithmetic on a list of small tensors
+    takes a launch for each if their types differ, and memory for each result.
     """
 
     def __init__(self, buffers: Sequence[Buffer], device: torch.device) -> None:
         self._buffers = buffers
         self._tensors = [buffer.tensor for buffer in buffers]
-        self._before = [torch.empty_like(tensor) for tensor in self._tensors]
-        self._counts = not self._tensors[0].is_floating_point()
-        is_double = any(tensor.dtype == torch.float64 for tensor in self._tensors)
-        dtype = torch.float64 if is_double else torch.float32
-        self.changes, self._views = _row(self._tensors, dtype, device)
-        self._step, self._step_views = _row(
-            self._tensors, torch.int64 if self._counts else dtype, device
-        )
+        of_buffers = self._tensors[0].dtype
+        self._counts = not of_buffers.is_floating_point
+        self._before, self._views_before = _row(self._tensors, device)
+        self._now, self._views_now = _row(self._tensors, device)
+        dtype = of_buffers if self._counts else torch.promote_types(of_buffers, torch.float32)
+        self._sum = torch.zeros_like(self._now, dtype=dtype)  # of the changes
+        self.length = len(self._sum)
+
+    @property
+    def changes(self) -> Tensor:
+        return self._sum.float() if self._counts else self._sum
 
     def begin(self) -> None:
         self._tensors = [buffer.tensor for buffer in self._buffers]
-        torch._foreach_copy_(self._before, self._tensors)
-        self.changes.zero_()
+        torch._foreach_copy_(self._views_before, self._tensors)
+        self._sum.zero_()
 
     def put_back(self) -> None:
         for buffer, tensor in zip(self._buffers, self._tensors, strict=True):
             buffer.put(tensor)  # a layer of the user's own may have assigned another
-        torch._foreach_copy_(self._tensors, self._before)
+        torch._foreach_copy_(self._tensors, self._views_before)
 
     def add_changes(self) -> None:
-        torch._foreach_add_(
-            self._views, torch._foreach_sub([each.tensor for each in self._buffers], self._before)
-        )
+        torch._foreach_copy_(self._views_now, [buffer.tensor for buffer in self._buffers])
+        self._sum.add_(self._now.sub_(self._before))
 
     def add(self, mean: Tensor) -> None:
-        self._step.copy_(mean.round() if self._counts else mean)
-        torch._foreach_add_(self._tensors, self._step_views)
+        self._before.add_((mean.round() if self._counts else mean).to(self._sum.dtype))
+        self.put_back()
 
 
-def _row(
-    tensors: Sequence[Tensor], dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, list[Tensor]]:
+def _row(tensors: Sequence[Tensor], device: torch.device) -> tuple[Tensor, list[Tensor]]:
     sizes = [tensor.numel() for tensor in tensors]
-    row = torch.zeros(sum(sizes), dtype=dtype, device=device)
+    row = torch.zeros(sum(sizes), dtype=tensors[0].dtype, device=device)
     return row, [
         part.view_as(tensor) for part, tensor in zip(torch.split(row, sizes), tensors, strict=True)
     ]
