@@ -222,6 +222,8 @@ def _loaders(
     # its images have their own size
     size = config.data.image_size if config.data.data != "folder" else None
     channels_last = uses_channels_last(config, device)
+    # in half precision the last bits of an image do not matter
+    in_one_pass = device.type == "cuda" and config.precision.precision != "fp32"
 
     def loader_of(source: Source, augment: Augment | None) -> Loader:
         prepare = Prepare(
@@ -231,6 +233,7 @@ def _loaders(
             augment=augment,
             colour=colour,
             channels_last=channels_last,
+            in_one_pass=in_one_pass,
         )
         return open_loader(
             source,

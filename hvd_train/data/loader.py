@@ -61,9 +61,13 @@ class Prepare:
         augment: Augment | None,
         colour: bool,
         channels_last: bool = False,
+        in_one_pass: bool = False,
     ) -> None:
         """`image_size` (pixels; None: as stored) is the side of the result;
         `colour` asks for three channels.
+
+        `in_one_pass` reads and writes memory once, for uint8 images that are only scaled and
+        normalised. Its results are rounded in another way.
         """
         self.augment = augment
         self._size = image_size
@@ -75,6 +79,13 @@ class Prepare:
         self._mean, self._std = (
             torch.tensor(values, device=device).view(shape) for values in (data.mean, data.std)
         )
+        self._in_one_pass = in_one_pass
+        mean, std = (
+            torch.tensor(values or otherwise, dtype=torch.float64).view(-1, 1, 1)
+            for values, otherwise in ((data.mean, (0.0,)), (data.std, (1.0,)))
+        )
+        self._factor = (1 / (255 * std)).float().to(device)
+        self._shift = (-mean / std).float().to(device)
 
     def __call__(self, images: Tensor, uniforms: Tensor | None) -> Tensor:
         """Return model input [n, c, h, w] float for images [n, c, h, w], uint8 0..255 or float.
@@ -82,18 +93,23 @@ class Prepare:
         `uniforms` [n, k] are the samples' random numbers for the augmentation, if any. `images` do
         not change.
         """
-        layout = torch.contiguous_format  # decoders interleave the colours
+        size = None if images.shape[-2:] == (self._size, self._size) else self._size
+        augment = None if uniforms is None else self.augment
+        is_moved = size is not None or augment is not None
+        if self._in_one_pass and images.dtype == torch.uint8 and not is_moved:
+            return self._scaled_and_normalised(images)
+        of_result = torch.channels_last if self._channels_last else torch.contiguous_format
+        # decoders interleave the colours
+        layout = torch.contiguous_format if is_moved else of_result
         if images.dtype == torch.uint8:
             images = images.to(torch.float32, memory_format=layout).div_(255)
         else:
             images = images.clone(memory_format=layout)
         # In place from here: to allocate memory for a batch takes longer than the arithmetic.
-        if self._size is not None and images.shape[-2:] != (self._size, self._size):
-            images = F.interpolate(
-                images, size=(self._size, self._size), mode="bilinear", antialias=True
-            )
-        if self.augment is not None and uniforms is not None:
-            images = self.augment.apply(images, uniforms)
+        if size is not None:
+            images = F.interpolate(images, size=(size, size), mode="bilinear", antialias=True)
+        if augment is not None and uniforms is not None:
+            images = augment.apply(images, uniforms)
         if self._normalises:
             # three results for each value
             grey_as_colour = images.shape[1] < len(self._mean.flatten())
@@ -102,9 +118,17 @@ class Prepare:
             )
         if self._channels is not None:
             images = images.expand(-1, self._channels, -1, -1)
-        if self._channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
-        return images
+        return images.contiguous(memory_format=of_result) if self._channels_last else images
+
+    def _scaled_and_normalised(self, images: Tensor) -> Tensor:
+        channels = max(images.shape[1], len(self._shift), self._channels or 1)
+        images = images.expand(-1, channels, -1, -1)
+        result = torch.empty(
+            images.shape,
+            device=images.device,
+            memory_format=torch.channels_last if self._channels_last else torch.contiguous_format,
+        )
+        return torch.addcmul(self._shift, images, self._factor, out=result)
 
 
 class Loader(ABC):

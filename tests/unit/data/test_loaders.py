@@ -43,6 +43,33 @@ def test_images_are_scaled_resized_normalised_and_coloured_in_this_order() -> No
             assert micro.batch[0].is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("normalises", [False, True])
+def test_one_pass_differs_by_rounding_alone(
+    channels: int, channels_last: bool, normalises: bool
+) -> None:
+    """Images that are scaled and normalised in one pass have the same values and layout."""
+    mean, std = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)) if normalises else ((), ())
+    data = DataSet((), None, ("a",), channels=channels, mean=mean, std=std)
+    usual, other = (
+        Prepare(
+            data,
+            CPU,
+            image_size=16,
+            augment=None,
+            colour=True,
+            channels_last=channels_last,
+            in_one_pass=in_one_pass,
+        )(torch.arange(256).repeat(channels).view(1, channels, 16, 16).to(torch.uint8), None)
+        for in_one_pass in (False, True)
+    )
+    # three roundings here, and up to four there, of numbers below 4.5
+    torch.testing.assert_close(other, usual, rtol=0.0, atol=7 * 4.5 * 2**-24)
+    if channels_last:
+        assert other.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_augmentation_of_a_set_in_memory_belongs_to_the_sample() -> None:
     """It depends on neither the batch layout nor the number of ranks."""
     data = replace(
