@@ -25,6 +25,7 @@ from hvd_train.errors import UsageError, first_few
 from hvd_train.history import HEAD, START, STEPS, History, Place
 from hvd_train.network import buffers, optim, weights
 from hvd_train.network.buffers import digest_of, tensors_in
+from hvd_train.network.device import LossScaler
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files.journal import EpochRecord, StepRecord
@@ -135,7 +136,7 @@ class TrainState:
 
     model: nn.Module
     optimizers: Mapping[str, Optimizer]  # by name; a single one has the name ""
-    scaler: torch.amp.GradScaler
+    scaler: LossScaler
     layout: BatchLayout
     progress: Progress = Progress()
     # of training until the last step, without pauses before a resume; the same on all ranks
@@ -231,13 +232,18 @@ class TrainState:
         self.progress = dataclasses.replace(self.progress, epoch=record.epoch, cursor=0)
         self.totals = Totals()
 
-    def take_step(self, optimizer: Optimizer, found_inf: Tensor | None = None) -> None:
-        """Let an optimizer change the weights; a fused one does nothing if `found_inf` is 1.
+    def take_step(
+        self,
+        optimizer: Optimizer,
+        found_inf: Tensor | None = None,
+        grad_scale: Tensor | None = None,
+    ) -> None:
+        """Let an optimizer change the weights, as `optim.take_step` does.
 
         Settings that it changes itself, such as a count, are its state.
         """
         before = [dict(group) for group in optimizer.param_groups]
-        optim.take_step(optimizer, found_inf)
+        optim.take_step(optimizer, found_inf, grad_scale)
         own = {
             id(group): [key for key in optimizer.defaults if group.get(key) is not old.get(key)]
             for group, old in zip(optimizer.param_groups, before, strict=True)

@@ -545,19 +545,34 @@ class Attempt:
             for each in optimizers
             if any(p.grad is not None for p in optim.parameters_of(each))
         ]
-        for optimizer in updated:
+        ahead = (
+            not buffers.others and before is None and all(map(optim.can_skip_on_device, optimizers))
+        )
+        # On a GPU a fused optimizer unscales and clips in its own pass over the gradients. It
+        # divides, which rounds a clip in another way: CPUs keep their arithmetic.
+        in_one_pass = (
+            ahead
+            and updater.device.type == "cuda"
+            and measuring.dtype == torch.float32
+            and all(map(optim.divides_gradients, optimizers))
+        )
+        scale = state.scaler.scale(_constant(1.0, updater.device))
+        for optimizer in () if in_one_pass else updated:
             state.scaler.unscale_(optimizer)
         # The gradient of a single term is divided by the samples so far.
         by_count = len(measuring.terms) == 1 and measuring.means[0].kind == "count"
         factor = batch.size * 2.0 ** self._exponent(0) / message.measures[1] if by_count else None
-        norm = self._clip(gradients, factor, updater.clip_norm if before is None else None)
-        scale = state.scaler.scale(_constant(1.0, updater.device))
+        limit = updater.clip_norm if before is None else None
+        norm, factor = self._norm(gradients, factor, limit, scale if in_one_pass else None)
+        divisor = None
+        if not in_one_pass:
+            _multiply(gradients, factor)
+        elif factor is not None or state.scaler.is_enabled():
+            divisor = scale if factor is None else scale / factor
         numbers = _copied_to_host(torch.cat((*message, scale[None], norm[None])))
         # On all ranks: both are sums over them.
-        broken = ~torch.isfinite(message.measures[: measuring.num_of_loss].sum() + norm)
-        ahead = (
-            not buffers.others and before is None and all(map(optim.can_skip_on_device, optimizers))
-        )
+        total = message.measures[: measuring.num_of_loss].sum() + norm
+        broken = (total - total) != 0  # not finite, in fewer launches
         if ahead or not broken:
             self.has_changed_state = True
             buffers.finish(changes.masked_fill(broken, 0), batch.num_micro_batches)
@@ -567,15 +582,22 @@ class Attempt:
             )
             if before is not None:
                 before([parameter for parameter in self._trained.all if parameter.grad is not None])
-                self._clip(own_gradients(self._trained.all), None, updater.clip_norm)
+                own = own_gradients(self._trained.all)
+                _multiply(own, self._norm(own, None, updater.clip_norm)[1])
             for optimizer in optimizers:
                 # The optimizer does nothing if this is 1, so a GPU has work while the host waits
                 # for the numbers.
                 with updater.watched(optimizer, attributes.IN_STEPS):
-                    state.take_step(optimizer, broken.float() if ahead else None)
+                    state.take_step(
+                        optimizer,
+                        found_inf=broken.float() if ahead else None,
+                        grad_scale=divisor,
+                    )
         else:
             buffers.put_back()
         if updated:
+            if in_one_pass:
+                state.scaler.note(broken.float())
             state.scaler.update()
         on_host, rest = self._unpacked(numbers())
         loss_scale, norm_before = rest.tolist()
@@ -615,9 +637,15 @@ class Attempt:
                 "that freezes, thaws or adds parameters must do the same on all ranks"
             )
 
-    def _clip(self, gradients: Gradients, factor: Tensor | None, limit: float | None) -> Tensor:
-        """Multiply the gradients by `factor` and clip them, if asked; return the 2-norm
-        before the clip, [] float64.
+    def _norm(
+        self,
+        gradients: Gradients,
+        factor: Tensor | None,
+        limit: float | None,
+        scale: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the 2-norm of the gradients times `factor`, [] float64, and what to multiply
+        them by, so that they are clipped as well. `scale` is the loss scale that they still have.
         """
         # Horovod knows the squares from the second update on, and adds them up in another way, so a
         # clip that used them would round differently after a resume.
@@ -631,16 +659,21 @@ class Attempt:
                 else [torch.zeros((), device=self._updater.device)]
             )
             norm = torch.linalg.vector_norm(torch.stack(norms), dtype=torch.float64)
+        if scale is not None:
+            norm = norm / scale
         if factor is not None:
             norm = norm * factor
         if limit is not None:  # as torch's clip_grad_norm_
             clip = (limit / (norm.to(self.measuring.dtype) + 1e-6)).clamp(max=1.0)
             factor = clip if factor is None else clip * factor
-        if factor is not None and gradients.tensors:
-            # The factor of a step that is skipped may be NaN, which would stay in the zeros between
-            # the gradients.
-            torch._foreach_mul_(gradients.tensors, factor.nan_to_num(0.0))
-        return norm
+        return norm, factor
+
+
+def _multiply(gradients: Gradients, factor: Tensor | None) -> None:
+    if factor is not None and gradients.tensors:
+        # The factor of a step that is skipped may be NaN, which would stay in the zeros between the
+        # gradients.
+        torch._foreach_mul_(gradients.tensors, factor.nan_to_num(0.0))
 
 
 def key_of(names: Sequence[str]) -> str:

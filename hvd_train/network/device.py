@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 
 import torch
+from torch import Tensor
 
 from hvd_train.config import Config
 from hvd_train.data.random_numbers import seed_on_cpu
@@ -207,7 +208,16 @@ def wire_format(config: Config, device: torch.device) -> str:
     return ("fp16" if device.type == "cuda" else "none") if choice == "auto" else choice
 
 
-def loss_scaler(config: Config, device: torch.device) -> torch.amp.GradScaler:
+class LossScaler(torch.amp.GradScaler):
+    """A loss scaler that need not look at the gradients itself."""
+
+    def note(self, broken: Tensor) -> None:
+        """Let `update` know whether they have overflowed: `broken`, [] float32, is 1 then."""
+        if self.is_enabled():
+            self._per_optimizer_states[0]["found_inf_per_device"] = {broken.device: broken}
+
+
+def loss_scaler(config: Config, device: torch.device) -> LossScaler:
     """Return the loss scaler, disabled without fp16 in arithmetic or wire.
 
     Horovod's fp16 compression casts without scaling: 7e4 becomes inf and 1e-8 becomes 0. For loss
@@ -217,7 +227,7 @@ def loss_scaler(config: Config, device: torch.device) -> torch.amp.GradScaler:
     scales = arithmetic or wire_format(config, device) == "fp16"
     # torch's default, or a lower one that skips no steps at the start
     scale = 65536.0 if arithmetic else 1024.0
-    scaler = torch.amp.GradScaler(device.type, init_scale=scale, enabled=scales)
+    scaler = LossScaler(device.type, init_scale=scale, enabled=scales)
     # creates its tensors: a rank may have no micro-batch in the first step
     scaler.scale(torch.ones((), device=device))
     return scaler

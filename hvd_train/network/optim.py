@@ -210,24 +210,38 @@ def can_skip_on_device(optimizer: Optimizer) -> bool:
     return True
 
 
-def take_step(optimizer: Optimizer, found_inf: Tensor | None = None) -> None:
-    """Let the optimizer change the weights, by its own `step`; a fused one does
-    nothing if `found_inf` is 1.
+def divides_gradients(optimizer: Optimizer) -> bool:
+    """Return whether the step is torch's own, which divides gradients by `grad_scale` first, and
+    no hook looks at them before.
+    """
+    is_torchs = inspect.unwrap(type(optimizer).step).__module__.startswith("torch.optim.")
+    supports = getattr(optimizer, "_step_supports_amp_scaling", False)
+    return is_torchs and supports and not optimizer._optimizer_step_pre_hooks
+
+
+def take_step(
+    optimizer: Optimizer, found_inf: Tensor | None = None, grad_scale: Tensor | None = None
+) -> None:
+    """Let the optimizer change the weights, by its own `step`.
+
+    A fused one does nothing if `found_inf`, [] float32, is 1, and else divides the gradients by
+    `grad_scale`, [] float32.
     """
     closed = [
         method for method in (optimizer.step, optimizer.zero_grad) if isinstance(method, Closed)
     ]
     for method in closed:
         method.is_open = True
-    if found_inf is not None:
-        optimizer.found_inf = found_inf  # type: ignore[attr-defined]
+    given = {"found_inf": found_inf, "grad_scale": grad_scale}
+    given = {name: number for name, number in given.items() if number is not None}
+    vars(optimizer).update(given)  # as GradScaler does
     try:
         optimizer.step()
     finally:
         for method in closed:
             method.is_open = False
-        if found_inf is not None:
-            del optimizer.found_inf  # type: ignore[attr-defined]
+        for name in given:
+            delattr(optimizer, name)
 
 
 def wants_closure(cls: type[Optimizer]) -> bool:

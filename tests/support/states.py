@@ -2,6 +2,7 @@
 
 import torch
 
+from hvd_train.network.device import LossScaler
 from hvd_train.progress.order import BatchLayout
 from hvd_train.state import TrainState
 from tests.support import runs
@@ -18,8 +19,8 @@ def state_after(steps: int, *, seed: int = 0) -> TrainState:
     return state
 
 
-def scaler() -> torch.amp.GradScaler:
-    return torch.amp.GradScaler("cpu", enabled=False)
+def scaler() -> LossScaler:
+    return LossScaler("cpu", enabled=False)
 
 
 def step(state: TrainState, number: int) -> None:

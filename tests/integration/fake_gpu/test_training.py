@@ -88,6 +88,19 @@ def test_weights_are_those_of_cpus(
     assert equal(on_gpu(gpu, ranks, *flags, **settings), on_cpu(gpu.folder, ranks, *flags))
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_clip_within_the_optimizer_differs_by_rounding_alone(gpu: OnGpu, optimizer: str) -> None:
+    """On a GPU the optimizer unscales and clips, after its first step; on CPUs we do it before."""
+    start = on_cpu(gpu.folder, 1, "--learning-rate", "1e-30", "--weight-decay", "0")
+    (gpu.folder / "cpu").rename(gpu.folder / "start")
+    flags = (*FP16_WIRE, "--optimizer", optimizer, "--clip-norm", "0.1")
+    there, here, begin = (
+        torch.cat([each.double().flatten() for each in found.values()])
+        for found in (on_gpu(gpu, 1, *flags), on_cpu(gpu.folder, 1, *flags), start)
+    )
+    assert (there - here).norm() <= 1e-4 * (begin - here).norm()
+
+
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_half_precision_is_the_same_however_late_streams_are(gpu: OnGpu, precision: str) -> None:
     """Mixed precision is bit-identical, skipped steps included; CPUs

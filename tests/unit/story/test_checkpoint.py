@@ -21,6 +21,7 @@ from hvd_train.checkpoint import MAGIC, BadCheckpoint, Store, committed, newest_
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.network import optim
+from hvd_train.network.device import LossScaler
 from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.run_folder import NoneReadable, RunFolder
@@ -42,7 +43,7 @@ def state_at(step: int) -> TrainState:
     return TrainState(
         model,
         {"": optimizer},
-        torch.amp.GradScaler("cpu", enabled=False),
+        LossScaler("cpu", enabled=False),
         BatchLayout(4, 2),
         Progress(1, 8, step),
     )

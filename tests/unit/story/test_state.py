@@ -14,6 +14,7 @@ from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.history import HEAD, TAIL
 from hvd_train.network import optim
 from hvd_train.network.buffers import digest_of
+from hvd_train.network.device import LossScaler
 from hvd_train.progress.order import BatchLayout
 from hvd_train.replicas import confirm_equal
 from hvd_train.state import Answer, Evaluation, TrainState
@@ -26,7 +27,7 @@ from tests.support.worlds import ThreadWorld, own_generator, run_ranks
 def complete() -> TrainState:
     """Return a state with moments, a moving average, a loss scale and odd buffers."""
     model = nn.Sequential(runs.Remembers(), nn.Flatten(), own_generator(nn.Linear(64, 10)))
-    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    scaler = LossScaler("cpu", init_scale=64.0)
     scaler.scale(torch.ones(()))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     average = optim.MovingAverage(model, 0.5)

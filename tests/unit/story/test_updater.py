@@ -8,6 +8,7 @@ from torch import nn
 
 from hvd_train import Config
 from hvd_train.errors import UsageError
+from hvd_train.network.device import LossScaler
 from hvd_train.progress.order import Batch, BatchLayout, MicroBatch
 from hvd_train.state import Answer, TrainState
 from hvd_train.updater import Updater
@@ -33,7 +34,7 @@ def batch(micro: int, rank: int = 0, size: int = 1) -> Batch:
 def state_of(
     model: nn.Module, scale: float | None = None, world: World | None = None
 ) -> TrainState:
-    scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+    scaler = LossScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
     scaler.scale(torch.ones(()))
     (world or LocalWorld()).wrap(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
