@@ -210,19 +210,25 @@ class HorovodWorld(World):
     def begin_update(self, parameters: Sequence[nn.Parameter], passes: int) -> None:
         self._begun.clear()
         super().begin_update(parameters, passes)
-        if self._reducer is not None:
+        if (reducer := self._reducer_of_several) is not None:
             with as_rank_lost():
-                self._reducer.begin(parameters, passes)
+                reducer.begin(parameters, passes)
 
     @override
     def end_pass(self) -> None:
-        if self._reducer is not None:
-            self._reducer.end_pass()
+        if (reducer := self._reducer_of_several) is not None:
+            reducer.end_pass()
 
     @override
     def reduce(self) -> Gradients:
+        reducer = self._reducer_of_several
         with self._by_first_cause(), waiting:
-            return super().reduce() if self._reducer is None else self._reducer.reduce()
+            return super().reduce() if reducer is None else reducer.reduce()
+
+    @property
+    def _reducer_of_several(self) -> Reducer | None:
+        # one rank, which others may join, has nothing to sum
+        return self._reducer if self.place.size > 1 else None
 
     @override
     def close(self) -> None:

@@ -6,15 +6,17 @@ import sys
 
 import pytest
 
-# A world of one in which Horovod reduces gradients as with more ranks, as it does in elastic jobs.
+# A world of one that takes itself for a part of one of two, with Horovod's hooks of elastic jobs.
 PROGRAM = """
 import os
 import horovod.torch as hvd
 import torch
 from torch import nn
 from hvd_train.world.horovod_world import HorovodWorld
+from hvd_train.world.world import Place
 
 world = HorovodWorld()
+world.place = Place(0, 2)
 os.environ["HOROVOD_ELASTIC"] = "1"
 SIZE = 2600  # a layer is larger than a bucket
 model = nn.Sequential(nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE))
