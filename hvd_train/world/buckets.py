@@ -7,7 +7,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -51,10 +51,11 @@ class Bucket(tuple[nn.Parameter, ...]):
         # the kinds of the gradients in the update before, over all ranks
         self._expected = [DENSE] * len(self)
 
-    def place(self, memory: Tensor) -> None:
+    def place(self, memory: Tensor, wire: Callable[[Tensor], Tensor]) -> None:
         """Take this memory, zeros [`num_bytes`] uint8.
 
-        Gradients in other memory stay there until `fill`.
+        Gradients in other memory stay there until `fill`. `wire` returns its numbers in the type
+        in which ranks send them; itself, if that is theirs.
         """
         whole = memory.view(self[0].dtype)
         flat = whole[: self._num_bytes_of_gradients // self[0].element_size()]
@@ -64,42 +65,64 @@ class Bucket(tuple[nn.Parameter, ...]):
             flat[begin : begin + parameter.numel()].as_strided(parameter.size(), stride)
             for parameter, begin, stride in zip(self, self._begins, strides, strict=True)
         ]
-        # Horovod has no complex numbers.
-        self.sent, self.flat = (
-            torch.view_as_real(each) if each.is_complex() else each for each in (whole, flat)
-        )
+        self._whole, self.flat = map(_real, (whole, flat))
+        self.sent = wire(self._whole)
+        """What is summed in place: the bucket, or its numbers in another type."""
+        self._sent_views = self._views
+        if self.is_cast:
+            self._sent_views = [
+                self.sent.as_strided(
+                    view.size(), view.stride(), view.storage_offset() - self._whole.storage_offset()
+                )
+                for view in map(_real, self._views)
+            ]
         self.surprise = self.sent.view(-1)[-1:]
         """On CPUs above zero after the sum if, on any rank, gradients are of
         other kinds than expected."""
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether numbers are sent in another type than the gradients have."""
+        return self.sent is not self._whole
 
     def collect(self) -> None:
         """Move the gradients that are in other memory into their views,
         which become the gradients.
         """
-        outside = [
-            (p, view)
-            for p, view in zip(self, self._views, strict=True)
-            if _is_outside(p.grad, view)
-        ]
-        if outside:
-            gradients = [parameter.grad for parameter, _ in outside if parameter.grad is not None]
-            torch._foreach_copy_([view for _, view in outside], gradients)
-        for parameter, view in outside:
-            parameter.grad = view
+        self._move(self._views)
 
     def fill(self) -> bool:
-        """Prepare to send: collect, and put zeros in place of missing gradients; return
-        whether any is a surprise.
+        """Prepare to send: move the gradients into what is sent, and put zeros in place of
+        missing ones; return whether any is a surprise.
+
+        If they are cast for that, gradients have no value until `receive`.
         """
-        self.collect()
         kinds = kinds_of(self)
-        for view, kind in zip(self._views, kinds, strict=True):
+        self._move(self._sent_views)
+        for sent, kind in zip(self._sent_views, kinds, strict=True):
             if kind != DENSE:
-                view.zero_()
+                sent.zero_()
         is_surprise = kinds != self._expected
         if self.surprise.device.type == "cpu":
             self.surprise.fill_(is_surprise)
         return is_surprise
+
+    def _move(self, targets: Sequence[Tensor]) -> None:
+        moved = [
+            (parameter, view, _real(parameter.grad), _real(target))
+            for parameter, view, target in zip(self, self._views, targets, strict=True)
+            if _is_outside(parameter.grad, target)
+        ]
+        if moved:
+            _, _, gradients, places = zip(*moved, strict=True)
+            torch._foreach_copy_(places, gradients)
+        for parameter, view, _, _ in moved:
+            parameter.grad = view
+
+    def receive(self) -> None:
+        """Take the sums that have arrived as the gradients."""
+        if self.is_cast:
+            self._whole.copy_(self.sent)
 
     def settle(self, kinds: Sequence[int]) -> None:
         """Set the gradients of these kinds after the sum, and expect them in the next update."""
@@ -113,8 +136,13 @@ class Bucket(tuple[nn.Parameter, ...]):
                 parameter.grad = view
 
 
-def _is_outside(gradient: Tensor | None, view: Tensor) -> bool:
-    return gradient is not None and gradient is not view and not gradient.is_sparse
+def _is_outside(gradient: Tensor | None, place: Tensor) -> TypeGuard[Tensor]:
+    return gradient is not None and gradient is not place and not gradient.is_sparse
+
+
+def _real(tensor: Tensor) -> Tensor:
+    # Horovod has no complex numbers
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 class _Layout:
@@ -148,11 +176,11 @@ class _Layout:
         self.begin(math.inf)
         self.horovod._grad_accs.clear()  # its hooks stay while a graph of the program has them
 
-    def place(self, memory: Tensor) -> None:
-        """Give the buckets this memory, zeros [`num_bytes`] uint8."""
+    def place(self, memory: Tensor, wire: Callable[[Tensor], Tensor]) -> None:
+        """Give the buckets this memory, zeros [`num_bytes`] uint8, as `Bucket.place` does."""
         sizes = [bucket.num_bytes for bucket in self.buckets]
         for bucket, piece in zip(self.buckets, torch.split(memory, sizes), strict=True):
-            bucket.place(piece)
+            bucket.place(piece, wire)
         self.is_placed = True
 
 
@@ -196,8 +224,6 @@ class Reducer:
         self._squares_at = squares_at
         self._has_noted = False  # that sparse gradients are slow
         self._layouts: list[_Layout] = []
-        # what was sent of this update, if it is not the bucket itself
-        self._cast: dict[Bucket, Tensor] = {}
 
     def leave_world(self) -> None:
         """Send nothing any more.
@@ -218,7 +244,6 @@ class Reducer:
         ids = [*map(id, parameters)]
         known = (layout for layout in self._layouts if layout.ids == ids)
         self._layout = next(known, None) or self._new_layout(ids)
-        self._cast.clear()
         self._is_surprised = False  # on this rank
         for layout in self._layouts:
             # without any pass, `reduce` sends all gradients
@@ -227,7 +252,7 @@ class Reducer:
         if layout.buckets and not layout.is_placed:
             num_bytes = layout.num_bytes
             device = layout.buckets[0][0].device
-            layout.place(torch.zeros(num_bytes, dtype=torch.uint8, device=device))
+            layout.place(torch.zeros(num_bytes, dtype=torch.uint8, device=device), self._wire)
 
     def _new_layout(self, ids: list[int]) -> _Layout:
         """Return buckets for other parameters than before; an earlier layout
@@ -276,8 +301,8 @@ class Reducer:
             else self._world.start_sum(torch.tensor([float(self._is_surprised)]), "kinds")
         )
         layout.horovod.synchronize()
-        for bucket, sum_of_all in self._cast.items():
-            bucket.sent.copy_(sum_of_all)
+        for bucket in layout.buckets:
+            bucket.receive()
         surprises = (
             torch.cat([bucket.surprise for bucket in layout.buckets])
             if of_ranks is None
@@ -323,11 +348,13 @@ class Reducer:
 
     def _send(self, bucket: Bucket) -> tuple[int, Sequence[Any]]:
         self._is_surprised = bucket.fill() or self._is_surprised
-        sent = self._compression.compress(bucket.sent)[0]
-        if sent is not bucket.sent:
-            self._cast[bucket] = sent
         name = self._layout.horovod._parameter_names[bucket[0]]
-        return self._start_sum(sent, name), ()  # there is nothing for Horovod to decompress
+        return self._start_sum(bucket.sent, name), ()  # there is nothing for Horovod to decompress
+
+    def _wire(self, numbers: Tensor) -> Tensor:
+        """Return these numbers in the type on the wire."""
+        sent: Tensor = self._compression.compress(numbers)[0]
+        return sent
 
     def _share_memory(self, layout: _Layout) -> None:
         """Place the buckets of later updates on CPUs in memory of which the ranks
@@ -335,10 +362,10 @@ class Reducer:
         """
         layout.is_shared = True
         first = layout.buckets[0][0]
-        sums_in_place = first.device.type == "cpu" and self._compression.compress(first)[0] is first
+        sums_in_place = first.device.type == "cpu" and self._wire(first) is first
         memory = self._share(layout.num_bytes) if sums_in_place else None
         if memory is not None:
-            layout.place(memory)
+            layout.place(memory, self._wire)
 
 
 def in_buckets(parameters: Sequence[nn.Parameter]) -> list[Bucket]:
