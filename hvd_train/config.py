@@ -269,9 +269,9 @@ class OptimizerConfig:
 class PrecisionConfig:
     """Number formats of the arithmetic and of what travels between workers."""
 
-    precision: Literal["fp32", "fp16", "bf16"] = "fp32"
+    precision: Literal["auto", "fp32", "fp16", "bf16"] = "fp32"
     """Arithmetic of the forward and backward passes: fp16 (with loss scaling) and
-    bf16 are mixed precision."""
+    bf16 are mixed precision; auto: fp16 on GPUs, fp32 on CPUs."""
     compression: Literal["auto", "none", "fp16", "bf16"] = "auto"
     """Format of gradients on the wire: fp16 (with loss scaling), bf16, or none; auto: fp16
     on GPUs, none on CPUs."""

@@ -231,11 +231,12 @@ class Membership:
         self.parts = parts
         self.name = name
         self.clock = TrainingClock(config.run.commit_seconds, split_on(parts.device))
-        check_own_gpus(world, parts.device)
         constants = {
             f"constant module {n}": digest_of_module(m) for n, m in enumerate(parts.task.constants)
         }
-        world.compare({**identity.facts(parts.identity), **constants})
+        kind = {"device": parts.device.type}
+        world.compare({**kind, **identity.facts(parts.identity), **constants})
+        check_own_gpus(world, parts.device)
         self.output = Output(config, world.program, name, replays)
         self.history = History()
         self.during: During = "building"

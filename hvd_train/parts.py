@@ -25,6 +25,7 @@ from hvd_train.network.device import (
     autocast,
     choose_device,
     loss_scaler,
+    notes_on_arithmetic,
     num_cores,
     uses_channels_last,
     wire_format,
@@ -93,7 +94,7 @@ def warm_parts(config: Config, world: World, own: Own = NOTHING) -> tuple[Parts,
     parts = build(config, world.place, own)
     if config.model.sync_batch_norm:
         normalization.synchronise(parts.model, world)
-    notes = []
+    notes = notes_on_arithmetic(config, parts.device, parts.model)
     if config.model.weights is not None:
         name = config.model.model
         classes = len(parts.data.classes)
@@ -326,6 +327,7 @@ def of_a_loop(
         None,
         None,
         orders,
+        notes=tuple(notes_on_arithmetic(config, device, model)),
     )
     return parts, optimizers
 

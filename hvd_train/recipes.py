@@ -51,7 +51,7 @@ def cifar10_resnet18_transfer() -> Config:
         epochs=50,
         schedule="cosine",
         warmup_epochs=1,
-        precision="fp16",
+        precision="auto",
     )
 
 
@@ -122,8 +122,7 @@ def imagenet_resnet50() -> Config:
         schedule="step",
         decay_epochs=(30, 60),
         warmup_epochs=5,
-        precision="fp16",
-        compression="fp16",
+        precision="auto",
     )
 
 
@@ -159,8 +158,7 @@ def imagenet_resnet50_modern() -> Config:
         epochs=600,
         schedule="cosine",
         warmup_epochs=5,
-        precision="fp16",
-        compression="fp16",
+        precision="auto",
     )
 
 

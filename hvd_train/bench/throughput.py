@@ -12,7 +12,13 @@ from hvd_train.config import Config
 from hvd_train.console import say
 from hvd_train.data.loader import Ahead, Loader
 from hvd_train.network import freeze, optim
-from hvd_train.network.device import peak_memory_gib, split_on, synchronize, wire_format
+from hvd_train.network.device import (
+    arithmetic,
+    peak_memory_gib,
+    split_on,
+    synchronize,
+    wire_format,
+)
 from hvd_train.parts import fresh_state, warm_parts
 from hvd_train.progress.clock import PHASES
 from hvd_train.progress.order import Batch, EpochOrder, assignments, choose_layout
@@ -81,6 +87,7 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Me
         "batch_size": layout.micro_batch,
         "steps": steps,
         "repetitions": repetitions,
+        "precision": arithmetic(config, device),
         "compression": wire_format(config, device),
         "parameters": sum(parameter.numel() for parameter in stepper.state.model.parameters()),
         "peak_memory_gib": round(max(peaks), 3),
@@ -143,7 +150,7 @@ def table(measured: Measurement) -> str:
     ]
     return (
         f"{settings['model']} ({measured['parameters'] / 1e6:.2f} M parameters) on "
-        f"{data}{f' images of {size} pixels' if size else ''}, {settings['precision']}, "
+        f"{data}{f' images of {size} pixels' if size else ''}, {measured['precision']}, "
         f"compression {measured['compression']}\n"
         f"{measured['workers']} x {measured['device']}, {measured['global_batch_size']} images a "
         f"step in micro-batches of {measured['batch_size']}\n"

@@ -4,12 +4,14 @@ import ctypes
 import os
 import resource
 import socket
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from hvd_train.config import Config
 from hvd_train.data.random_numbers import seed_on_cpu
@@ -23,6 +25,12 @@ _M_TRIM_THRESHOLD = -1  # from malloc.h
 _M_MMAP_MAX = -4
 _THREADS = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_MUCH_SLOWER = 10.0  # times as long as in fp32
+# by kind: the sizes of inputs and weights
+_SMALL_LAYERS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "convolution": ((2, 64, 16, 16), (64, 64, 3, 3)),
+    "linear layer": ((256, 64), (64, 64)),
+}
 
 
 def choose_device(config: Config, place: Place) -> torch.device:
@@ -180,12 +188,53 @@ def seed(device: torch.device, number: int) -> None:
         torch.cuda.manual_seed(number)
 
 
+def arithmetic(config: Config, device: torch.device) -> str:
+    """Return the arithmetic of the passes: fp32, fp16 or bf16."""
+    choice = config.precision.precision
+    return ("fp16" if device.type == "cuda" else "fp32") if choice == "auto" else choice
+
+
+def notes_on_arithmetic(config: Config, device: torch.device, model: nn.Module) -> list[str]:
+    """Return lines for the user about the arithmetic on a CPU."""
+    choice = config.precision.precision
+    if device.type != "cpu" or choice == "fp32":
+        return []
+    if choice == "auto":
+        return ["the arithmetic is fp32 on CPUs, not fp16 as on GPUs; --precision fp16 asks for it"]
+    has_convolution = any(isinstance(module, _ConvNd) for module in model.modules())
+    layer = "convolution" if has_convolution else "linear layer"
+    times = _times_as_long(_DTYPES[choice], layer)
+    if times < _MUCH_SLOWER:
+        return []
+    return [
+        f"--precision {choice}: a {layer} takes {times:.0f} times as long as in fp32 on this CPU: "
+        "leave it out"
+    ]
+
+
+def _times_as_long(dtype: torch.dtype, layer: str) -> float:
+    """Return how many times as long the passes of a small layer take as in fp32 on this CPU."""
+    function = torch.conv2d if layer == "convolution" else nn.functional.linear
+    inputs, weights = _SMALL_LAYERS[layer]
+    numbers = [torch.ones(size, requires_grad=True) for size in (inputs, weights)]
+
+    def seconds(*, enabled: bool) -> float:
+        start = time.perf_counter()
+        with torch.autocast("cpu", dtype=dtype, enabled=enabled):
+            result = function(*numbers)
+        torch.autograd.grad(result.sum(), numbers)
+        return time.perf_counter() - start
+
+    usual = min(seconds(enabled=False) for _ in range(5))  # the first ones allocate memory
+    return min(seconds(enabled=True) for _ in range(2)) / usual
+
+
 def autocast(config: Config, device: torch.device) -> AbstractContextManager[object]:
     """Return the context of forward passes: the arithmetic of `--precision`.
 
     It may be entered many times.
     """
-    dtype = _DTYPES.get(config.precision.precision)
+    dtype = _DTYPES.get(arithmetic(config, device))
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
@@ -193,7 +242,7 @@ def uses_channels_last(config: Config, device: torch.device) -> bool:
     """Return whether images and weights have torch's memory format `channels_last`."""
     choice = config.precision.channels_last
     return (
-        device.type == "cuda" and config.precision.precision != "fp32"
+        device.type == "cuda" and arithmetic(config, device) != "fp32"
         if choice == "auto"
         else choice == "on"
     )
@@ -223,10 +272,10 @@ def loss_scaler(config: Config, device: torch.device) -> LossScaler:
     Horovod's fp16 compression casts without scaling: 7e4 becomes inf and 1e-8 becomes 0. For loss
     scaling see Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740.
     """
-    arithmetic = config.precision.precision == "fp16"
-    scales = arithmetic or wire_format(config, device) == "fp16"
+    in_passes = arithmetic(config, device) == "fp16"
+    scales = in_passes or wire_format(config, device) == "fp16"
     # torch's default, or a lower one that skips no steps at the start
-    scale = 65536.0 if arithmetic else 1024.0
+    scale = 65536.0 if in_passes else 1024.0
     scaler = LossScaler(device.type, init_scale=scale, enabled=scales)
     # creates its tensors: a rank may have no micro-batch in the first step
     scaler.scale(torch.ones((), device=device))

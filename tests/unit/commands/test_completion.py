@@ -22,7 +22,7 @@ def printed(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("tr", "train"),
         ("train cifar10-resnet5", "cifar10-resnet50"),
         ("train digits --prec", "--precision"),
-        ("train --precision ", "fp32 fp16 bf16"),
+        ("train --precision ", "auto fp32 fp16 bf16"),
         ("evaluate --split t", "train test"),
         ("completion ", "--help bash zsh"),
         ("bench ", "--help throughput scaling"),

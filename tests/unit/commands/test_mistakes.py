@@ -141,7 +141,7 @@ MISTAKES = [
     ("train --epochs 0", "--epochs is 0; it must be at least 1"),
     ("train --lr nan", "--learning-rate is nan; it must be a number above 0"),
     ("train --decay-epochs 30,60", "--decay-epochs is '30,60'; it must be a number"),
-    ("train --precision amp", "--precision is 'amp'; it must be one of fp32, fp16, bf16"),
+    ("train --precision amp", "--precision is 'amp'; it must be one of auto, fp32, fp16, bf16"),
     ("train --seed -1", "--seed is -1; it must be at least 0 and below 2**63"),
     ("train --max-time 3.0", "--max-time 3.0: write it with its units, as in 2h30m, 1.5h"),
     ("train --profile 5-10", "--profile 5-10: write steps as in 20 or 20:25"),

@@ -2,13 +2,17 @@
 
 import os
 import threading
+import time
 import warnings
 from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+from hvd_train import recipes
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.network import device
@@ -118,6 +122,60 @@ def test_a_number_of_threads_of_the_user_holds(
         assert torch.get_num_threads() == number
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", recipes.RECIPES)
+def test_a_recipe_is_in_fp32_without_loss_scale_on_cpus(name: str) -> None:
+    """The arithmetic of half precision is for GPUs, also in a trial."""
+    for config in (recipes.get(name), recipes.trial(recipes.get(name))):
+        assert device.arithmetic(config, CPU) == "fp32"
+        assert device.wire_format(config, CPU) == "none"
+        assert not device.loss_scaler(config, CPU).is_enabled()
+
+
+def test_imagenet_recipes_are_in_fp16_on_gpus() -> None:
+    gpu = torch.device("cuda", 0)
+    for name in ("imagenet-resnet50", "imagenet-resnet50-modern", "cifar10-resnet18-transfer"):
+        config = recipes.get(name)
+        assert device.arithmetic(config, gpu) == device.wire_format(config, gpu) == "fp16"
+        assert device.uses_channels_last(config, gpu)
+
+
+@pytest.mark.parametrize(
+    ("model", "layer", "module", "function"),
+    [
+        (nn.Conv2d(1, 1, 1), "convolution", torch, "conv2d"),
+        (nn.Linear(1, 1), "linear layer", nn.functional, "linear"),
+    ],
+)
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_half_precision_that_the_user_typed_is_noted_if_it_is_slow_on_this_cpu(
+    model: nn.Module,
+    layer: str,
+    module: Any,
+    function: str,
+    precision: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If a layer of the model takes ten times as long as in fp32; the setting holds."""
+    config = Config().replace(precision=precision)
+    now = [0.0]
+    in_half = [0.0]  # seconds; fp32 takes one
+    original = getattr(module, function)
+
+    def timed(*tensors: Tensor) -> Tensor:
+        now[0] += in_half[0] if torch.is_autocast_enabled("cpu") else 1.0
+        result: Tensor = original(*tensors)
+        return result
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(module, function, timed)
+    in_half[0] = 9.0
+    assert device.notes_on_arithmetic(config, CPU, model) == []
+    in_half[0] = 25.0
+    [note] = device.notes_on_arithmetic(config, CPU, model)
+    assert f"--precision {precision}: a {layer} takes 25 times as long as in fp32" in note
+    assert device.arithmetic(config, CPU) == precision
 
 
 def test_the_load_of_a_gpu_is_read_as_far_as_the_driver_tells(

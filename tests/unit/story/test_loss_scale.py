@@ -1,6 +1,7 @@
 """Losses over many pixels or tokens, in half precision."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from hvd_train.session import Session
 from hvd_train.tasks.builtin import open_task
 from hvd_train.tasks.task import Mean, SumOfMeans
 from hvd_train.world.world import LocalWorld, World
-from tests.support.launching import records
+from tests.support.launching import notes, records
 from tests.support.runs import equal, small_config, trained
 from tests.support.worlds import own_generator, run_ranks
 
@@ -121,3 +122,19 @@ def test_a_gradient_that_is_never_finite_ends_the_run() -> None:
 
     with pytest.raises(Diverged, match="the loss is finite, but not its gradient"):
         played(endless, epochs=10)
+
+
+def test_automatic_precision_is_fp32_on_cpus() -> None:
+    _, expected = trained(LocalWorld(), small_config(epochs=1, output_dir=Path("fp32")))
+    _, weights = trained(LocalWorld(), small_config(epochs=1, precision="auto"))
+    assert equal(weights, expected)
+    assert [note.partition(",")[0] for note in notes()] == ["the arithmetic is fp32 on CPUs"]
+
+
+def test_a_loop_of_the_users_own_has_automatic_precision_with_its_note() -> None:
+    def even(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Mean:
+        assert not torch.is_autocast_enabled("cpu")
+        return Mean(model(batch[0]).sum(), 1)
+
+    played(even, epochs=1, precision="auto", output_dir=Path("run"))
+    assert [note.partition(",")[0] for note in notes()] == ["the arithmetic is fp32 on CPUs"]

@@ -142,7 +142,10 @@ def test_values_in_a_file_are_read_as_they_are_typed() -> None:
         ("epochs: true", "mine.yaml: --epochs is True; it must be a whole number"),
         ("clip_norm: [1]", "mine.yaml: --clip-norm is [1]; it must be a number or none"),
         ("decay_epochs: 3", "mine.yaml: --decay-epochs is 3; it must be a list"),
-        ("precision: fp8", "mine.yaml: --precision is 'fp8'; it must be one of fp32, fp16, bf16"),
+        (
+            "precision: fp8",
+            "mine.yaml: --precision is 'fp8'; it must be one of auto, fp32, fp16, bf16",
+        ),
         # A few bytes that expand to gigabytes, endless nesting and impossible values.
         (
             "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n",
