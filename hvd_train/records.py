@@ -32,7 +32,8 @@ def count_step(ranks: Membership, result: Answer) -> None:
         world_size = ranks.world.place.size
         epoch_size = ranks.batches.epoch_size
         journal.took(state.count_samples(result.fingerprint, size, world_size, epoch_size))
-    journal.progress(_epoch_so_far(ranks), state.progress.cursor)
+    if journal.line_is_due:
+        journal.progress(_epoch_so_far(ranks), state.progress.cursor)
     change = ranks.change
     if change is not None and step == change.step + 1:
         seconds = time.perf_counter() - ranks.left_at

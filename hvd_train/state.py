@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from hvd_train.data.identity import Identity
-from hvd_train.data.plain import from_plain, text_of, to_plain, with_plain_numbers
+from hvd_train.data.plain import from_plain, is_constant, text_of, to_plain, with_plain_numbers
 from hvd_train.data.trees import map_tensors
 from hvd_train.errors import UsageError, first_few
 from hvd_train.history import HEAD, START, STEPS, History, Place
@@ -158,6 +158,9 @@ class TrainState:
     average: AveragedModel | None = None  # the moving average of the model, if one is kept
     data: Identity | None = None  # the data of the run
 
+    def __post_init__(self) -> None:
+        self._modules = [*self.model.modules()]
+
     @property
     def optimizer(self) -> Optimizer:
         """The only optimizer, or the first one."""
@@ -264,15 +267,15 @@ class TrainState:
         values = values_of(own)
         # numbers of numpy round in another way than those of a resumed run
         for _, _, group in self._groups():
-            group.update(
-                {key: with_plain_numbers(each) for key, each in group.items() if key != "params"}
-            )
+            for key, value in group.items():
+                if key != "params" and not is_constant(value):
+                    group[key] = with_plain_numbers(value)
         settings = self.settings()
         if step == 1:
             self.live()  # all ranks raise UsageError if the optimizer keeps what cannot be written
         at_epoch = values if part == HEAD else self.point.own_at_epoch
         trained = [parameter.requires_grad for parameter in self._parameters()]
-        modes = [module.training for module in self.model.modules()]
+        modes = [module.training for module in self._modules]
         self.point = Point(
             epoch,
             part,
@@ -293,11 +296,7 @@ class TrainState:
         may change, in plain types.
         """
         return [
-            {
-                key: copy.deepcopy(to_plain(group[key], f"{name}[{key!r}]"))
-                for key in optimizer.defaults
-                if key in group
-            }
+            {key: _copied(group[key], name, key) for key in optimizer.defaults if key in group}
             for name, optimizer, group in self._groups()
         ]
 
@@ -310,7 +309,7 @@ class TrainState:
         """Let the parameters and modules train that did at a point."""
         for parameter, requires_grad in zip(self._parameters(), point.trained, strict=False):
             parameter.requires_grad_(requires_grad)
-        for module, mode in zip(self.model.modules(), point.modes, strict=False):
+        for module, mode in zip(self._modules, point.modes, strict=False):
             module.training = mode
 
     def _parameters(self) -> list[nn.Parameter]:
@@ -478,6 +477,11 @@ def result_in(snapshot: Snapshot) -> dict[str, Any]:
             if name.startswith("module.")
         }
     return weights.for_file(state)
+
+
+def _copied(value: Any, name: str, key: str) -> Any:
+    """Return a copy of a setting of a parameter group in plain types."""
+    return value if is_constant(value) else copy.deepcopy(to_plain(value, f"{name}[{key!r}]"))
 
 
 def _of_user(optimizer: str) -> str:

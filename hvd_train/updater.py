@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -59,21 +60,24 @@ class Votes:
     seconds: float = 0.0  # of training so far; only rank 0 says so
 
 
-class Message(NamedTuple):
-    """What ranks sum besides gradients and changes of buffers, as rows of numbers."""
+class Fields(NamedTuple):
+    """The places of what ranks sum besides gradients, in a row of numbers."""
 
-    measures: Tensor  # sums of the measures
-    votes: Tensor  # [3]: stop, commit, change; above 0 if a rank votes for it
-    other_buffers: Tensor  # [1]: above 0 if micro-batch 0 has changed a buffer that is not averaged
-    seconds: Tensor  # [1]: of training so far
-    trained: Tensor  # [16]: the bits of a digest of the trained parameters
-    samples: Tensor  # [8]: the fingerprint of the samples; [0] without a ledger
-    times: Tensor  # [ranks * pace.FIELDS] of each rank if `Pace.is_due`; else [0]
+    measures: slice  # sums of the measures, at first of the loss
+    votes: slice  # [3]: stop, commit, change; above 0 if a rank votes for it
+    other_buffers: slice  # [1]: above 0 if micro-batch 0 changed a buffer that is not averaged
+    seconds: slice  # [1]: of training so far
+    trained: slice  # [16]: the bits of a digest of the trained parameters
+    samples: slice  # [8]: the fingerprint of the samples; [0] without a ledger
+    times: slice  # [ranks * pace.FIELDS] of each rank if `Pace.is_due`; else [0]
+    changes: slice  # of buffers: all other numbers
 
-    @property
-    def sizes(self) -> list[int]:
-        """The numbers of each field."""
-        return [field.numel() for field in self]
+
+@cache
+def fields(measures: int, samples: int, times: int) -> Fields:
+    """Return the fields of a message with these many numbers in three of them."""
+    ends = [*itertools.accumulate((measures, 3, 1, 1, 16, samples, times))]
+    return Fields(*map(slice, [0, *ends], [*ends, None]))
 
 
 class Updater:
@@ -311,7 +315,8 @@ class Attempt:
         step = self._state.progress.step
         seed(updater.device, order.key(updater.seed, MICRO_BATCH, step, micro.number, *again))
         self._forward.enter_context(updater.autocast)
-        self._forward.enter_context(updater.watched(self._state.model, attributes.IN_PASSES))
+        if updater.is_watched:
+            self._forward.enter_context(updater.watched(self._state.model, attributes.IN_PASSES))
 
     def backward(self, measures: Measures) -> None:
         """End the forward pass, which gave these measures, and run the backward pass.
@@ -404,12 +409,10 @@ class Attempt:
         A term without any count in the step is left out.
         """
         self._updater.mark("backward")
-        message, _ = self._summed()
+        measures = self._summed()[self._at.measures]
         self._updater.mark("reduction")
         num_samples = _constant(float(self.batch.size), self._updater.device, self.measuring.dtype)
-        counts = [
-            num_samples if at is None else message.measures[at] for at in self.measuring.counts_at
-        ]
+        counts = [num_samples if at is None else measures[at] for at in self.measuring.counts_at]
         return [(1 / count).masked_fill(count <= 0, 0.0) for count in counts]
 
     def _add_up_terms(self, factors: Sequence[Tensor]) -> None:
@@ -466,42 +469,35 @@ class Attempt:
         dtype = self.measuring.dtype
         votes = self._votes
         passes = self._sums_of_passes
-        nothing = (0.0,) * self.measuring.num_sums
-        none = torch.empty(0, device=device)
-        samples = none
+        samples: Sequence[float] = ()
         if updater.ledger:
             mine = np.concatenate(
                 [np.zeros(0, np.int64), *[micro.samples for micro in self.batch.micro_batches]]
             )
-            samples = torch.tensor(in_bytes(fingerprint(mine))).to(device, non_blocking=True)
-        message = Message(
-            measures=reduce(operator.add, passes) if passes else _constant(nothing, device, dtype),
-            votes=_constant((float(votes.stop), float(votes.commit), float(votes.change)), device),
-            other_buffers=_constant((float(updater.buffers.others_changed),), device),
-            seconds=torch.tensor([votes.seconds]).to(device, non_blocking=True),
-            trained=_constant(self._trained.digest, device),
-            samples=samples,
-            times=updater.times_of_ranks() if updater.pace.is_due else none,
-        )
-        self._sizes = message.sizes
+            samples = in_bytes(fingerprint(mine))
+        nothing = (0.0,) * self.measuring.num_sums
+        of_votes = (votes.stop, votes.commit, votes.change)
+        changed = updater.buffers.others_changed
+        of_host = (*of_votes, changed, votes.seconds, *self._trained.digest, *samples)
+        times = [updater.times_of_ranks()] if updater.pace.is_due else []
+        message = [
+            reduce(operator.add, passes) if passes else _constant(nothing, device, dtype),
+            torch.from_numpy(np.array(of_host, np.float32)).to(device, non_blocking=True),
+            *times,
+            *updater.buffers.changes,
+        ]
+        self._at = fields(len(message[0]), len(samples), sum(map(len, times)))
         # a message of another length needs another name: ranks negotiate each once
-        name = "step with times" if updater.pace.is_due else "step"
+        name = "step with times" if times else "step"
         # A tensor of its own: the sum over the ranks is written into it.
-        self._pending = updater.world.start_sum(
-            torch.cat([*message, *updater.buffers.changes]), name
-        )
+        self._pending = updater.world.start_sum(torch.cat(message), name)
         self._arrived: Tensor | None = None
 
-    def _summed(self) -> tuple[Message, Tensor]:
-        """Return the message summed over all ranks, and the changes of buffers. Raises RankLost."""
+    def _summed(self) -> Tensor:
+        """Return the message summed over all ranks, with `_at` its fields. Raises RankLost."""
         if self._arrived is None:
             self._arrived = self._pending()
-        return self._unpacked(self._arrived)
-
-    def _unpacked(self, numbers: Tensor) -> tuple[Message, Tensor]:
-        """Return the message that these numbers begin with, and the rest of them."""
-        *fields, rest = torch.split(numbers, [*self._sizes, numbers.numel() - sum(self._sizes)])
-        return Message(*fields), rest
+        return self._arrived
 
     def finish(
         self,
@@ -530,100 +526,113 @@ class Attempt:
         updater.sums_of_layers.end_step(updater.device)
         meanwhile()
 
-        message, changes = self._summed()
-        self._check_trained_alike(message.trained)
+        message = self._summed()
+        at = self._at
+        self._check_trained_alike(message)
         gradients = updater.world.reduce()
-        if buffers.others and message.other_buffers > 0:
+        if buffers.others and message[at.other_buffers] > 0:
             buffers.broadcast_others(updater.world)
         kept = (
             of_all_micro_batches(updater.world.gather(self._kept)) if measuring.keeps else ({}, {})
         )
         # No communication follows, so the step cannot break any more.
         updater.mark("reduction")
-        updated = [
-            each
-            for each in optimizers
-            if any(p.grad is not None for p in optim.parameters_of(each))
-        ]
+        scaler = state.scaler
+        # A GPU decides itself whether to skip, so it has work while the host waits for the numbers.
         ahead = (
-            not buffers.others and before is None and all(map(optim.can_skip_on_device, optimizers))
+            updater.device.type == "cuda"
+            and not buffers.others
+            and before is None
+            and all(map(optim.can_skip_on_device, optimizers))
         )
         # On a GPU a fused optimizer unscales and clips in its own pass over the gradients. It
         # divides, which rounds a clip in another way: CPUs keep their arithmetic.
         in_one_pass = (
             ahead
-            and updater.device.type == "cuda"
             and measuring.dtype == torch.float32
             and all(map(optim.divides_gradients, optimizers))
         )
-        scale = state.scaler.scale(_constant(1.0, updater.device))
-        for optimizer in () if in_one_pass else updated:
-            state.scaler.unscale_(optimizer)
+        scale = scaler.scale(_constant(1.0, updater.device))
+        scaled = [*filter(_has_gradients, optimizers)] if scaler.is_enabled() else []
+        for optimizer in () if in_one_pass else scaled:
+            scaler.unscale_(optimizer)
         # The gradient of a single term is divided by the samples so far.
         by_count = len(measuring.terms) == 1 and measuring.means[0].kind == "count"
-        factor = batch.size * 2.0 ** self._exponent(0) / message.measures[1] if by_count else None
+        factor = batch.size * 2.0 ** self._exponent(0) / message[1] if by_count else None
         limit = updater.clip_norm if before is None else None
         norm, factor = self._norm(gradients, factor, limit, scale if in_one_pass else None)
         divisor = None
         if not in_one_pass:
             _multiply(gradients, factor)
-        elif factor is not None or state.scaler.is_enabled():
+        elif factor is not None or scaler.is_enabled():
             divisor = scale if factor is None else scale / factor
-        numbers = _copied_to_host(torch.cat((*message, scale[None], norm[None])))
-        # On all ranks: both are sums over them.
-        total = message.measures[: measuring.num_of_loss].sum() + norm
-        broken = (total - total) != 0  # not finite, in fewer launches
-        if ahead or not broken:
+        numbers = _begin_to_read(norm, scale, message[: at.changes.start])
+        changes = message[at.changes]
+        found_inf = None
+        if ahead:
+            total = message[: measuring.num_of_loss].sum() + norm
+            broken = (total - total) != 0  # not finite, in fewer launches
+            changes = changes.masked_fill(broken, 0)
+            found_inf = broken.float()
+        turn = self._trained.turn
+        seed(updater.device, order.key(updater.seed, UPDATE, state.progress.step, turn))
+        if ahead or self._is_finite(*numbers()):
             self.has_changed_state = True
-            buffers.finish(changes.masked_fill(broken, 0), batch.num_micro_batches)
-            seed(
-                updater.device,
-                order.key(updater.seed, UPDATE, state.progress.step, self._trained.turn),
-            )
+            buffers.finish(changes, batch.num_micro_batches)
             if before is not None:
                 before([parameter for parameter in self._trained.all if parameter.grad is not None])
                 own = own_gradients(self._trained.all)
                 _multiply(own, self._norm(own, None, updater.clip_norm)[1])
             for optimizer in optimizers:
-                # The optimizer does nothing if this is 1, so a GPU has work while the host waits
-                # for the numbers.
                 with updater.watched(optimizer, attributes.IN_STEPS):
-                    state.take_step(
-                        optimizer,
-                        found_inf=broken.float() if ahead else None,
-                        grad_scale=divisor,
-                    )
+                    state.take_step(optimizer, found_inf=found_inf, grad_scale=divisor)
         else:
             buffers.put_back()
-        if updated:
-            if in_one_pass:
-                state.scaler.note(broken.float())
-            state.scaler.update()
-        on_host, rest = self._unpacked(numbers())
-        loss_scale, norm_before = rest.tolist()
-        sums = on_host.measures.tolist()
-        totals = totals_of(measuring.means, sums, batch.size)
-        skipped = not math.isfinite(sum(sums[: measuring.num_of_loss]) + norm_before)
+        if scaled:
+            if in_one_pass and found_inf is not None:
+                scaler.note(found_inf)
+            scaler.update()
+        return self._end(kept, *numbers())
+
+    def _is_finite(self, norm: float, _: float, message: list[float]) -> bool:
+        """Return whether loss and gradient are finite: on all ranks, since both are their sums."""
+        return math.isfinite(sum(message[: self.measuring.num_of_loss]) + norm)
+
+    def _end(
+        self, kept: OfSamples, norm: float, loss_scale: float, message: list[float]
+    ) -> tuple[Answer, Votes]:
+        """End the update, and return its result and the votes by the summed message."""
+        updater = self._updater
+        state = self._state
+        batch = self.batch
+        at = self._at
+        sums = message[at.measures]
+        totals = totals_of(self.measuring.means, sums, batch.size)
         exponents = {
-            key_of_term(self._trained.name, term): nearest_exponent(sums[at] / batch.size)
-            for term, at in enumerate(measuring.counts_at)
-            if at is not None and sums[at] > 0
+            key_of_term(self._trained.name, term): nearest_exponent(sums[place] / batch.size)
+            for term, place in enumerate(self.measuring.counts_at)
+            if place is not None and sums[place] > 0
         }
         self._release()
         updater.note_last_gradients()
         updater.split.end_update([len(micro.samples) for micro in batch.micro_batches])
-        stop, commit, change = (on_host.votes > 0).tolist()
-        votes = Votes(stop, commit, change, on_host.seconds.item())
+        stop, commit, change = (vote > 0 for vote in message[at.votes])
+        [seconds] = message[at.seconds]
         if updater.pace.is_due:
-            updater.changes |= updater.pace.add(on_host.times.numpy())
-        updater.pace.come_to(votes.seconds)
-        state.end_update(votes.seconds, exponents)
-        samples = from_bytes(on_host.samples.tolist()) if updater.ledger else None
-        scores = Scores(totals.means(), totals.count, *kept)
-        loss_scale = loss_scale if state.scaler.is_enabled() else 0.0
-        return Answer(scores, totals, skipped, norm_before, samples, loss_scale), votes
+            updater.changes |= updater.pace.add(np.array(message[at.times]))
+        updater.pace.come_to(seconds)
+        state.end_update(seconds, exponents)
+        answer = Answer(
+            Scores(totals.means(), totals.count, *kept),
+            totals,
+            skipped=not self._is_finite(norm, loss_scale, message),
+            gradient_norm=norm,
+            fingerprint=from_bytes(message[at.samples]) if updater.ledger else None,
+            loss_scale=loss_scale if state.scaler.is_enabled() else 0.0,
+        )
+        return answer, Votes(stop, commit, change, seconds)
 
-    def _check_trained_alike(self, digest: Tensor) -> None:
+    def _check_trained_alike(self, message: Tensor) -> None:
         """Raise UsageError on all ranks if they train different parameters: each digit is
         then 1 on some ranks only.
         """
@@ -631,7 +640,7 @@ class Attempt:
         is_on_gpu = self._updater.device.type != "cpu"  # to read it a GPU would wait
         if size == 1 or (is_on_gpu and not self._trained.are_others):
             return
-        if any(0 < digit < size for digit in digest.tolist()):
+        if any(0 < digit < size for digit in message[self._at.trained].tolist()):
             raise UsageError(
                 f"step {self._state.progress.step + 1}: ranks train different parameters; code "
                 "that freezes, thaws or adds parameters must do the same on all ranks"
@@ -676,6 +685,10 @@ def _multiply(gradients: Gradients, factor: Tensor | None) -> None:
         torch._foreach_mul_(gradients.tensors, factor.nan_to_num(0.0))
 
 
+def _has_gradients(optimizer: Optimizer) -> bool:
+    return any(parameter.grad is not None for parameter in optim.parameters_of(optimizer))
+
+
 def key_of(names: Sequence[str]) -> str:
     """Return the name of an update by the optimizers of these names."""
     return "_".join(names)
@@ -686,13 +699,13 @@ def key_of_term(update: str, number: int) -> str:
     return f"{update}+{number}" if number else update
 
 
+OfSamples = tuple[dict[str, Tensor], dict[str, Tensor]]
+"""Totals, and values of each sample, by name."""
 Kept = tuple[int, dict[str, Tensor], dict[str, Tensor]]
 """The number of a micro-batch with its totals and its values of each sample, by name."""
 
 
-def of_all_micro_batches(
-    of_ranks: Sequence[Sequence[Kept]],
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def of_all_micro_batches(of_ranks: Sequence[Sequence[Kept]]) -> OfSamples:
     """Return the sum of the totals over all micro-batches, and the values of
     all samples, in their order.
     """
@@ -750,19 +763,23 @@ def advice_for(error: Exception, batch: Batch) -> UsageError | None:
     return None
 
 
-def _copied_to_host(numbers: Tensor) -> Callable[[], Tensor]:
-    """Begin to copy numbers to the host.
+def _begin_to_read(
+    norm: Tensor, scale: Tensor, message: Tensor
+) -> Callable[[], tuple[float, float, list[float]]]:
+    """Begin to copy these numbers to the host.
 
     The returned function waits for them, not for work that is queued later.
     """
-    if numbers.device.type != "cuda":
-        return lambda: numbers
-    arriving = numbers.to("cpu", non_blocking=True)
+    if message.device.type != "cuda":
+        read = norm.item(), scale.item(), message.tolist()
+        return lambda: read
+    arriving = torch.cat((norm[None], scale[None], message)).to("cpu", non_blocking=True)
     copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
     copied.record()
 
-    def wait() -> Tensor:
+    def wait() -> tuple[float, float, list[float]]:
         copied.synchronize()
-        return arriving
+        norm, scale, *message = arriving.tolist()
+        return norm, scale, message
 
     return wait

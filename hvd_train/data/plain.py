@@ -28,6 +28,7 @@ _LEAVES = {
     torch.dtype,
     torch.device,
 }
+_CONSTANTS = _LEAVES - {bytearray}
 _MAPPINGS = {dict, OrderedDict, Counter}
 _FACTORIES = {kind.__name__: kind for kind in (bool, int, float, str, list, tuple, dict, set)}
 _KIND = "hvd_train.kind"  # of the mapping that stands for a value of another type
@@ -56,6 +57,11 @@ def numbers(values: object, name: str) -> dict[str, float]:
     return {
         with_plain_numbers(key): number(value, f"{name}[{key!r}]") for key, value in values.items()
     }
+
+
+def is_constant(value: Any) -> bool:
+    """Return whether a value is plain and cannot change, such as a number."""
+    return type(value) in _CONSTANTS
 
 
 def with_plain_numbers(value: Any) -> Any:

@@ -148,10 +148,13 @@ class Journal:
         if last_epoch is not None and last_epoch.epoch > self._last_epoch:
             self.epoch(last_epoch)
 
+    @property
+    def line_is_due(self) -> bool:
+        """Whether the progress within an epoch is to be shown."""
+        return time.monotonic() - self._last_shown >= _LINE_SECONDS
+
     def progress(self, so_far: EpochRecord, cursor: int) -> None:
-        """Show an epoch of which `cursor` samples are taken; called after every step."""
-        if time.monotonic() - self._last_shown < _LINE_SECONDS:
-            return
+        """Show an epoch of which `cursor` samples are taken."""
         where = (
             f"epoch {so_far.epoch}/{self._epochs}  step {so_far.step}  {cursor / self._samples:.0%}"
         )
