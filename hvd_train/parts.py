@@ -22,6 +22,7 @@ from hvd_train.errors import UsageError, first_line, place_in_user_code
 from hvd_train.history import History
 from hvd_train.network import buffers, freeze, models, normalization, optim, weights
 from hvd_train.network.device import (
+    arithmetic,
     autocast,
     choose_device,
     loss_scaler,
@@ -224,7 +225,7 @@ def _loaders(
     size = config.data.image_size if config.data.data != "folder" else None
     channels_last = uses_channels_last(config, device)
     # in half precision the last bits of an image do not matter
-    in_one_pass = device.type == "cuda" and config.precision.precision != "fp32"
+    in_one_pass = device.type == "cuda" and arithmetic(config, device) != "fp32"
 
     def loader_of(source: Source, augment: Augment | None) -> Loader:
         prepare = Prepare(

@@ -158,9 +158,6 @@ class TrainState:
     average: AveragedModel | None = None  # the moving average of the model, if one is kept
     data: Identity | None = None  # the data of the run
 
-    def __post_init__(self) -> None:
-        self._modules = [*self.model.modules()]
-
     @property
     def optimizer(self) -> Optimizer:
         """The only optimizer, or the first one."""
@@ -275,7 +272,7 @@ class TrainState:
             self.live()  # all ranks raise UsageError if the optimizer keeps what cannot be written
         at_epoch = values if part == HEAD else self.point.own_at_epoch
         trained = [parameter.requires_grad for parameter in self._parameters()]
-        modes = [module.training for module in self._modules]
+        modes = [module.training for module in self.model.modules()]
         self.point = Point(
             epoch,
             part,
@@ -309,7 +306,7 @@ class TrainState:
         """Let the parameters and modules train that did at a point."""
         for parameter, requires_grad in zip(self._parameters(), point.trained, strict=False):
             parameter.requires_grad_(requires_grad)
-        for module, mode in zip(self._modules, point.modes, strict=False):
+        for module, mode in zip(self.model.modules(), point.modes, strict=False):
             module.training = mode
 
     def _parameters(self) -> list[nn.Parameter]:
