@@ -91,14 +91,18 @@ def test_weights_are_those_of_cpus(
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_clip_within_the_optimizer_differs_by_rounding_alone(gpu: OnGpu, optimizer: str) -> None:
     """On a GPU the optimizer unscales and clips, after its first step; on CPUs we do it before."""
-    start = on_cpu(gpu.folder, 1, "--learning-rate", "1e-30", "--weight-decay", "0")
+    three_steps = ("--global-batch-size", "480", "--optimizer", optimizer)
+    no_step = ("--learning-rate", "1e-30", "--weight-decay", "0")
+    start = on_cpu(gpu.folder, 1, *three_steps, *no_step)
     (gpu.folder / "cpu").rename(gpu.folder / "start")
-    flags = (*FP16_WIRE, "--optimizer", optimizer, "--clip-norm", "0.1")
+    flags = (*FP16_WIRE, *three_steps, "--clip-norm", "0.1")
     there, here, begin = (
         torch.cat([each.double().flatten() for each in found.values()])
         for found in (on_gpu(gpu, 1, *flags), on_cpu(gpu.folder, 1, *flags), start)
     )
-    assert (there - here).norm() <= 1e-4 * (begin - here).norm()
+    difference = float((there - here).norm() / (begin - here).norm())
+    # a few roundings of each number a step, which later steps amplify
+    assert 0 < difference <= 1e-4
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
