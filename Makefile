@@ -26,7 +26,7 @@ help:
 	@echo "make campaign      random faults, a state of 500 MB, half an hour (as root); SECONDS=600 SEED=1"
 	@echo "make bench         every benchmark and its record, on an idle machine (three hours; as root)"
 	@echo "make bench-quick   the ratios, in less than five minutes"
-	@echo "make gpu-check     the trainer on this machine's GPUs: sums, weights, faults, speed (20 minutes); ARGS=\"--stages sums\""
+	@echo "make gpu-check     the trainer on this machine's GPUs (30 minutes); ARGS=\"--stages sums,fp16\": under three minutes each"
 	@echo "make check         ruff, ruff format --check, mypy --strict, clang-format"
 	@echo "make docs          the web site, in build/site: these pages, all flags and commands, the Python API"
 	@echo "make lock          renew versions and digests of all packages; ARGS=--upgrade takes the newest"

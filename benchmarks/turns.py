@@ -85,7 +85,9 @@ def summary(name: str, values: Sequence[float], aim: str, limit: float) -> dict[
 def about(module: str) -> dict[str, Any]:
     """Return the command, the date, the machine and the commit of a measurement."""
     machine = environment([socket.gethostname()], None)
-    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True)
+    # a copy on another machine may have no git
+    line = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False).stdout
     return {
         "command": " ".join(["python -m", module, *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d"),

@@ -1,16 +1,20 @@
 """Check the trainer on real GPUs: `make gpu-check`, or python -m
-tests.gpu_check [--stages sums,speed].
+tests.gpu_check [--stages sums,fp16] [--out FILE].
 
-Each check prints one line with its verdict, and all come as a table at the end. The JSON record of
---out is complete after each check. A wrong sum ends the run, since it makes all other results
-meaningless. One GPU is enough: with NCCL 2.30 or newer up to four ranks share it. With `--hosts
-FILE`, type it in a folder that all hosts of the host file have in the same place. Exit code 1: a
-check failed. `--quick` takes small sizes and judges no speed: it tests this program.
+Each check prints one line with its verdict, and all come as a table at the end. A stage takes less
+than three minutes. The JSON file of --out is complete after each check; what it holds of other
+checks stays. `--missing` names the stages of which the project's record has no row for today's
+code. A wrong sum ends the run, since it makes all other results meaningless. One GPU is enough:
+with NCCL 2.30 or newer up to four ranks share it. With `--hosts FILE`, type it in a folder that all
+hosts of the host file have in the same place. Exit code 1: a check failed. `--quick` takes small
+sizes and judges no speed: it tests this program.
 """
 
 import argparse
 import contextlib
 import ctypes
+import hashlib
+import itertools
 import json
 import os
 import re
@@ -22,9 +26,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +37,12 @@ import horovod.torch as hvd
 import torch
 
 from benchmarks.turns import ROOT, about
+from hvd_train.bench import throughput
 from hvd_train.launch import hosts
+from hvd_train.recipes import RECIPES
 from hvd_train.run_files.ledger import LEDGER, audit
+from hvd_train.world.world import LocalWorld, World
+from tests.support import jpegs
 from tests.support.launching import finished, json_lines, ranks_of, started, wait_for
 
 SHARED_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "4"}
@@ -55,8 +64,11 @@ WAYS: dict[str, tuple[int, str, float]] = {
     "2 ranks, deterministic": (2, "--deterministic", 1e-4),
     "4 ranks": (4, "", 1e-4),
     "4 ranks, fp16": (4, "--precision fp16 --compression fp16", 2e-2),
+    "2 ranks, balance": (2, "--batch-size 8 --balance on", 1e-4),
 }
-AIM = 0.97  # the least speed of our step, over that of a bare loop
+# the least speed of our step, over that of a bare loop
+AIMS = {"torch": 0.97, "ddp": 1.0, "horovod": 1.0}
+RECORD = ROOT / "benchmarks" / "records" / "gpu-check.json"
 
 
 class Check:
@@ -92,6 +104,7 @@ class Check:
             "nccl": nccl.value,
             "ranks": self.most_ranks,
         }
+        self.record["code"] = digest_of_code()
         self.findings: list[dict[str, Any]] = []
 
     def line(self, line: str, ranks: int) -> list[str]:
@@ -134,12 +147,42 @@ class Check:
                     self.folder / f"{re.sub('[^a-z0-9]+', '-', f'{self.stage} {name}')}.txt"
                 )
         finding = {"stage": self.stage, "check": name, "verdict": verdict, "what": what}
-        self.findings.append({**finding, "seconds": round(time.monotonic() - began, 1)})
+        of_code = {key: self.record[key] for key in ("commit", "code", "date")}
+        seconds = round(time.monotonic() - began, 1)
+        self.findings.append({**finding, "seconds": seconds, **of_code})
         print(f"{self.stage}: {name}: {verdict}: {what}", flush=True)
         if self.out:
-            self.out.write_text(
-                json.dumps({**self.record, "findings": self.findings}, indent=1) + "\n"
-            )
+            mine = {(one["stage"], one["check"]) for one in self.findings}
+            others = [one for one in rows_of(self.out) if (one["stage"], one["check"]) not in mine]
+            whole = {**self.record, "findings": [*others, *self.findings]}
+            self.out.write_text(json.dumps(whole, indent=1) + "\n")
+
+
+def rows_of(record: Path) -> list[dict[str, Any]]:
+    """Return the findings in a record; none, if there is no file."""
+    return json.loads(record.read_text())["findings"] if record.exists() else []
+
+
+def digest_of_code() -> str:
+    """Return a digest of the trainer and of the patches of Horovod. It needs no git."""
+    digest = hashlib.sha256()
+    patches = ROOT / "packaging" / "patches"
+    for path in sorted([*(ROOT / "hvd_train").rglob("*.py"), *patches.rglob("*.*")]):
+        digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def missing(record: Path) -> list[str]:
+    """Return a line for each stage of which a record has no row for today's code."""
+    lines = []
+    code = digest_of_code()
+    for stage in STAGES:
+        rows = [one for one in rows_of(record) if one["stage"] == stage]
+        if not any(one.get("code") == code for one in rows):
+            commits = dict.fromkeys(one["commit"] for one in rows)
+            why = f"other code: {', '.join(commits)}" if rows else "never run"
+            lines.append(f"{stage}: {why}")
+    return lines
 
 
 def doctor(check: Check) -> None:
@@ -180,9 +223,9 @@ def weights_of(folder: Path) -> torch.Tensor:
     return torch.cat([state[name].double().flatten() for name in sorted(state)])
 
 
-def equality(check: Check) -> None:
-    """Train the digits for three steps in several ways, and compare the
-    weights with fp32 on the CPU.
+def equality(check: Check, *, several: bool) -> None:
+    """Train the digits for three steps in several ways, on one rank or on `several`, and compare
+    the weights with fp32 on the CPU.
     """
 
     def trained(name: str, ranks: int, flags: str) -> torch.Tensor:
@@ -207,8 +250,9 @@ def equality(check: Check) -> None:
         return f"difference {difference:.1e}, at most {bound:.0e}"
 
     for name, (ranks, _, _) in WAYS.items():
-        # which a stand-in cannot do
-        if ranks <= check.most_ranks and not (check.quick and "compile" in name):
+        # a stand-in cannot compile
+        can = ranks <= check.most_ranks and not (check.quick and "compile" in name)
+        if can and several == (ranks > 0):
             check.find(name, partial(compare, name))
 
 
@@ -351,46 +395,88 @@ def _more_steps(run: Path) -> float:
     return _seconds_until("steps", lambda: ledger.exists() and ledger.stat().st_size > size + 500)
 
 
-def speed(check: Check) -> None:
-    """Compare our step with bare loops on ResNet-50 with images of 224 pixels."""
-    sizes = (
-        "--image-size 32 --steps 3 --repetitions 2" if check.quick else "--steps 20 --repetitions 3"
-    )
-    line = (
-        "hvd-train bench throughput imagenet-resnet50 --data synthetic --augment none "
-        "--synthetic-samples 10000000"
-    )
-    line += f" {sizes} --device {check.device} --json throughput.json"
-    seconds_of_ours: dict[tuple[str, int], float] = {}
+def speed(check: Check, precision: str, *peers: tuple[str, int]) -> None:
+    """Compare our step with bare loops on ResNet-50 with images of 224 pixels: once with a batch
+    that is ready, and once with bytes on the device, of which each step makes a batch.
 
-    def compare(precision: str, ranks: int, peer: str) -> str:
-        precision, batch = ("fp32", 8 // ranks) if check.quick else (precision, 208 // ranks)
+    `peers` are kinds of `bare_job` and ranks.
+    """
+
+    def compare(peer: str, ranks: int, given: str) -> str:
         kind, _, compiled = peer.partition("+")
         launched = 0 if kind == "torch" else ranks
-        if (precision + compiled, launched) not in seconds_of_ours:
-            flags = (
-                f"--batch-size {batch} --precision {precision}{' --compile' if compiled else ''}"
-            )
-            check.run(f"{line} {flags}", launched)
-            measured = json.loads((check.folder / "throughput.json").read_text())
-            seconds_of_ours[precision + compiled, launched] = measured["seconds_per_step"]
-        ours = seconds_of_ours[precision + compiled, launched]
-        other = max(
-            check.job(
-                f"bare {check.device} {peer} {batch} {precision} {int(check.quick)}", launched
-            )
-        )
+        batch = 8 // ranks if check.quick else 208 // ranks
+        its_precision = "fp32" if check.quick else precision
+        sizes = f"{batch} {its_precision} {given} {int(check.quick)}"
+
+        def worst(job: str) -> tuple[float, ...]:
+            of_ranks = check.job(f"{job} {check.device} {sizes}", launched)
+            return tuple(max(numbers) for numbers in zip(*of_ranks, strict=True))
+
+        ours, peak = worst(f"ours{'+compile' if compiled else ''}")
+        other, its_peak = worst(peer)
         rate = f"{other / ours:.3f} of its images/s: {batch * ranks / ours:,.0f} images/s"
         seen = f"{rate}, {1000 * ours:.1f} and {1000 * other:.1f} ms a step"
-        assert check.quick or other / ours >= AIM, f"{seen}, below {AIM}"
+        seen += f", peaks {peak:.1f} and {its_peak:.1f} GiB a rank"
+        assert check.quick or other / ours >= AIMS[kind], f"{seen}, below {AIMS[kind]}"
         return seen
 
-    for precision, peer in product(("fp16", "bf16"), ("torch", "torch+compile")):
-        check.find(f"{precision}, bare {peer}", partial(compare, precision, 1, peer))
-    for ranks, peer in product(
-        sorted({1, min(2, check.most_ranks), check.most_ranks}), ("ddp", "horovod")
-    ):
-        check.find(f"fp16, {ranks} ranks, bare {peer}", partial(compare, "fp16", ranks, peer))
+    for (peer, ranks), given in itertools.product(peers, ("ready", "bytes")):
+        if ranks <= check.most_ranks and not (check.quick and "compile" in peer):
+            check.find(
+                f"{precision}, {ranks} ranks, bare {peer}, {given}",
+                partial(compare, peer, ranks, given),
+            )
+
+
+def images(check: Check) -> None:
+    """Train ResNet-50 from image files, as fast as processes decode them."""
+    side, count = (32, 64) if check.quick else (224, 4096)
+    picture = jpegs.encoded(jpegs.noise(500, 375), quality=80)
+    for number in range(count):
+        part = "train" if number % 8 > 1 else "val"
+        folder = check.folder / "images" / part / f"{number % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number}.jpg").write_bytes(picture)
+
+    def look(workers: int) -> str:
+        check.run(
+            "hvd-train bench throughput imagenet-resnet50 --data folder --data-dir images "
+            f"--image-size {side} --workers {workers} --device {check.device} --json images.json "
+            f"--steps {2 if check.quick else 20} --repetitions 2 --batch-size "
+            f"{8 if check.quick else 208} --precision {'fp32' if check.quick else 'fp16'}"
+        )
+        measured = json.loads((check.folder / "images.json").read_text())
+        return (
+            f"{measured['samples_per_second']:,.0f} images/s, waits for data "
+            f"{measured['split']['data'] / measured['seconds_per_step']:.0%} of a step"
+        )
+
+    cores = len(os.sched_getaffinity(0))
+    for workers in sorted({max(1, cores // 2), cores}):
+        check.find(f"{workers} processes", partial(look, workers))
+
+
+def programs(check: Check) -> None:
+    """Run a program with two optimizers, and the commands for a finished run."""
+    jpegs.digits(check.folder / "pictures", range(2), most=32)
+    device = f"--device {check.device}"
+    lines = {
+        "a session with two optimizers": f"{sys.executable} {ROOT}/examples/dcgan.py --width 16 "
+        f"--epochs 1 --batch-size 16 {device} --data-dir pictures/train --output-dir dcgan",
+        "train": f"hvd-train train {DIGITS} {device} --output-dir digits",
+        "evaluate": f"hvd-train evaluate digits {device}",
+        "export": "hvd-train export digits",
+        "bench scaling": "hvd-train bench scaling digits --np "
+        f"1,{min(2, check.most_ranks)} --epochs 2 {device}",
+    }
+
+    def look(line: str) -> str:
+        check.run(line)
+        return "exit code 0"
+
+    for name, line in lines.items():
+        check.find(name, partial(look, line))
 
 
 def sum_job(device: str, busy_s: str, *sizes: str) -> dict[str, Any]:
@@ -424,9 +510,68 @@ def sum_job(device: str, busy_s: str, *sizes: str) -> dict[str, Any]:
     return {"tried": tried, "wrong": wrong}
 
 
-def bare_job(device: str, peer: str, batch: str, precision: str, quick: str) -> float:
-    """Return the median seconds of a step of ResNet-50 in a bare loop: `torch`,
-    `horovod`, `ddp` or NAME+compile.
+def ours_job(
+    device: str, batch: str, precision: str, given: str, quick: str, *, compiled: bool
+) -> tuple[float, float]:
+    """Return what `bare_job` does, of our step."""
+    from hvd_train.world.horovod_world import HorovodWorld
+
+    world: World = HorovodWorld() if "HOROVOD_RANK" in os.environ else LocalWorld()
+    size, steps = SIZES[quick]
+    config = RECIPES["imagenet-resnet50"]().replace(
+        device=device,
+        image_size=size,
+        batch_size=int(batch),
+        precision=precision,
+        augment="none",
+        compile=compiled,
+    )
+    config = throughput.without_files(config, own_data=False)
+    with closing(throughput.Stepper(config, world)) as stepper:
+        if given == "ready":
+            stepper.repeat_batch()
+        return timed(device, steps, lambda: stepper.take(1))
+
+
+def timed(device: str, steps: int, take: Callable[[], object]) -> tuple[float, float]:
+    """Return the median seconds of a step in three times so many after as many to warm up, and the
+    peak of the GPU's memory in GiB.
+    """
+    times = []
+    for step in range(4 * steps + 1):
+        if step % steps == 0:
+            if device == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.perf_counter())
+        take()
+    seconds = statistics.median(after - before for before, after in pairwise(times[1:])) / steps
+    return seconds, torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0
+
+
+def batches(device: str, batch: int, size: int, given: str) -> Iterator[torch.Tensor]:
+    """Yield images [batch, 3, size, size] float32 in channels_last: the same ones, or those that
+    an expert makes of bytes.
+    """
+    channels_last = torch.channels_last
+    if given == "ready":
+        images = torch.randn(batch, 3, size, size, device=device)
+        yield from itertools.repeat(images.contiguous(memory_format=channels_last))
+    data = torch.randint(256, (4 * batch, 3, size, size), dtype=torch.uint8, device=device)
+    mean, std = (
+        torch.tensor(values, device=device).view(3, 1, 1)
+        for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    )
+    while True:
+        rows = torch.randint(len(data), (batch,), device=device)
+        images = data[rows].to(torch.float32, memory_format=channels_last)
+        yield images.div_(255).sub_(mean).div_(std)
+
+
+def bare_job(
+    device: str, batch: str, precision: str, given: str, quick: str, *, peer: str
+) -> tuple[float, float]:
+    """Return the median seconds of a step of ResNet-50 in a bare loop, and the peak of the GPU's
+    memory in GiB. The peer is `torch`, `horovod`, `ddp` or NAME+compile.
     """
     from torchvision import models
 
@@ -435,7 +580,7 @@ def bare_job(device: str, peer: str, batch: str, precision: str, quick: str) -> 
     gpu = device == "cuda"
     horovod = kind == "horovod"
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}
-    size, steps = (32, 3) if quick == "1" else (224, 20)
+    size, steps = SIZES[quick]
     if kind != "torch":
         hvd.init()
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
@@ -445,9 +590,7 @@ def bare_job(device: str, peer: str, batch: str, precision: str, quick: str) -> 
     # such images.
     layout = torch.contiguous_format if horovod else torch.channels_last
     model: Any = models.resnet50().to(device, memory_format=layout)
-    images = torch.randn(int(batch), 3, size, size, device=device).contiguous(
-        memory_format=torch.channels_last
-    )
+    inputs = batches(device, int(batch), size, given)
     labels = torch.randint(0, 1000, (int(batch),), device=device)
     options: dict[str, Any] = {"lr": 1e-6, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
     optimizer: Any = torch.optim.SGD(model.parameters(), fused=not horovod, **options)
@@ -474,12 +617,9 @@ def bare_job(device: str, peer: str, batch: str, precision: str, quick: str) -> 
         )
     if compiled:
         model = torch.compile(model)
-    times = []
-    for step in range(4 * steps + 1):
-        if step % steps == 0:
-            if gpu:
-                torch.cuda.synchronize()
-            times.append(time.perf_counter())
+
+    def take() -> None:
+        images = next(inputs)
         optimizer.zero_grad()
         with torch.autocast(device, dtype=dtype.get(precision), enabled=precision in dtype):
             loss = torch.nn.functional.cross_entropy(model(images), labels)
@@ -489,11 +629,33 @@ def bare_job(device: str, peer: str, batch: str, precision: str, quick: str) -> 
         with optimizer.skip_synchronize() if horovod else contextlib.nullcontext():
             scaler.step(optimizer)
         scaler.update()
-    return statistics.median(after - before for before, after in pairwise(times[1:])) / steps
+
+    return timed(device, steps, take)
 
 
-JOBS: dict[str, Callable[..., Any]] = {"sum": sum_job, "bare": bare_job}  # what ranks run
-STAGES = {stage.__name__: stage for stage in (doctor, sums, equality, faults, elastic, speed)}
+SIZES = {"1": (32, 3), "0": (224, 20)}  # pixels, steps; by `quick`
+PEERS = ("torch", "torch+compile", "ddp", "horovod")
+JOBS: dict[str, Callable[..., Any]] = {  # what ranks run
+    "sum": sum_job,
+    "ours": partial(ours_job, compiled=False),
+    "ours+compile": partial(ours_job, compiled=True),
+    **{peer: partial(bare_job, peer=peer) for peer in PEERS},
+}
+STAGES: dict[str, Callable[[Check], object]] = {
+    "doctor": doctor,
+    "sums": sums,
+    "equality": partial(equality, several=False),
+    "equality-of-ranks": partial(equality, several=True),
+    "faults": faults,
+    "elastic": elastic,
+    "fp16": lambda check: speed(check, "fp16", ("torch", 1)),
+    "bf16": lambda check: speed(check, "bf16", ("torch", 1)),
+    "compiled": lambda check: speed(check, "fp16", ("torch+compile", 1)),
+    "ddp": lambda check: speed(check, "fp16", ("ddp", 2)),
+    "horovod": lambda check: speed(check, "fp16", ("horovod", 2)),
+    "images": images,
+    "programs": programs,
+}
 
 
 def main() -> int:
@@ -507,8 +669,12 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--hosts", type=Path, help="a host file: check the GPUs of all its slots")
     parser.add_argument("--out", type=Path, help="the file for the record")
+    parser.add_argument("--missing", action="store_true", help="name the stages to run")
     parser.add_argument("--quick", action="store_true", help="small sizes, to test this program")
     options = parser.parse_args()
+    if options.missing:
+        print("\n".join(missing(options.out or RECORD)))
+        return 0
     folder = Path(tempfile.mkdtemp(prefix="gpu-check-", dir=Path.cwd() if options.hosts else None))
     check = Check(options, folder)
     for check.stage in options.stages.split(","):
@@ -523,7 +689,7 @@ def main() -> int:
         f"{len(failed)} checks failed"
     )
     for one in check.findings:
-        print(f"{one['verdict']}  {one['stage']:8}  {one['check']:{width}}  {one['what']}")
+        print(f"{one['verdict']}  {one['stage']:17}  {one['check']:{width}}  {one['what']}")
     if failed:
         print(f"the output of what failed is in {folder}")
     else:

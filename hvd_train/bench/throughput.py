@@ -128,6 +128,10 @@ class Stepper:
             self.split.mark("other")
         return images
 
+    def repeat_batch(self) -> None:
+        """Take all further steps on the next batch, which leaves out the work for others."""
+        self._batches = Ahead(itertools.repeat(next(self._batches)), self.split.mark)
+
     def split_of(self, steps: int) -> tuple[int, dict[str, float]]:
         """Take steps; return all ranks' images and this rank's seconds a step by phase."""
         self.split.take()
