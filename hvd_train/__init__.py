@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from hvd_train import recipes as recipes
     from hvd_train.config import Config as Config
     from hvd_train.data.dataset import DataSet as DataSet
+    from hvd_train.data.shards import Shards as Shards
     from hvd_train.errors import HvdTrainError as HvdTrainError
     from hvd_train.errors import UsageError as UsageError
     from hvd_train.progress.order import in_order as in_order
@@ -32,6 +33,7 @@ _HOME = {
     "Result": "result",
     "Scores": "tasks.task",
     "Session": "session",
+    "Shards": "data.shards",
     "Task": "tasks.task",
     "Total": "tasks.task",
     "UsageError": "errors",

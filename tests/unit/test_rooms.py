@@ -181,6 +181,7 @@ def test_public_names_are_exact() -> None:
         "Result",
         "Scores",
         "Session",
+        "Shards",
         "Task",
         "Total",
         "UsageError",

@@ -1,0 +1,278 @@
+"""Where the samples of shards are: WebDataset's tar files, and MDS as Streaming writes it.
+
+Tar files have no table of their samples, so one pass over their headers makes one.
+"""
+
+import io
+import json
+import re
+import tarfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from typing_extensions import override
+
+from hvd_train.console import say
+from hvd_train.data.identity import digest_of_bytes
+from hvd_train.data.store import CONNECTIONS, File, Store
+from hvd_train.errors import UsageError, counted, first_few, first_line
+from hvd_train.progress.order import Indices
+
+INDEX = "index.json"
+KEY = "__key__"
+_TAR = ".tar"
+_BLOCK = 512  # bytes, of tar
+_AHEAD = 1 << 18  # bytes: larger members are skipped, smaller ones cost less than a request
+_LINES_S = 10.0  # between two lines of progress
+_VERSION = 1  # of the table of tar files
+
+Sample = dict[str, Any]
+"""The content of each file or column of a sample, in bytes, and its key if it has one."""
+
+
+class ShardFiles(ABC):
+    """Shards and their samples, in stored order."""
+
+    def __init__(self, store: Store, files: list[File], firsts: Indices) -> None:
+        """`firsts` are the number of each shard's first sample, and at last of all samples."""
+        self.store = store
+        self.files = files
+        self.firsts = firsts
+        if not len(self):
+            raise UsageError(f"{store.shown}: its {counted(len(files), 'shard')} have no samples")
+
+    def __len__(self) -> int:
+        return int(self.firsts[-1])
+
+    def place(self, index: int) -> tuple[File, int, int]:
+        """Return the shard of a sample, and its first byte and the one after the last."""
+        shard = int(np.searchsorted(self.firsts, index, side="right")) - 1
+        return (self.files[shard], *self._span(shard, index - int(self.firsts[shard])))
+
+    @abstractmethod
+    def identity(self) -> bytes:
+        """Return bytes that change with the content of the shards."""
+
+    @abstractmethod
+    def parse(self, content: bytes) -> Sample:
+        """Return the sample in these bytes. Raises ValueError or tarfile.TarError."""
+
+    @abstractmethod
+    def kinds(self, sample: Sample) -> dict[str, str]:
+        """Return how each part of a sample is encoded."""
+
+    @abstractmethod
+    def _span(self, shard: int, number: int) -> tuple[int, int]: ...
+
+
+def open_files(store: Store) -> ShardFiles:
+    """Return the shards of a store, after the table of tar files is made. Raises UsageError."""
+    is_named = store.url.endswith(_TAR)
+    index = None if is_named else store.content(INDEX)
+    return TarFiles(store) if index is None else MdsFiles(store, index)
+
+
+class TarFiles(ShardFiles):
+    """Tar files. Consecutive files whose paths are equal up to the first dot of the name are a
+    sample; the rest of the name, in lower case, names the part.
+
+    The table is one memory-mapped file of 8 bytes for each sample and 24 for each shard.
+    """
+
+    def __init__(self, store: Store) -> None:
+        files = store.files(_TAR)
+        if not files:
+            raise UsageError(f"{store.shown}: there is no {INDEX} of MDS and no *{_TAR}")
+        listed = [store.url, _VERSION, *((file.path, file.size, file.version) for file in files)]
+        path = store.cache / "indexes" / f"{digest_of_bytes(repr(listed).encode())}.index"
+        store.made(path, lambda partial: _write_table(store, files, partial))
+        words = np.memmap(path, "<i8", "r")
+        ends = np.cumsum([len(files) + 1, len(files)])
+        firsts, self._checks, self._offsets = np.split(words, ends)
+        super().__init__(store, files, np.array(firsts))
+
+    @override
+    def identity(self) -> bytes:
+        names = "\n".join(file.name for file in self.files)
+        return names.encode() + self.firsts.tobytes() + self._checks.tobytes()
+
+    @override
+    def _span(self, shard: int, number: int) -> tuple[int, int]:
+        # a shard has one more offset than samples
+        first = int(self.firsts[shard]) + shard + number
+        start, stop = self._offsets[first : first + 2]
+        return int(start), int(stop)
+
+    @override
+    def parse(self, content: bytes) -> Sample:
+        sample: Sample = {}
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
+            for member in _members(tar):
+                key, name = _split(member)
+                if not key:
+                    continue
+                if name in sample:
+                    raise ValueError(f"it has two files .{name}")
+                file = tar.extractfile(member)
+                assert file is not None  # it is a regular file
+                sample |= {KEY: key, name: file.read()}
+        return sample
+
+    @override
+    def kinds(self, sample: Sample) -> dict[str, str]:
+        return {name: name.rpartition(".")[2] for name in sample if name != KEY}
+
+
+def _write_table(store: Store, files: list[File], path: Path) -> None:
+    said = time.monotonic()
+    offsets = []
+    checks = []
+    with ThreadPoolExecutor(CONNECTIONS) as threads:
+        tables = threads.map(lambda file: _table_of(store, file), files)
+        for number, (table, check) in enumerate(tables, 1):
+            offsets.append(table)
+            checks.append(check)
+            if time.monotonic() > said + _LINES_S:
+                said = time.monotonic()
+                say(f"{store.shown}: read the headers of {number:,} of {len(files):,} shards")
+    firsts = np.cumsum([0, *(len(table) - 1 for table in offsets)])
+    words = np.concatenate([firsts, np.array(checks, np.uint64).view(np.int64), *offsets])
+    words.astype("<i8").tofile(path)
+
+
+def _table_of(store: Store, file: File) -> tuple[Indices, int]:
+    """Return where the samples of a shard begin, and where the last one ends; and a digest of all
+    names, sizes and times.
+
+    Raises UsageError if it cannot be read.
+    """
+
+    def read(system: Any) -> tuple[Indices, int]:
+        with system.open(file.path, "rb", block_size=_AHEAD, cache_type="readahead") as content:
+            try:
+                return _table_in(content)
+            except tarfile.TarError as error:
+                raise UsageError(
+                    f"{store.shown}: cannot read {file.name}: {first_line(error)}; write the "
+                    "shard again"
+                ) from None
+
+    return store.patiently(f"read {file.name}", read)
+
+
+def _table_in(content: BinaryIO) -> tuple[Indices, int]:
+    starts = [0]
+    words = []
+    last = ""
+    with tarfile.open(fileobj=content, mode="r:") as tar:
+        for member in _members(tar):
+            key, _ = _split(member)
+            if key and key != last:
+                # what lies between two samples goes with the first
+                starts += [member.offset] if last else []
+                last = key
+            words.append(f"{member.name} {member.size} {member.mtime}")
+        starts += [tar.offset] if last else []
+    digest = digest_of_bytes("\n".join(words).encode())
+    return np.array(starts, np.int64), int(digest, 16)
+
+
+def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Yield the files in a tar file. Raises tarfile.ReadError if it is damaged."""
+    while (member := tar.next()) is not None:
+        tar.members = []  # type: ignore[attr-defined]  # else it keeps all
+        if member.isreg():
+            yield member
+    file: BinaryIO = tar.fileobj  # type: ignore[assignment]
+    file.seek(tar.offset)
+    if file.read(_BLOCK).strip(b"\0"):  # tarfile ends at what is no header
+        raise tarfile.ReadError(f"it is damaged at byte {tar.offset:,}")
+
+
+def _split(member: tarfile.TarInfo) -> tuple[str, str]:
+    """Return the key and the name of a part, or empty texts for a file of no sample."""
+    found = re.match(r"((?:.*/)?[^.]+)\.([^/]*)$", member.name)
+    is_meta = re.match(r"__[^/]*__($|/)", member.name)
+    return (found[1], found[2].lower()) if found and not is_meta else ("", "")
+
+
+class MdsFiles(ShardFiles):
+    """MDS: index.json has the shards, and each shard begins with a table of its samples, so
+    nothing needs to be made or kept.
+    """
+
+    def __init__(self, store: Store, index: bytes) -> None:
+        self._index = index
+        try:
+            shards = json.loads(index)["shards"]
+            if other := {str(each["format"]) for each in shards} - {"mds"}:
+                raise UsageError(
+                    f"{store.shown}: its format is {first_few(sorted(other))}, not mds"
+                )
+            root = store.path_of("")
+            files = [_file_of(store, root, each) for each in shards]
+            counts = [int(each["samples"]) for each in shards]
+            first = shards[0] if shards else {}
+            columns = ("column_names", "column_encodings", "column_sizes")
+            self._columns = [*zip(*(first.get(name, ()) for name in columns), strict=True)]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"{store.shown}: {INDEX} is damaged ({error!r})") from None
+        super().__init__(store, files, np.cumsum([0, *counts]))
+
+    @override
+    def identity(self) -> bytes:
+        return self._index
+
+    @override
+    def _span(self, shard: int, number: int) -> tuple[int, int]:
+        file = self.files[shard]
+        place = 4 * (1 + number)
+        table = np.frombuffer(self.store.read(file, place, place + 8), "<u4")
+        start, stop = map(int, table) if len(table) == 2 else (0, 0)
+        if not place < start <= stop:
+            raise UsageError(
+                f"{self.store.shown}: {file.name} is damaged: sample {number} of it would be at "
+                f"byte {start:,}; write the shard again"
+            )
+        return start, stop
+
+    @override
+    def parse(self, content: bytes) -> Sample:
+        sizes = []
+        place = 0
+        for _, _, size in self._columns:
+            if size is None:
+                size = int(np.frombuffer(content[place : place + 4], "<u4")[0])
+                place += 4
+            sizes.append(size)
+        if place + sum(sizes) != len(content):
+            raise ValueError(f"it has {len(content):,} bytes, not {place + sum(sizes):,}")
+        sample: Sample = {}
+        for (name, _, _), size in zip(self._columns, sizes, strict=True):
+            sample[name] = content[place : place + size]
+            place += size
+        return sample
+
+    @override
+    def kinds(self, sample: Sample) -> dict[str, str]:
+        return {name: encoding for name, encoding, _ in self._columns}
+
+
+def _file_of(store: Store, root: str, shard: dict[str, Any]) -> File:
+    raw = shard["raw_data"]
+    packed = shard.get("zip_data")
+    if packed and not str(shard.get("compression")).startswith("zstd"):
+        raise UsageError(
+            f"{store.shown}: its compression is {shard.get('compression')}: only zstd can be read"
+        )
+    name = (packed or raw)["basename"]
+    if name.startswith("/") or ".." in name.split("/"):
+        raise ValueError(f"the shard {name} would be outside of the folder")
+    if packed:
+        return File(name, root + name, packed["bytes"], unpacked=raw["bytes"])
+    return File(name, root + name, raw["bytes"])

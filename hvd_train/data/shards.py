@@ -1,0 +1,163 @@
+"""A data set of samples in shards, in a folder or an object store."""
+
+import io
+import json
+import operator
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from hvd_train.data.shard_formats import KEY, Sample, open_files
+from hvd_train.data.store import Store, bytes_of
+from hvd_train.errors import UsageError, first_line, place_in_user_code
+
+Decode = Callable[[Sample], Any]
+_IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "tif", "tiff")
+_INTEGERS = ("cls", "cls2", "count", "index", "inx", "id", "str_int")
+_TEXTS = ("txt", "text", "transcript", "str")
+_TYPES = {  # of values in MDS, by their numbers there
+    **{bits: f"uint{bits}" for bits in (8, 16, 32, 64)},
+    **{bits + 1: f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{bits + 2: f"float{bits}" for bits in (16, 32, 64)},
+}
+_SCALARS = {"int": "int64", **{name: name for name in _TYPES.values()}}
+
+
+class Shards:
+    """A map-style data set of WebDataset's tar files, or of a folder in MDS format.
+
+    An item is a dict by extension (column) with the sample's `__key__`, if it has one: images are
+    uint8 [3, height, width], `cls` and integers are ints, `txt` is a str, `json` is plain, arrays
+    are tensors, anything else stays bytes.
+    """
+
+    def __init__(
+        self,
+        url: str | Path,
+        decode: Decode | None = None,
+        *,
+        cache: str | Path | None = None,
+        cache_size: str | int | None = None,
+    ) -> None:
+        """`url` is a folder or a URL of fsspec, or names tar files, also by * and {000..123}.
+
+        `decode` makes an item of a dict of bytes. Shards at a URL are copied to the folder `cache`
+        (default: ~/.cache/hvd_train), up to `cache_size` (such as 500GB; default: until a tenth of
+        the disk is left; 0 reads each sample from the URL).
+
+        Raises UsageError if the shards cannot be found or read.
+        """
+        folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        self._files = open_files(
+            Store(
+                str(url),
+                Path(cache or Path(folder, "hvd_train")).expanduser().absolute(),
+                None if cache_size is None else bytes_of(cache_size),
+            )
+        )
+        self._decode = decode
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def content_of_files(self) -> bytes:
+        """Return bytes that are others if the shards are others."""
+        return self._files.identity()
+
+    def __getitem__(self, index: int, /) -> Any:
+        """Return an item. Raises UsageError, which says where a damaged sample is."""
+        number = operator.index(index)
+        number += len(self) if number < 0 else 0
+        if not 0 <= number < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        files = self._files
+        file, start, stop = files.place(number)
+        content = files.store.read(file, start, stop)
+        sample: Sample = {}
+        try:
+            if len(content) != stop - start:
+                raise ValueError("the shard ends before")
+            sample = files.parse(content)
+            return (self._decode or self._decoded)(sample)
+        except Exception as error:  # what decodes may raise anything
+            name = f"{sample[KEY]!r}, " if KEY in sample else ""
+            advice = "write the shard again"
+            if (copy := files.store.copy_of(file)).exists():
+                advice = f"delete the copy {copy}, or {advice} if that is damaged, too"
+            raise UsageError(
+                f"{files.store.shown}: cannot read sample {number} ({name}bytes {start:,} to "
+                f"{stop:,} of {file.name}): {type(error).__name__}: {first_line(error)}"
+                f"{place_in_user_code(error)}; {advice}"
+            ) from error
+
+    def _decoded(self, sample: Sample) -> Sample:
+        kinds = self._files.kinds(sample)
+        return {
+            name: _value(name, kinds[name], part) if name in kinds else part
+            for name, part in sample.items()
+        }
+
+
+def _value(name: str, kind: str, content: bytes) -> Any:
+    """Return what a part of a sample holds. Raises any error for damaged content."""
+    base, _, form = kind.partition(":")
+    if base in _IMAGES:
+        from hvd_train.data.folder import decode  # slow to import
+
+        return decode(content)
+    if base in _INTEGERS:
+        return int(content)
+    if base in _TEXTS:
+        return content.decode()
+    if base in _SCALARS:
+        return np.frombuffer(content, _SCALARS[base])[0].item()
+    if base in _OTHERS:
+        return _OTHERS[base](content)
+    if base == "ndarray":
+        return _array(form, content)
+    if base.startswith(("pkl", "list[", "jpeg_array", "jpegarray")):
+        raise ValueError(f"{name} is encoded as {kind}: give Shards(..., decode=function)")
+    return content
+
+
+def _npy(content: bytes) -> Tensor:
+    return torch.from_numpy(np.load(io.BytesIO(content), allow_pickle=False))
+
+
+def _pixels(content: bytes) -> Tensor:
+    """Return the pixels of `pil`: width, height, length of the mode, mode, bytes."""
+    width, height, length = map(int, np.frombuffer(content[:12], "<u4"))
+    mode = content[12 : 12 + length].decode()
+    image = Image.frombytes(mode, (width, height), content[12 + length :]).convert("RGB")
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def _array(form: str, content: bytes) -> Tensor:
+    """Return an array of MDS. Its type and shape are in `form` (TYPE:1,2,3), or else precede the
+    values.
+    """
+    kind, _, shape = form.partition(":")
+    if not kind:
+        kind = _TYPES[content[0]]
+        content = content[1:]
+    sizes = np.array(shape.split(",") if shape else [], np.int64)
+    if not shape:
+        width = 1 << (content[0] & 3)
+        end = 1 + (content[0] >> 2) * width
+        sizes = np.frombuffer(content[1:end], f"<u{width}").astype(np.int64)
+        content = content[end:]
+    return torch.from_numpy(np.frombuffer(content, kind).reshape(sizes).copy())
+
+
+_OTHERS: dict[str, Callable[[bytes], Any]] = {
+    "json": json.loads,
+    "npy": _npy,
+    "pil": _pixels,
+    "str_float": float,
+}

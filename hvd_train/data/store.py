@@ -1,0 +1,354 @@
+"""Files of a data set in a folder or at a URL of fsspec, and their copies on this host's disk.
+
+A file gets its name once it is whole. The lock of a file that is being made ends with its process,
+so there is nothing to clean up after a kill.
+"""
+
+import errno
+import fcntl
+import itertools
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hvd_train import plugin
+from hvd_train.console import say
+from hvd_train.data.identity import digest_of_bytes
+from hvd_train.errors import UsageError, first_line
+
+T = TypeVar("T")
+PATIENCE_S = 600.0  # before a file that cannot be fetched ends the run
+CONNECTIONS = 16  # to a store at once
+_QUIET_S = 10.0  # before a line says what is waited for
+_START_S = 5.0  # before a URL counts as wrong
+_LONGEST_PAUSE_S = 30.0  # between two tries
+_FREE = 0.1  # the share of the disk that stays free if there is no limit
+_COPIES = "shards"
+_PARTIAL = ".partial"
+_FINAL = (UsageError, ImportError, FileNotFoundError, NotADirectoryError, PermissionError)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# what file systems of fsspec call the version of a file, or the time of its last change
+_VERSIONS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "created")
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+def without_secrets(text: str) -> str:
+    """Return a text whose URLs have no user, password and query."""
+    text = re.sub(r"(\w://)[^/\s'\"]*@", r"\1", text)
+    return re.sub(r"(\w://[^\s?'\"]*)\?[^\s'\")]*", r"\1", text)
+
+
+def bytes_of(size: str | int) -> int:
+    """Return the number of bytes in a size such as 500GB. Raises UsageError."""
+    found = re.fullmatch(r"([0-9]*\.?[0-9]+) ?([KMGT]?)B?", str(size).upper())
+    if not found:
+        raise UsageError(f"cache size {size!r}: write it as in 500GB or 1.5TB")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+@dataclass(frozen=True)
+class File:
+    """A file in a store, as it was when it was listed."""
+
+    name: str
+    path: str  # in the file system
+    size: int  # bytes
+    version: str = ""  # changes with the content; empty if unknown
+    unpacked: int | None = None  # bytes of what zstd makes of it; None if it is not compressed
+
+
+@dataclass(frozen=True)
+class Store:
+    """A folder or a URL of fsspec, and the folder of this host's copies of its files.
+
+    It holds no connection, so that it can be sent to other processes.
+    """
+
+    url: str
+    cache: Path
+    cache_size: int | None = None  # bytes; None: a tenth of the disk stays free; 0: no copies
+
+    @property
+    def shown(self) -> str:
+        """The URL for messages."""
+        return without_secrets(self.url)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether files are read in place."""
+        return "://" not in self.url or self.url.startswith("file://")
+
+    @contextmanager
+    def reaching(self, what: str) -> Iterator[None]:
+        """Raise UsageError, without secrets, for any error of a file system."""
+        try:
+            yield
+        except UsageError:
+            raise
+        except Exception as error:  # noqa: BLE001  # a file system may raise anything
+            raise UsageError(f"{self.shown}: cannot {what} ({_reason(error)})") from None
+
+    def system(self) -> tuple[Any, str]:
+        """Return fsspec's file system and the path of the URL there. Raises UsageError."""
+        import fsspec  # slow to import
+
+        with self.reaching("open it"):
+            found: tuple[Any, str] = fsspec.core.url_to_fs(self.url)
+        return found
+
+    def path_of(self, name: str) -> str:
+        """Return the path of a file in the folder of the URL."""
+        return f"{self.system()[1].rstrip('/')}/{name}"
+
+    def content(self, name: str) -> bytes | None:
+        """Return a small file; None if there is none. Raises UsageError."""
+
+        def get(system: Any) -> bytes | None:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                return bytes(system.cat_file(self.path_of(name)))
+            return None
+
+        return self.patiently(f"read {name}", get, _START_S)
+
+    def files(self, suffix: str) -> list[File]:
+        """Return the files of the folder with this suffix, or those that the URL names, also by *
+        and {000..123}, in the order of their paths.
+
+        Raises UsageError.
+        """
+        return self.patiently("list it", lambda system: self._list(system, suffix), _START_S)
+
+    def _list(self, system: Any, suffix: str) -> list[File]:
+        _, root = self.system()
+        if len(paths := _expanded(root)) > 1:
+            found = [{"name": path} for path in paths]
+        elif root.endswith(suffix):
+            found = [*system.glob(root, detail=True).values()]
+        else:
+            found = system.ls(root, detail=True)
+        wanted = [each for each in found if each["name"].endswith(suffix)]
+        with ThreadPoolExecutor(CONNECTIONS) as threads:
+            # a web server lists names alone
+            files = threads.map(
+                lambda each: _file(each if each.get("size") else system.info(each["name"])), wanted
+            )
+            return sorted(files, key=lambda file: file.path)
+
+    def read(self, file: File, start: int, stop: int) -> bytes:
+        """Return bytes of a file: in place if it is local, else of the copy on this host.
+
+        Raises UsageError if the file has changed or cannot be fetched.
+        """
+        is_packed = file.unpacked is not None
+        if self.is_local and not is_packed:
+            return self._part(Path(file.path), file, start, stop)
+        if self.cache_size == 0 and not is_packed:
+            with _told_after(f"waiting for {file.name} of {self.shown}"):
+                return self.patiently(
+                    f"fetch {file.name}",
+                    lambda system: bytes(system.cat_file(file.path, start=start, end=stop)),
+                )
+        path = self.copy_of(file)
+        while True:
+            with suppress(FileNotFoundError):  # others may remove it to make room
+                return self._part(path, None, start, stop)
+            with _told_after(f"waiting for {file.name} of {self.shown}"):
+                self.made(path, lambda partial: self._fetch(file, partial))
+
+    def copy_of(self, file: File) -> Path:
+        """Return the path of the copy on this host."""
+        key = digest_of_bytes(f"{self.url}\n{file.path}\n{file.version}".encode())
+        size = file.size if file.unpacked is None else file.unpacked
+        return self.cache / _COPIES / f"{key}.{size}.{Path(file.name).name}"
+
+    def _part(self, path: Path, listed: File | None, start: int, stop: int) -> bytes:
+        # A file that is removed meanwhile can be read until it is closed.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            status = os.fstat(descriptor)
+            if listed is not None:
+                self._check(listed, status.st_size, str(status.st_mtime))
+            elif status.st_size != _size_of(path):  # power failed
+                path.unlink(missing_ok=True)
+                raise FileNotFoundError
+            else:
+                now = time.time_ns()  # the kernel's own clock is coarser
+                os.utime(descriptor, ns=(now, now))  # it is in use
+            return os.pread(descriptor, stop - start, start)
+        finally:
+            os.close(descriptor)
+
+    def _check(self, file: File, size: int, version: str) -> None:
+        if size != file.size or file.version not in ("", version):
+            raise UsageError(
+                f"{self.shown}: {file.name} has changed since this run listed it: start again, or "
+                "put back what it was"
+            )
+
+    def _fetch(self, file: File, path: Path) -> None:
+        """Write a whole file to `path`. Raises UsageError, or OSError if the disk is full."""
+        self._make_room(path)
+
+        def get(system: Any) -> None:
+            now = _file(system.info(file.path))
+            self._check(file, now.size, now.version)
+            system.get_file(file.path, str(path))
+            if (size := path.stat().st_size) != file.size:
+                raise ValueError(f"got {size:,} of {file.size:,} bytes")
+
+        self.patiently(f"fetch {file.name}", get)
+        if file.unpacked is not None:
+            with self.reaching(f"unpack {file.name}"):
+                _unpack(path, file.unpacked)
+
+    def patiently(self, what: str, action: Callable[[Any], T], patience_s: float = PATIENCE_S) -> T:
+        """Return what `action` does with the file system; if it fails, try again for a while.
+
+        Raises UsageError, or OSError if the disk is full.
+        """
+        deadline = time.monotonic() + patience_s
+        for number in itertools.count():
+            system, _ = self.system()
+            system.invalidate_cache()
+            try:
+                return action(system)
+            except Exception as error:  # a file system may raise anything
+                if getattr(error, "errno", None) in _FULL:
+                    raise
+                pause = min(2.0**number, _LONGEST_PAUSE_S)
+                is_final = isinstance(error, _FINAL) or time.monotonic() + pause > deadline
+                with self.reaching(what):
+                    if is_final:
+                        raise
+            time.sleep(pause)
+        raise AssertionError
+
+    def made(self, path: Path, make: Callable[[Path], None]) -> None:
+        """Let `make` write a file of the cache to the path that it gets, unless the file is there.
+
+        One process of the host does so, while others wait. Raises UsageError.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            while not path.exists():
+                _make_once(path, make)
+        except OSError as error:
+            raise UsageError(
+                f"cannot write to the cache {self.cache} ({error.strerror}): make room there, or "
+                "give another cache or a smaller cache_size"
+            ) from None
+
+    def _make_room(self, partial: Path) -> None:
+        """Remove the copies that were used longest ago until the one to be made fits."""
+        size = _size_of(partial)
+        disk = shutil.disk_usage(partial.parent)
+        used = {path: _size_of(path) for path in partial.parent.iterdir()}
+        excess = sum(used.values()) - (self.cache_size or 0)
+        if self.cache_size is None:
+            excess = size + int(_FREE * disk.total) - disk.free
+        elif size > self.cache_size:
+            raise UsageError(
+                f"a cache_size of {self.cache_size:,} bytes is less than one shard ({size:,})"
+            )
+        for path in sorted(used, key=_last_use):
+            if excess > 0 and _removed(path):
+                excess -= used[path]
+
+
+def _make_once(path: Path, make: Callable[[Path], None]) -> None:
+    """Make a file, or wait until another process is done with it."""
+    partial = path.with_name(path.name + _PARTIAL)
+    with open(partial, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not _is_at(file.fileno(), partial):  # another process had the lock
+            return
+        try:
+            if not path.exists():
+                make(partial)
+                partial.replace(path)
+                return
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        partial.unlink(missing_ok=True)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    return False
+
+
+def _removed(path: Path) -> bool:
+    """Remove a copy, unless a process makes it; return whether it was removed."""
+    with suppress(OSError), open(path, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_at(file.fileno(), path):
+            path.unlink()
+            return True
+    return False
+
+
+def _last_use(path: Path) -> int:
+    with suppress(FileNotFoundError):
+        return path.stat().st_mtime_ns
+    return 0
+
+
+def _size_of(copy: Path) -> int:
+    """Return the size that a copy has once it is whole, which its name tells."""
+    found = re.match(r"\w+\.([0-9]+)\.", copy.name)
+    return int(found[1]) if found else 0
+
+
+def _unpack(path: Path, size: int) -> None:
+    zstandard = plugin.library("zstandard", "shards compressed by zstd")
+    packed = path.read_bytes()
+    path.write_bytes(zstandard.ZstdDecompressor().decompress(packed, max_output_size=size))
+    if (found := path.stat().st_size) != size:
+        raise ValueError(f"it has {found:,} bytes, not {size:,}")
+
+
+@contextmanager
+def _told_after(what: str) -> Iterator[None]:
+    """Print one line if the block takes long."""
+    timer = threading.Timer(_QUIET_S, say, [f"{what} (for {_QUIET_S:.0f} s)"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _reason(error: BaseException) -> str:
+    return without_secrets(f"{type(error).__name__}: {first_line(error)}")
+
+
+def _expanded(path: str) -> list[str]:
+    """Return the paths that {000..123} stands for, as in WebDataset."""
+    if not (found := re.search(r"\{([0-9]+)\.\.([0-9]+)\}", path)):
+        return [path]
+    first, last = found.groups()
+    numbers = [f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1)]
+    return [
+        whole
+        for number in numbers
+        for whole in _expanded(path[: found.start()] + number + path[found.end() :])
+    ]
+
+
+def _file(info: dict[str, Any]) -> File:
+    path = info["name"]
+    if info.get("size") is None:
+        raise ValueError(f"the server does not say how long {path} is")
+    version = next((str(info[name]) for name in _VERSIONS if info.get(name)), "")
+    return File(path.rpartition("/")[2], path, int(info["size"]), version)

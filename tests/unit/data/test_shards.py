@@ -1,0 +1,329 @@
+"""Data sets in shards: their formats, their identity, their copies on the host, and damage.
+
+`shards/` was written by webdataset 1.0.2 and mosaicml-streaming 0.13.0.
+"""
+
+import multiprocessing
+import os
+import pickle
+import resource
+import tarfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hvd_train import Shards
+from hvd_train.data import identity
+from hvd_train.data.store import without_secrets
+from hvd_train.errors import UsageError
+from tests.support.shards import Shaky, keys_of, write_tar
+
+WRITTEN = Path(__file__).parent / "shards"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    Shaky.errors.clear()
+    Shaky.fetched.clear()
+    yield
+    Shaky.errors.clear()
+
+
+def copies() -> list[str]:
+    return sorted(os.listdir(Path(os.environ["XDG_CACHE_HOME"], "hvd_train", "shards")))
+
+
+def plain(item: Any) -> Any:
+    return {name: v.tolist() if isinstance(v, Tensor) else v for name, v in item.items()}
+
+
+def picture(number: int) -> Any:
+    pixels = torch.arange(number, number + 12, dtype=torch.uint8)
+    return pixels.view(2, 2, 3).permute(2, 0, 1).tolist()
+
+
+@pytest.mark.parametrize("url", [WRITTEN, f"{WRITTEN}/wds-*.tar", f"{WRITTEN}/wds-{{0..1}}.tar"])
+def test_tar_files_of_webdataset_are_read(url: str | Path) -> None:
+    """The key ends at the first dot of the name; the rest, in lower case, names a part."""
+    shards = Shards(url)
+    assert [plain(shards[number]) for number in range(len(shards))] == [
+        {
+            "__key__": f"sub/{number}" + "-" * 110 * (number == 1),
+            "png": picture(number),
+            "cls": number,
+            "json": {"i": [number]},
+            "txt": f"é{number}",
+            "x.npy": [*range(number)],
+            "bin": b"b",
+        }
+        for number in range(3)
+    ]
+    assert shards[0]["png"].dtype == torch.uint8
+
+
+def check_mds(folder: str) -> None:
+    shards = Shards(WRITTEN / folder)
+    assert [plain(shards[number]) for number in range(len(shards))] == [
+        {
+            "image": picture(number),
+            "class": -number,
+            "a": [*range(300 * number + 1)],
+            "b": [[number] * (number + 1)] * 2,
+            "c": [[number] * 3] * 2,
+            "j": {"i": [number]},
+            "s": f"é{number}",
+            "x": number,
+            "f": number / 2,
+            "p": picture(number),
+            "n": 10**20 + number,
+            "r": b"b",
+        }
+        for number in range(3)
+    ]
+    kinds = (torch.int64, torch.float32, torch.int16)
+    assert tuple(shards[1][name].dtype for name in "abc") == kinds
+
+
+def test_mds_of_streaming_is_read() -> None:
+    """Each encoding but pickle becomes numbers, texts and tensors."""
+    check_mds("mds")
+
+
+@pytest.mark.slow
+def test_mds_compressed_by_zstd_is_read() -> None:
+    """Shards are unpacked into the cache."""
+    pytest.importorskip("zstandard")
+    check_mds("mds-zstd")
+
+
+def test_own_decode_gets_bytes() -> None:
+    """It returns the item, and may be sent to other processes with the data set."""
+    shards = pickle.loads(pickle.dumps(Shards(WRITTEN, decode=dict)))
+    assert shards[2]["cls"] == b"2"
+    assert shards[-1] == shards[2]
+    with pytest.raises(IndexError):
+        shards[3]
+
+
+def test_shards_of_any_size_follow_one_another(tmp_path: Path) -> None:
+    """Also without samples, and with files between them that belong to no sample."""
+    sizes = (0, 3, 1, 0, 7, 0)
+    expected = [f"{shard}-{number}" for shard, size in enumerate(sizes) for number in range(size)]
+    for shard, size in enumerate(sizes):
+        keys = [f"{shard}-{number}" for number in range(size)]
+        write_tar(tmp_path / f"{shard}.tar", keys, a=700, b=0)
+    with tarfile.open(tmp_path / "1.tar", "a") as tar:
+        for name in ("README", "__meta__/a.json", "folder"):
+            member = tarfile.TarInfo(name)
+            member.type = tarfile.DIRTYPE if name == "folder" else tarfile.REGTYPE
+            tar.addfile(member)
+    shards = Shards(tmp_path, decode=dict)
+    assert keys_of(shards) == expected
+    assert shards[3].keys() == {"__key__", "a", "b"}
+
+
+def test_identity_follows_the_shards_not_their_place(tmp_path: Path) -> None:
+    """A run refuses to resume with other samples, and accepts a copy of the same ones."""
+
+    def identity_of(folder: str, **parts: int) -> Any:
+        for shard in range(2):
+            write_tar(tmp_path / folder / f"{shard}.tar", [f"{shard}"], **parts)
+        return Shards(tmp_path / folder).content_of_files()
+
+    first = identity_of("a", bin=3)
+    assert identity_of("b", bin=3) == first
+    assert identity_of("c", bin=4) != first
+    assert identity_of("d", cls=3) != first
+    assert identity.digest_of_bytes(first)
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "another size": lambda path: write_tar(path, "ab", bin=3000),
+    "another time": lambda path: os.utime(path, (1, 1)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("url", ["{}", "shaky://{}"])
+def test_a_shard_that_changes_is_not_read(
+    change: Callable[[Path], object], url: str, tmp_path: Path
+) -> None:
+    """One line names it; a new start makes a new table."""
+    path = write_tar(tmp_path / "a.tar", "ab")
+    shards = Shards(url.format(tmp_path), decode=dict)
+    change(path)
+    with pytest.raises(UsageError, match=r"a\.tar has changed.*start again"):
+        shards[0]
+    assert keys_of(Shards(url.format(tmp_path), decode=dict)) == ["a", "b"]
+
+
+def damaged(folder: Path, place: int, content: bytes) -> None:
+    path = write_tar(folder / "a.tar", "abc", cls=3)
+    before = path.stat()
+    with open(path, "r+b") as file:
+        file.seek(place)
+        file.write(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_a_damaged_sample_is_named(tmp_path: Path) -> None:
+    """The error has its number, key and place, and what to do; other samples can be read."""
+    damaged(tmp_path, 1024 + 512, b"xyz")
+    shards = Shards(tmp_path)
+    where = r"sample 1 \('b', bytes 1,024 to 2,048 of a\.tar\)"
+    with pytest.raises(UsageError, match=rf"{where}: ValueError.*'xyz'.*write the shard again"):
+        shards[1]
+
+
+@pytest.mark.parametrize("place", [0, 1024, 2048])
+def test_a_damaged_shard_is_refused(place: int, tmp_path: Path) -> None:
+    """No sample after the damage is left out silently."""
+    damaged(tmp_path, place, b"no header")
+    with pytest.raises(UsageError, match=r"cannot read a\.tar"):
+        Shards(tmp_path)
+
+
+def test_a_shard_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", "abc", cls=3)
+    os.truncate(path, 2048 + 513)
+    with pytest.raises(UsageError, match=r"cannot read a\.tar"):
+        Shards(tmp_path)
+
+
+def test_a_cut_off_mds_shard_is_named(tmp_path: Path) -> None:
+    for path in (WRITTEN / "mds").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    os.truncate(tmp_path / "shard.00001.mds", 100)
+    with pytest.raises(UsageError, match=r"shard\.00001\.mds has changed"):
+        Shards(tmp_path)[1]
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("{}/none", r"FileNotFoundError"),
+        ("{}", r"no index\.json of MDS and no \*\.tar"),
+        ("{}/*.tar", r"no index\.json of MDS and no \*\.tar"),
+        ("gibberish://user:secret@host/x?secret", r"^gibberish://host/x: cannot open it"),
+    ],
+)
+def test_a_wrong_url_is_one_line(url: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=why) as found:
+        Shards(url.format(tmp_path))
+    assert "secret" not in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+def test_errors_have_no_credentials() -> None:
+    """Of libraries, too, which may quote a signed URL."""
+    text = "404, url='https://me:key@host/a b', or s3://k:s@b/x?X-Amz=1&y (see http://c/d?e)"
+    assert without_secrets(text) == "404, url='https://host/a b', or s3://b/x (see http://c/d)"
+
+
+def test_a_shard_is_fetched_once_for_all_readers_of_a_host(tmp_path: Path) -> None:
+    """Whoever comes first fetches it; the others wait for the whole shard."""
+    write_tar(tmp_path / "data" / "a.tar", map(str, range(16)), bin=10_000)
+    readers = [Shards(f"shaky://{tmp_path}/data", decode=dict) for _ in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        found = [*threads.map(keys_of, readers)]
+    assert found == [[*map(str, range(16))]] * 8
+    assert Shaky.fetched == ["a.tar"]
+    assert len(copies()) == 1
+
+
+def test_a_failing_store_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a whole shard has come."""
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    write_tar(tmp_path / "data" / "a.tar", "ab")
+    shards = Shards(f"shaky://{tmp_path}/data", decode=dict)
+    Shaky.errors += [TimeoutError("slow"), ConnectionResetError("gone")]
+    assert keys_of(shards) == ["a", "b"]
+    assert len(Shaky.fetched) == 3
+
+
+def test_a_forbidden_shard_is_an_error_at_once(tmp_path: Path) -> None:
+    write_tar(tmp_path / "data" / "a.tar", "ab")
+    shards = Shards(f"shaky://{tmp_path}/data", decode=dict)
+    Shaky.errors += [PermissionError("https://me:secret@host/a?sig=secret is forbidden")]
+    with pytest.raises(UsageError, match=r"cannot fetch a\.tar .*is forbidden") as found:
+        shards[0]
+    assert "secret" not in str(found.value)
+    assert copies() == []
+
+
+def test_after_a_kill_the_next_reader_fetches_the_shard(tmp_path: Path) -> None:
+    """Nothing needs to be cleaned: the lock of a half shard dies with its process."""
+    write_tar(tmp_path / "data" / "a.tar", "ab", bin=100_000)
+    shards = Shards(f"shaky://{tmp_path}/data", decode=dict)
+    Shaky.errors += [SystemExit()]
+    killed = multiprocessing.get_context("fork").Process(target=shards.__getitem__, args=(0,))
+    killed.start()
+    killed.join()
+    Shaky.errors.clear()
+    (left,) = copies()
+    assert (killed.exitcode, left.endswith(".partial")) == (-9, True)
+    assert keys_of(shards) == ["a", "b"]
+    assert copies() == [left.removesuffix(".partial")]
+
+
+def test_the_cache_keeps_to_its_size(tmp_path: Path) -> None:
+    """Shards that were used longest ago go first, also what a killed process left."""
+    paths = [write_tar(tmp_path / "data" / f"{name}.tar", [name]) for name in "abcd"]
+    limit = 2 * paths[0].stat().st_size
+    shards = Shards(f"shaky://{tmp_path}/data", decode=dict, cache_size=limit)
+    _ = shards[0], shards[1], shards[0], shards[2]
+    assert {name.split(".")[2] for name in copies()} == {"a", "c"}
+    assert Shaky.fetched == ["a.tar", "b.tar", "c.tar"]
+    _ = shards[0]
+    assert len(Shaky.fetched) == 3
+    one = Shards(f"shaky://{tmp_path}/data", cache_size=limit // 4)
+    with pytest.raises(UsageError, match="less than one shard"):
+        one[3]
+
+
+def test_without_a_cache_each_sample_is_read_from_the_url(tmp_path: Path) -> None:
+    write_tar(tmp_path / "data" / "a.tar", "abc")
+    shards = Shards(f"shaky://{tmp_path}/data", decode=dict, cache_size=0)
+    assert keys_of(shards) == ["a", "b", "c"]
+    assert Shaky.fetched == []
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    """It names the cache and what to do, and leaves no part of a shard."""
+    write_tar(tmp_path / "data" / "a.tar", "a", bin=200_000)
+    shards = Shards(f"shaky://{tmp_path}/data", decode=dict)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(UsageError, match=r"cannot write to the cache .*make room there"):
+            shards[0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert copies() == []
+    assert keys_of(shards) == ["a"]
+
+
+def test_a_torn_copy_is_fetched_again(tmp_path: Path) -> None:
+    """As after a power failure."""
+    write_tar(tmp_path / "data" / "a.tar", "ab")
+    shards = Shards(f"shaky://{tmp_path}/data", decode=dict)
+    assert keys_of(shards) == ["a", "b"]
+    os.truncate(Path(os.environ["XDG_CACHE_HOME"], "hvd_train", "shards", copies()[0]), 10)
+    assert keys_of(shards) == ["a", "b"]
+    assert len(Shaky.fetched) == 2
+
+
+def test_the_table_takes_eight_bytes_a_sample(tmp_path: Path) -> None:
+    """And 24 a shard, in a file that the ranks of a host share."""
+    write_tar(tmp_path / "data" / "a.tar", map(str, range(1000)))
+    assert len(Shards(tmp_path / "data")) == 1000
+    (table,) = Path(os.environ["XDG_CACHE_HOME"], "hvd_train", "indexes").iterdir()
+    assert table.stat().st_size == 8 * 1000 + 24 + 8
+    assert np.fromfile(table, "<i8")[1] == 1000
