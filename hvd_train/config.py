@@ -95,9 +95,15 @@ class DataConfig:
 
     data: str = "digits"
     """Data set: digits, cifar10, cifar100, folder, synthetic, hf:FOLDER (of Hugging Face's
-    `datasets`), or your own as package.module:function."""
+    `datasets`), shards:URL (tar files or MDS), or your own as package.module:function."""
     data_dir: Path | None = may_change(None)
     """Folder of the data; for `folder` it holds train/ and val/, with one folder per class."""
+    cache_dir: Path | None = may_change(None)
+    """Folder of this host's copies of shards, which its workers share; default:
+    ~/.cache/hvd_train."""
+    cache_size: str | None = may_change(None)
+    """How much of shards:URL is kept on a host, as in 500GB; default: until a tenth of the
+    disk is left; 0: nothing."""
     download: bool = may_change(False)
     """Fetch the data set into the data folder if it is not there (cifar10, cifar100)."""
     image_size: int | None = number(None, "at least 1")
@@ -136,7 +142,7 @@ class DataConfig:
                 f"--val-resize-size is {self.val_resize_size}; it must be at least "
                 f"{self.val_crop_size}"
             )
-        if self.data != "folder" and (self.val_crop_size or self.val_resize_size):
+        if not self.has_files and (self.val_crop_size or self.val_resize_size):
             raise UsageError(
                 f"--val-crop-size and --val-resize-size go with --data folder, not with {self.data}"
             )
@@ -144,6 +150,11 @@ class DataConfig:
             raise UsageError(
                 "--data folder needs --data-dir: the folder that holds train/ and val/"
             )
+
+    @property
+    def has_files(self) -> bool:
+        """Whether images are files of any size, which are cropped as they are read."""
+        return self.data == "folder" or self.data.startswith("shards:")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -222,7 +222,7 @@ def _loaders(
     num_workers = loader_processes(config.data, place)
     collate = task.collate or default_collate
     # its images have their own size
-    size = config.data.image_size if config.data.data != "folder" else None
+    size = None if config.data.has_files else config.data.image_size
     channels_last = uses_channels_last(config, device)
     # in half precision the last bits of an image do not matter
     in_one_pass = device.type == "cuda" and arithmetic(config, device) != "fp32"

@@ -19,11 +19,13 @@ TIMM = "timm:"
 """Prefix of the names of timm's models."""
 HUGGING_FACE = "hf:"
 """Prefix of the folder of a data set of Hugging Face's `datasets`."""
+SHARDS = "shards:"
+"""Prefix of the URL or folder of a data set in shards."""
 
 
 def is_reference(name: str) -> bool:
     """Return whether a name means the user's own code, as `mine:model` does."""
-    return ":" in name and not name.startswith((TIMM, HUGGING_FACE))
+    return ":" in name and not name.startswith((TIMM, HUGGING_FACE, SHARDS))
 
 
 def check_trusted(source: str, names: Mapping[str, str]) -> None:

@@ -6,7 +6,7 @@ from hvd_train import plugin
 from hvd_train.config import DataConfig
 from hvd_train.errors import UsageError, first_line
 
-_VALIDATION = ("validation", "val", "valid", "dev", "test")  # names of this set in a DatasetDict
+VALIDATION = ("validation", "val", "valid", "dev", "test")  # names of this set in a DatasetDict
 
 
 def open_saved(path: str, config: DataConfig, *, any_items: bool) -> tuple[Any, Any]:
@@ -26,7 +26,7 @@ def open_saved(path: str, config: DataConfig, *, any_items: bool) -> tuple[Any, 
             f"--data hf:{path}: it has no part called train: save a DatasetDict with "
             "train and validation"
         )
-    val = next((parts[name] for name in _VALIDATION if name in parts), None)
+    val = next((parts[name] for name in VALIDATION if name in parts), None)
     if any_items:
         return tuple(part and part.with_format("torch") for part in (parts["train"], val))  # type: ignore[return-value]
     kinds = {name: type(feature).__name__ for name, feature in parts["train"].features.items()}

@@ -4,6 +4,7 @@ import io
 import json
 import operator
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,21 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from typing_extensions import override
 
+from hvd_train.config import DataConfig
+from hvd_train.console import say
+from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet
+from hvd_train.data.hugging_face import VALIDATION
 from hvd_train.data.shard_formats import KEY, Sample, open_files
 from hvd_train.data.store import Store, bytes_of
-from hvd_train.errors import UsageError, first_line, place_in_user_code
+from hvd_train.errors import UsageError, first_few, first_line, place_in_user_code
+from hvd_train.launch import launcher
+from hvd_train.plugin import SHARDS
 
 Decode = Callable[[Sample], Any]
+_CLASSES = "classes.txt"
+_LABELS = ("cls", "class", "label", "y")
 _IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "tif", "tiff")
 _INTEGERS = ("cls", "cls2", "count", "index", "inx", "id", "str_int")
 _TEXTS = ("txt", "text", "transcript", "str")
@@ -53,14 +63,7 @@ class Shards:
 
         Raises UsageError if the shards cannot be found or read.
         """
-        folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        self._files = open_files(
-            Store(
-                str(url),
-                Path(cache or Path(folder, "hvd_train")).expanduser().absolute(),
-                None if cache_size is None else bytes_of(cache_size),
-            )
-        )
+        self._files = open_files(_store(url, cache, cache_size))
         self._decode = decode
 
     def __len__(self) -> int:
@@ -88,20 +91,134 @@ class Shards:
         except Exception as error:  # what decodes may raise anything
             name = f"{sample[KEY]!r}, " if KEY in sample else ""
             advice = "write the shard again"
-            if (copy := files.store.copy_of(file)).exists():
-                advice = f"delete the copy {copy}, or {advice} if that is damaged, too"
+            if (path := files.store.copy_of(file)).exists():
+                advice = f"delete the copy {path}, or {advice} if that is damaged, too"
             raise UsageError(
                 f"{files.store.shown}: cannot read sample {number} ({name}bytes {start:,} to "
                 f"{stop:,} of {file.name}): {type(error).__name__}: {first_line(error)}"
                 f"{place_in_user_code(error)}; {advice}"
             ) from error
 
-    def _decoded(self, sample: Sample) -> Sample:
+    def _decoded(self, sample: Sample) -> Any:
         kinds = self._files.kinds(sample)
         return {
             name: _value(name, kinds[name], part) if name in kinds else part
             for name, part in sample.items()
         }
+
+
+def _store(
+    url: str | Path, cache: str | Path | None = None, cache_size: str | int | None = None
+) -> Store:
+    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Store(
+        str(url),
+        Path(cache or Path(folder, "hvd_train")).expanduser().absolute(),
+        None if cache_size is None else bytes_of(cache_size),
+    )
+
+
+class LabelledShards(Shards):
+    """The images of shards; an item is (image, uint8 [3, height, width], class number).
+
+    Without a transform it is the class number alone.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        config: DataConfig,
+        transform: Callable[[Tensor], Tensor] | None = None,
+        num_classes: int = sys.maxsize,
+    ) -> None:
+        super().__init__(url, cache=config.cache_dir, cache_size=config.cache_size)
+        self._transform = transform
+        self._max_pixels = config.max_image_pixels
+        self._num_classes = num_classes
+
+    @override
+    def _decoded(self, sample: Sample) -> Any:
+        kinds = self._files.kinds(sample)
+        image = next((name for name in kinds if kinds[name] in _IMAGES), None)
+        label = next((name for name in _LABELS if name in kinds), None)
+        if image is None or label is None:
+            raise ValueError(
+                f"it has {first_few([*kinds])}: classification needs an image, such as jpg, and cls"
+            )
+        number = int(_value(label, kinds[label], sample[label]))
+        if not 0 <= number < self._num_classes:
+            raise ValueError(f"its class is {number}, and there are {self._num_classes}")
+        if self._transform is None:
+            return number
+        from hvd_train.data.folder import decode  # slow to import
+
+        return self._transform(decode(sample[image], self._max_pixels)), number
+
+
+def open_images(config: DataConfig) -> DataSet:
+    """Return the images of shards:URL. Raises UsageError."""
+    from hvd_train.data import folder  # slow to import
+
+    train, val = _urls(config)
+    classes = _classes(config, train)
+
+    def images(url: str, transform: Callable[[Tensor], Tensor]) -> LabelledShards:
+        return LabelledShards(url, config, transform, len(classes))
+
+    return DataSet(
+        images(train, folder.training_transform(config)),
+        images(val, folder.evaluation_transform(config)) if val else None,
+        classes,
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+    )
+
+
+def _classes(config: DataConfig, train: str) -> tuple[str, ...]:
+    names = _store(config.data.removeprefix(SHARDS)).content(_CLASSES)
+    if names is not None:
+        return tuple(names.decode(errors="replace").splitlines())
+    if launcher.prints(os.environ):
+        say(
+            f"--data {config.data}: reading all labels to count the classes; a file {_CLASSES} "
+            "there, with a name a line, saves that"
+        )
+    labels = LabelledShards(train, config)
+    return tuple(map(str, range(1 + max(labels[number] for number in range(len(labels))))))
+
+
+def open_parts(config: DataConfig) -> tuple[Shards, Shards | None]:
+    """Return the training and the validation set (or None) of shards:URL, for any task.
+
+    Raises UsageError.
+    """
+    train, val = (
+        Shards(url, cache=config.cache_dir, cache_size=config.cache_size) if url else None
+        for url in _urls(config)
+    )
+    assert train is not None
+    return train, val
+
+
+def _urls(config: DataConfig) -> tuple[str, str | None]:
+    """Return the URLs of the training and the validation set (or None): folders, or tar files
+    with these words in their names.
+    """
+    url = config.data.removeprefix(SHARDS).rstrip("/")
+    names = _store(url).names()
+
+    def named(*parts: str) -> str | None:
+        for part in parts:
+            if part in names:
+                return f"{url}/{part}"
+            if any(part in name and name.endswith(".tar") for name in names):
+                return f"{url}/*{part}*.tar"
+        return None
+
+    train = named("train")
+    if train is None:
+        raise UsageError(f"--data {config.data}: there is no folder train and no *train*.tar")
+    return train, named(*VALIDATION)
 
 
 def _value(name: str, kind: str, content: bytes) -> Any:

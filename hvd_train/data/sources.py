@@ -22,10 +22,12 @@ from hvd_train.console import say
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, Augment, DataSet, MapDataset
 from hvd_train.data.hugging_face import open_saved
 from hvd_train.data.random_numbers import seed_all
+from hvd_train.data.shards import open_images, open_parts
+from hvd_train.data.store import without_secrets
 from hvd_train.data.trees import form_of
 from hvd_train.errors import UsageError, first_line, unknown_name
 from hvd_train.launch import launcher
-from hvd_train.plugin import HUGGING_FACE
+from hvd_train.plugin import HUGGING_FACE, SHARDS
 
 _CIFAR = {  # mean and standard deviation of each channel
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
@@ -43,6 +45,12 @@ def check_name(name: str) -> None:
         if not Path(name.removeprefix(HUGGING_FACE)).is_dir():
             raise UsageError(
                 f"--data {name}: there is no such folder: save a DatasetDict by save_to_disk"
+            )
+    elif name.startswith(SHARDS):
+        if name != without_secrets(name):
+            raise UsageError(
+                f"--data {without_secrets(name)}: leave out user, password and query, which "
+                "would be written to files: put them into the settings of the store"
             )
     elif plugin.is_reference(name):
         plugin.load("data", name)
@@ -77,11 +85,16 @@ def open_data(
             if split
             else open_folder(config.data_dir, config)
         )
+    if own is None and config.data.startswith(SHARDS) and not any_items:
+        data = open_images(config)
+        return replace(data, val=getattr(data, split)) if split else data
     if own is None and config.data in _OPENERS:
         data = _OPENERS[config.data](config, seed)
     elif own is None and config.data.startswith(HUGGING_FACE):
         saved = open_saved(config.data.removeprefix(HUGGING_FACE), config, any_items=any_items)
         data = _from_result(config.data, saved, any_items=any_items)
+    elif own is None and config.data.startswith(SHARDS):
+        data = _from_result(config.data, open_parts(config), any_items=True)
     else:
         function = own or plugin.load("data", config.data)
         seed_all(seed)
@@ -207,7 +220,7 @@ def of_files(config: DataConfig, files: Sequence[Path], classes: tuple[str, ...]
 
     from hvd_train.data.folder import ImageFiles, evaluation_transform, to_shape
 
-    if config.data == FOLDER:
+    if config.has_files:
         data = DataSet((), None, classes, mean=IMAGENET_MEAN, std=IMAGENET_STD)
         transform = evaluation_transform(config)
     elif config.data in _CIFAR:

@@ -118,6 +118,13 @@ class Store:
 
         return self.patiently(f"read {name}", get, _START_S)
 
+    def names(self) -> list[str]:
+        """Return the names in the folder. Raises UsageError."""
+        found = self.patiently(
+            "list it", lambda system: system.ls(self.system()[1], detail=False), _START_S
+        )
+        return [path.rstrip("/").rpartition("/")[2] for path in found]
+
     def files(self, suffix: str) -> list[File]:
         """Return the files of the folder with this suffix, or those that the URL names, also by *
         and {000..123}, in the order of their paths.

@@ -3,6 +3,7 @@
 `shards/` was written by webdataset 1.0.2 and mosaicml-streaming 0.13.0.
 """
 
+import io
 import multiprocessing
 import os
 import pickle
@@ -16,12 +17,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
-from hvd_train import Shards
+from hvd_train.config import DataConfig
 from hvd_train.data import identity
+from hvd_train.data.shards import Shards
+from hvd_train.data.sources import check_name, open_data
 from hvd_train.data.store import without_secrets
 from hvd_train.errors import UsageError
+from tests.support.jpegs import encoded
 from tests.support.shards import Shaky, keys_of, write_tar
 
 WRITTEN = Path(__file__).parent / "shards"
@@ -327,3 +332,61 @@ def test_the_table_takes_eight_bytes_a_sample(tmp_path: Path) -> None:
     (table,) = Path(os.environ["XDG_CACHE_HOME"], "hvd_train", "indexes").iterdir()
     assert table.stat().st_size == 8 * 1000 + 24 + 8
     assert np.fromfile(table, "<i8")[1] == 1000
+
+
+def labelled(root: Path, *, folders: bool) -> Path:
+    for part, labels in (("train", (0, 2, 1)), ("validation", (1,))):
+        for number, label in enumerate(labels):
+            name = f"{part}/{number}" if folders else f"set-{part}-{number}"
+            path = root / f"{name}.tar"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tarfile.open(path, "w") as tar:
+                image = encoded(Image.new("L", (9, 6 + number), 100 + label), "png")
+                for kind, content in (("png", image), ("cls", f"{label}".encode())):
+                    member = tarfile.TarInfo(f"{number}.{kind}")
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
+    return root
+
+
+@pytest.mark.parametrize("folders", [True, False])
+def test_images_of_shards_are_cropped_as_those_of_class_folders(
+    folders: bool, tmp_path: Path
+) -> None:
+    """Classes are counted, or named by classes.txt."""
+    root = labelled(tmp_path, folders=folders)
+    config = DataConfig(data=f"shards:{root}", image_size=4, cache_dir=tmp_path / "copies")
+    data = open_data(config, 0)
+    assert data.val is not None
+    assert (len(data.train), len(data.val), data.classes) == (3, 1, ("0", "1", "2"))
+    for number, label in enumerate((0, 2, 1)):
+        image, found = data.train[number]
+        assert (image.shape, image.dtype, found) == ((3, 4, 4), torch.uint8, label)
+        assert image.unique().tolist() == [100 + label]
+    (root / "classes.txt").write_text("cat\ndog\n")
+    data = open_data(config, 0)
+    assert data.classes == ("cat", "dog")
+    with pytest.raises(UsageError, match="its class is 2, and there are 2"):
+        data.train[1]
+
+
+def test_other_tasks_get_dicts(tmp_path: Path) -> None:
+    """Their own code names the parts."""
+    root = labelled(tmp_path, folders=True)
+    data = open_data(DataConfig(data=f"shards:{root}"), 0, any_items=True)
+    item: Any = data.train[1]
+    assert (item["cls"], item["png"].shape, data.images) == (2, (3, 7, 9), False)
+
+
+@pytest.mark.parametrize("url", ["https://me:secret@host/x", "https://host/x?key=secret"])
+def test_credentials_in_a_setting_are_refused(url: str) -> None:
+    """A run writes its settings to files."""
+    with pytest.raises(UsageError, match=r"leave out user, password and query") as found:
+        check_name(f"shards:{url}")
+    assert "secret" not in str(found.value)
+
+
+def test_shards_without_a_training_set_are_one_line(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", "a")
+    with pytest.raises(UsageError, match=r"no folder train and no \*train\*\.tar"):
+        open_data(DataConfig(data=f"shards:{tmp_path}"), 0)
