@@ -109,4 +109,7 @@ class Batches:
         return self._order(epoch)[cursor : cursor + size]
 
     def _order(self, epoch: int) -> Order:
-        return self._parts.orders(self._config.seed, epoch, self._parts.train_loader.num_samples)
+        order = self._parts.orders(self._config.seed, epoch, self._parts.train_loader.num_samples)
+        # another layout in mid-epoch would mean other streams, with samples that were taken
+        is_fixed = self._config.batch.on_resize == "global"
+        return order.dealt(self._state.layout) if is_fixed else order

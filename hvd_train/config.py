@@ -201,6 +201,9 @@ class BatchConfig:
     learning rate follows)."""
     order: Literal["shuffled", "in-order"] = "shuffled"
     """Order of the samples in an epoch: another one each time, or as they are stored."""
+    shuffle_window: int = number(10_000, "at least 0")
+    """Samples of shards that are shuffled with each other for a micro-batch, in an order that reads
+    few shards at a time; 0: all, in any order of shards."""
     drop_last: bool = False
     """Leave out the last samples of an epoch's order that do not fill a global batch."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,8 @@ from hvd_train.network.device import (
 )
 from hvd_train.network.models import Builder, micro_batch_sizes
 from hvd_train.progress import order
-from hvd_train.progress.order import ORDERS, EpochOrder, Orders
+from hvd_train.progress.order import ORDERS, EpochOrder, Indices, Orders
+from hvd_train.progress.shard_order import ShardOrder
 from hvd_train.state import TrainState
 from hvd_train.tasks.builtin import CLASSIFICATION, OwnTask, open_task
 from hvd_train.tasks.task import (
@@ -193,7 +194,7 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
         train_loader=loaders["training"],
         val_loader=loaders.get("validation"),
         test_loader=loaders.get("test"),
-        orders=ORDERS[config.batch.order],
+        orders=_orders(config, data, of_data),
         heads=heads,
     )
 
@@ -307,7 +308,7 @@ def of_a_loop(
         source.train, None, device, config.seed, loader_processes(config.data, world.place), collate
     )
     of_data = {**identity.of(source), "items": {"training": loader.start()}}
-    orders = ORDERS[config.batch.order]
+    orders = _orders(config, source, of_data)
     if own_order is not None:
         of_data["order"] = digest_of_orders(own_order, config.seed, loader.num_samples)
         orders = lru_cache(1)(orders_of(own_order))  # `Step.samples` asks for it again
@@ -331,6 +332,22 @@ def of_a_loop(
         notes=tuple(notes_on_arithmetic(config, device, model)),
     )
     return parts, optimizers
+
+
+def _orders(config: Config, data: DataSet, of_data: Identity) -> Orders:
+    """Return the orders of epochs; that of shards becomes a part of the identity."""
+    window = config.batch.shuffle_window
+    found = (getattr(each, "shard_starts", None) for each in sources.inner_sets(data.train))
+    starts: Indices | None = next((each for each in found if each is not None), None)
+    if (
+        starts is None
+        or starts[-1] != len(data.train)
+        or window == 0
+        or config.batch.order != "shuffled"
+    ):
+        return ORDERS[config.batch.order]
+    of_data["order"] = identity.digest_of_bytes(f"{window} {[*map(int, starts)]}".encode())
+    return lru_cache(1)(partial(ShardOrder, starts, window))
 
 
 def _measurings(

@@ -24,6 +24,7 @@ from hvd_train.data.store import Store, bytes_of
 from hvd_train.errors import UsageError, first_few, first_line, place_in_user_code
 from hvd_train.launch import launcher
 from hvd_train.plugin import SHARDS
+from hvd_train.progress.order import Indices
 
 Decode = Callable[[Sample], Any]
 _CLASSES = "classes.txt"
@@ -68,6 +69,11 @@ class Shards:
 
     def __len__(self) -> int:
         return len(self._files)
+
+    @property
+    def shard_starts(self) -> Indices:
+        """The number of each shard's first sample, and at last of all samples."""
+        return self._files.firsts
 
     def content_of_files(self) -> bytes:
         """Return bytes that are others if the shards are others."""

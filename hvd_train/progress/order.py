@@ -21,7 +21,7 @@ Indices = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
 # 4 suffice for a pseudo-random permutation (Luby and Rackoff 1988); small domains profit from more
-_ROUNDS = 8
+ROUNDS = 8
 _WORD = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio
 _BLOCK = 1 << 12  # the most samples of a rank, and the most steps, looked up at once
@@ -76,6 +76,10 @@ class Order:
         """Return the samples at these positions, int64 of the same shape."""
         return positions
 
+    def dealt(self, layout: "BatchLayout") -> "Order":
+        """Return the order for steps of this layout, which only an order of shards looks at."""
+        return self
+
     def __getitem__(self, span: slice) -> Indices:
         return self.at(np.arange(*span.indices(self.num_samples), dtype=np.int64))
 
@@ -89,9 +93,8 @@ class EpochOrder(Order):
 
     def __init__(self, seed: int, epoch: int, num_samples: int) -> None:
         super().__init__(num_samples)
-        self._half = np.uint64(max(1, math.ceil((num_samples - 1).bit_length() / 2)))
-        self._mask = np.uint64((1 << int(self._half)) - 1)
-        self._keys = [np.uint64(key(seed, epoch, 0, number)) for number in range(_ROUNDS)]
+        self._half = np.uint64(half_bits(num_samples))
+        self._keys = [np.uint64(key(seed, epoch, 0, number)) for number in range(ROUNDS)]
         domain = 1 << 2 * int(self._half)
         self._table = (
             self._feistel(np.arange(domain, dtype=np.uint64)) if domain <= _SMALL else None
@@ -110,12 +113,23 @@ class EpochOrder(Order):
         return self._feistel(words) if self._table is None else self._table[words]
 
     def _feistel(self, words: Words) -> Words:
-        left = words >> self._half
-        right = words & self._mask
-        for round_key in self._keys:
-            left, right = right, left ^ (scramble(right ^ round_key) & self._mask)
-        joined: Words = (left << self._half) | right
-        return joined
+        return feistel(words, self._half, self._keys)
+
+
+def half_bits(size: int) -> int:
+    """Return half the bits of the smallest domain of `feistel` with `size` words."""
+    return max(1, math.ceil((size - 1).bit_length() / 2))
+
+
+def feistel(words: Words, half: Any, keys: Iterable[Any]) -> Words:
+    """Permute words of 2 * `half` bits, with a key for each round; each word may have its own."""
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    left = words >> half
+    right = words & mask
+    for round_key in keys:
+        left, right = right, left ^ (scramble(right ^ round_key) & mask)
+    joined: Words = (left << half) | right
+    return joined
 
 
 class GivenOrder(Order):

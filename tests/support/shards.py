@@ -3,7 +3,7 @@
 import io
 import os
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,16 +11,29 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 
-def write_tar(path: Path, keys: Iterable[int | str], **parts: int) -> Path:
+def write_samples(path: Path, samples: Iterable[Mapping[str, bytes]], first: int = 0) -> None:
+    """Write a tar file of samples, by extension; their keys are numbers."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for number, parts in enumerate(samples, first):
+            for name, content in parts.items():
+                _add(tar, f"{number}.{name}", content)
+
+
+def write_tar(path: Path, keys: Iterable[str], **parts: int) -> Path:
     """Write a tar file of samples; `parts` have the number of bytes by extension."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as tar:
         for key in keys:
             for name, size in (parts or {"bin": 3}).items():
-                member = tarfile.TarInfo(f"{key}.{name}")
-                member.size = size
-                tar.addfile(member, io.BytesIO(f"{key}".encode().ljust(size, b"-")))
+                _add(tar, f"{key}.{name}", key.encode().ljust(size, b"-"))
     return path
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    tar.addfile(member, io.BytesIO(content))
 
 
 def keys_of(shards: Any) -> list[str]:

@@ -3,7 +3,6 @@
 `shards/` was written by webdataset 1.0.2 and mosaicml-streaming 0.13.0.
 """
 
-import io
 import multiprocessing
 import os
 import pickle
@@ -27,7 +26,7 @@ from hvd_train.data.sources import check_name, open_data
 from hvd_train.data.store import without_secrets
 from hvd_train.errors import UsageError
 from tests.support.jpegs import encoded
-from tests.support.shards import Shaky, keys_of, write_tar
+from tests.support.shards import Shaky, keys_of, write_samples, write_tar
 
 WRITTEN = Path(__file__).parent / "shards"
 
@@ -338,14 +337,8 @@ def labelled(root: Path, *, folders: bool) -> Path:
     for part, labels in (("train", (0, 2, 1)), ("validation", (1,))):
         for number, label in enumerate(labels):
             name = f"{part}/{number}" if folders else f"set-{part}-{number}"
-            path = root / f"{name}.tar"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tarfile.open(path, "w") as tar:
-                image = encoded(Image.new("L", (9, 6 + number), 100 + label), "png")
-                for kind, content in (("png", image), ("cls", f"{label}".encode())):
-                    member = tarfile.TarInfo(f"{number}.{kind}")
-                    member.size = len(content)
-                    tar.addfile(member, io.BytesIO(content))
+            image = encoded(Image.new("L", (9, 6 + number), 100 + label), "png")
+            write_samples(root / f"{name}.tar", [{"png": image, "cls": b"%d" % label}])
     return root
 
 
