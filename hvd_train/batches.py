@@ -7,6 +7,7 @@ from functools import partial
 
 from hvd_train.config import Config
 from hvd_train.data.loader import Ahead
+from hvd_train.data.read_ahead import ReadAhead
 from hvd_train.parts import Parts
 from hvd_train.progress.clock import Split
 from hvd_train.progress.order import Batch, Indices, Order, assignments, epoch_size
@@ -40,6 +41,7 @@ class Batches:
         self._restarts_at: int | None = None  # the step at which what was made ahead is too much
         self._assigned = 0  # the last step that the loader has got to read
         self._ahead: Ahead | None = None
+        self._read_ahead: ReadAhead | None = None
         self._last: tuple[int, Batch] | None = None  # the last batch, and the steps before it
 
     @property
@@ -52,6 +54,9 @@ class Batches:
     def restart(self) -> None:
         """Drop what was made ahead: an epoch begins, or the layout has changed."""
         self._ahead = None
+        if self._read_ahead is not None:
+            self._read_ahead.stop()
+            self._read_ahead = None
 
     def next(self, epoch: int) -> Batch:
         """Return the part of the step after the last one that is counted, which is of this epoch.
@@ -71,22 +76,31 @@ class Batches:
         if self._ahead is None:
             self._last = None
             self._restarts_at = None
-            work = assignments(
-                self._order(epoch),
-                state.progress.cursor,
-                state.layout,
-                place.rank,
-                place.size,
-                self.epoch_size,
-                partial(self._owned, step) if shares.follow_speed else None,
-            )
+            work = self._work(epoch, step)
+            if (shards := self._parts.shards) is not None:
+                window = self._config.batch.shuffle_window // state.layout.micro_batch
+                self._read_ahead = ReadAhead(shards, self._work(epoch, step), 1 + window)
             if os.environ.get(REVERSED):
                 work = (replace(batch, micro_batches=batch.micro_batches[::-1]) for batch in work)
             work = self._noted(step, work)
             self._ahead = Ahead(self._parts.train_loader.load(epoch, work), self._split.mark)
         if self._last is None or self._is_new_step:
             self._last = state.progress.step, next(self._ahead)
+            if self._read_ahead is not None:
+                self._read_ahead.advance()
         return self._last[1]
+
+    def _work(self, epoch: int, step: int) -> Iterator[Batch]:
+        """Yield what this rank reads of an epoch, from the step after this many steps on."""
+        return assignments(
+            self._order(epoch),
+            self._state.progress.cursor,
+            self._state.layout,
+            self._place.rank,
+            self._place.size,
+            self.epoch_size,
+            partial(self._owned, step) if self._shares.follow_speed else None,
+        )
 
     def _noted(self, first: int, work: Iterable[Batch]) -> Iterator[Batch]:
         for self._assigned, batch in enumerate(work, first):

@@ -17,6 +17,7 @@ from hvd_train.data.dataset import Augment, DataSet, Source
 from hvd_train.data.identity import Identity
 from hvd_train.data.loader import Collate, Loader, Prepare, open_loader
 from hvd_train.data.own_order import OwnOrder, digest_of_orders, orders_of
+from hvd_train.data.read_ahead import Fetches
 from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError, first_line, place_in_user_code
 from hvd_train.history import History
@@ -84,6 +85,7 @@ class Parts:
     val_loader: Loader | None
     test_loader: Loader | None
     orders: Orders = EpochOrder  # of the training set
+    shards: Fetches | None = None  # the training set, if it is fetched in that order
     heads: tuple[str, ...] = ()  # the layers that `--freeze backbone` leaves out
     notes: tuple[str, ...] = ()  # lines for the user about the start of a fresh training
 
@@ -172,6 +174,7 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
     colour = own.model is None and models.needs_colour(config.model.model)
     loaders = _loaders(config, place, data, task, device, colour=colour)
     of_data = {**identity.of(data), "items": _digests_of_others(data, loaders)}
+    shards = _in_shards(config, data)
     network = _network(config, own, device, len(data.classes), 3 if colour else data.channels)
     examples = [loader.example(2) for loader in loaders.values()]
     try:
@@ -194,7 +197,8 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
         train_loader=loaders["training"],
         val_loader=loaders.get("validation"),
         test_loader=loaders.get("test"),
-        orders=_orders(config, data, of_data),
+        orders=_orders(config, shards, of_data),
+        shards=shards,
         heads=heads,
     )
 
@@ -308,7 +312,8 @@ def of_a_loop(
         source.train, None, device, config.seed, loader_processes(config.data, world.place), collate
     )
     of_data = {**identity.of(source), "items": {"training": loader.start()}}
-    orders = _orders(config, source, of_data)
+    shards = None if own_order else _in_shards(config, source)
+    orders = _orders(config, shards, of_data)
     if own_order is not None:
         of_data["order"] = digest_of_orders(own_order, config.seed, loader.num_samples)
         orders = lru_cache(1)(orders_of(own_order))  # `Step.samples` asks for it again
@@ -329,23 +334,26 @@ def of_a_loop(
         None,
         None,
         orders,
+        shards,
         notes=tuple(notes_on_arithmetic(config, device, model)),
     )
     return parts, optimizers
 
 
-def _orders(config: Config, data: DataSet, of_data: Identity) -> Orders:
+def _in_shards(config: Config, data: DataSet) -> Any:
+    """Return the training set in shards, if it is read in their order; else None."""
+    found = (each for each in sources.inner_sets(data.train) if hasattr(each, "shard_starts"))
+    shards = next(found, None)
+    is_read = config.batch.order == "shuffled" and config.batch.shuffle_window > 0
+    return shards if is_read and shards is not None and len(shards) == len(data.train) else None
+
+
+def _orders(config: Config, shards: Any, of_data: Identity) -> Orders:
     """Return the orders of epochs; that of shards becomes a part of the identity."""
-    window = config.batch.shuffle_window
-    found = (getattr(each, "shard_starts", None) for each in sources.inner_sets(data.train))
-    starts: Indices | None = next((each for each in found if each is not None), None)
-    if (
-        starts is None
-        or starts[-1] != len(data.train)
-        or window == 0
-        or config.batch.order != "shuffled"
-    ):
+    if shards is None:
         return ORDERS[config.batch.order]
+    starts: Indices = shards.shard_starts
+    window = config.batch.shuffle_window
     of_data["order"] = identity.digest_of_bytes(f"{window} {[*map(int, starts)]}".encode())
     return lru_cache(1)(partial(ShardOrder, starts, window))
 

@@ -75,6 +75,16 @@ class Shards:
         """The number of each shard's first sample, and at last of all samples."""
         return self._files.firsts
 
+    def shards_of(self, samples: Indices) -> Indices:
+        """Return the numbers of the shards of these samples, int64 [n]."""
+        return np.searchsorted(self.shard_starts, samples, side="right") - 1
+
+    def fetch(self, shard: int) -> None:
+        """Copy a shard to this host, unless it is read in place. Raises UsageError."""
+        file = self._files.files[shard]
+        if self._files.store.copies(file):
+            self._files.store.copy(file)
+
     def content_of_files(self) -> bytes:
         """Return bytes that are others if the shards are others."""
         return self._files.identity()

@@ -154,21 +154,27 @@ class Store:
 
         Raises UsageError if the file has changed or cannot be fetched.
         """
-        is_packed = file.unpacked is not None
-        if self.is_local and not is_packed:
+        if not self.copies(file) and self.is_local:
             return self._part(Path(file.path), file, start, stop)
-        if self.cache_size == 0 and not is_packed:
+        if not self.copies(file):
             with _told_after(f"waiting for {file.name} of {self.shown}"):
                 return self.patiently(
                     f"fetch {file.name}",
                     lambda system: bytes(system.cat_file(file.path, start=start, end=stop)),
                 )
-        path = self.copy_of(file)
         while True:
             with suppress(FileNotFoundError):  # others may remove it to make room
-                return self._part(path, None, start, stop)
+                return self._part(self.copy_of(file), None, start, stop)
             with _told_after(f"waiting for {file.name} of {self.shown}"):
-                self.made(path, lambda partial: self._fetch(file, partial))
+                self.copy(file)
+
+    def copies(self, file: File) -> bool:
+        """Return whether a file is read from a copy on this host."""
+        return file.unpacked is not None or not (self.is_local or self.cache_size == 0)
+
+    def copy(self, file: File) -> None:
+        """Copy a file to this host, unless the copy is there. Raises UsageError."""
+        self.made(self.copy_of(file), lambda partial: self._fetch(file, partial))
 
     def copy_of(self, file: File) -> Path:
         """Return the path of the copy on this host."""

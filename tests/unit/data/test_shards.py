@@ -6,6 +6,7 @@
 import multiprocessing
 import os
 import pickle
+import queue
 import resource
 import tarfile
 from collections.abc import Callable, Iterator
@@ -21,10 +22,12 @@ from torch import Tensor
 
 from hvd_train.config import DataConfig
 from hvd_train.data import identity
+from hvd_train.data.read_ahead import ReadAhead
 from hvd_train.data.shards import Shards
 from hvd_train.data.sources import check_name, open_data
 from hvd_train.data.store import without_secrets
 from hvd_train.errors import UsageError
+from hvd_train.progress.order import BatchLayout, Indices, Order, assignments
 from tests.support.jpegs import encoded
 from tests.support.shards import Shaky, keys_of, write_samples, write_tar
 
@@ -383,3 +386,51 @@ def test_shards_without_a_training_set_are_one_line(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", "a")
     with pytest.raises(UsageError, match=r"no folder train and no \*train\*\.tar"):
         open_data(DataConfig(data=f"shards:{tmp_path}"), 0)
+
+
+class Recorder:
+    """A data set of shards of ten samples, of which the first cannot be fetched."""
+
+    def __init__(self) -> None:
+        self.fetched = queue.SimpleQueue[int]()
+
+    def shards_of(self, samples: Indices) -> Indices:
+        return samples // 10
+
+    def fetch(self, shard: int) -> None:
+        self.fetched.put(shard)
+        if shard == 0:
+            raise UsageError("no such shard")
+
+    def next(self, count: int) -> set[int]:
+        return {self.fetched.get(timeout=60) for _ in range(count)}
+
+
+def test_shards_of_later_batches_are_fetched_once() -> None:
+    """As far ahead as asked, while earlier batches train, also if a shard cannot be fetched."""
+    data = Recorder()
+    work = assignments(Order(100), 0, BatchLayout(20, 10), 0, 1)
+    ahead = ReadAhead(data, work, 2)
+    assert data.next(4) == {0, 1, 2, 3}
+    ahead.advance()
+    assert data.next(2) == {4, 5}
+    ahead.stop()
+    ahead.advance()
+    again = ReadAhead(data, assignments(Order(15), 0, BatchLayout(5, 5), 0, 1), 100)
+    assert data.next(2) == {0, 1}
+    again.stop()
+    assert data.fetched.empty()
+
+
+def test_a_shard_is_fetched_before_it_is_read(tmp_path: Path) -> None:
+    """Unless it is read in place."""
+    write_tar(tmp_path / "data" / "a.tar", "ab")
+    write_tar(tmp_path / "data" / "b.tar", "c")
+    shards = Shards(f"shaky://{tmp_path}/data", decode=dict)
+    assert shards.shards_of(np.arange(3)).tolist() == [0, 0, 1]
+    shards.fetch(1)
+    assert Shaky.fetched == ["b.tar"]
+    assert shards[2]["__key__"] == "c"
+    Shards(f"shaky://{tmp_path}/data", cache_size=0).fetch(0)
+    Shards(tmp_path / "data").fetch(0)
+    assert Shaky.fetched == ["b.tar"]
