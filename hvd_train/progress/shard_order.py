@@ -3,6 +3,14 @@
 The shards of an epoch, in a keyed permutation, are cut into streams, one for each micro-batch of a
 step. A stream is shuffled within windows. So a rank reads the shards of its own micro-batches, and
 any number of ranks has the same samples in the same micro-batches.
+
+How well it shuffles, for ImageNet in 1,024 shards and steps of 8 micro-batches of 32 (full shuffle:
+227 shards a step, 0.10% of the pairs of a step from one shard):
+
+    window                     1,000   2,500   5,000   10,000   20,000   40,000
+    shards of a step              14      23      38       64      104      149
+    pairs from one shard        8.9%    5.4%    2.9%     1.6%     0.8%     0.5%
+    shards of a micro-batch      1.8     2.8     4.7      8.0     13.0     18.6
 """
 
 from copy import copy

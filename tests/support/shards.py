@@ -1,9 +1,16 @@
 """Shards to read, and a file system for them that fails, counts and is shared by processes."""
 
+import functools
 import io
+import itertools
 import os
+import re
 import tarfile
-from collections.abc import Iterable, Mapping
+import threading
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -66,3 +73,53 @@ class Shaky(LocalFileSystem):  # type: ignore[misc]
 
 
 fsspec.register_implementation("shaky", Shaky, clobber=True)
+
+
+class RangeHandler(SimpleHTTPRequestHandler):
+    """Serves files of `directory` as a store does: in ranges, with versions, and one request in
+    `fails_each` fails.
+    """
+
+    protocol_version = "HTTP/1.1"
+    fails_each = 0
+    numbers = itertools.count(1)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        path = Path(self.translate_path(self.path))
+        is_failure = self.fails_each and next(self.numbers) % self.fails_each == 0
+        content = b"" if is_failure or not path.is_file() else path.read_bytes()
+        found = re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        first = int(found[1]) if found else 0
+        end = min(int(found[2]) + 1 if found and found[2] else len(content), len(content))
+        code = 503 if is_failure else 404 if not path.is_file() else 206 if found else 200
+        self.send_response(code)
+        if code == 206:
+            self.send_header("Content-Range", f"bytes {first}-{end - 1}/{len(content)}")
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("ETag", f'"{zlib.crc32(content)}"')
+        self.send_header("Content-Length", str(end - first))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content[first:end])
+
+
+@contextmanager
+def http_server(folder: Path, *, fails_each: int = 0) -> Iterator[str]:
+    """Serve a folder on this host, and yield its URL."""
+    settings = {"fails_each": fails_each, "numbers": itertools.count(1)}
+    handler = functools.partial(type("Handler", (RangeHandler,), settings), directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -29,7 +30,7 @@ from hvd_train.data.store import without_secrets
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import BatchLayout, Indices, Order, assignments
 from tests.support.jpegs import encoded
-from tests.support.shards import Shaky, keys_of, write_samples, write_tar
+from tests.support.shards import Shaky, http_server, keys_of, write_samples, write_tar
 
 WRITTEN = Path(__file__).parent / "shards"
 
@@ -434,3 +435,50 @@ def test_a_shard_is_fetched_before_it_is_read(tmp_path: Path) -> None:
     Shards(f"shaky://{tmp_path}/data", cache_size=0).fetch(0)
     Shards(tmp_path / "data").fetch(0)
     assert Shaky.fetched == ["b.tar"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cache_size", [None, 0, "70KB"])
+def test_shards_of_a_web_server_that_fails_now_and_then(
+    cache_size: str | int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read as local ones, and are the same data."""
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    with http_server(WRITTEN, fails_each=7) as url:
+        for name in ("wds-{0..1}.tar", "mds"):
+            here = Shards(f"{WRITTEN}/{name}", decode=dict)
+            there = Shards(f"{url}/{name}", decode=dict, cache_size=cache_size)
+            assert [there[n] for n in range(3)] == [here[n] for n in range(3)]
+            assert there.content_of_files() == here.content_of_files()
+        with pytest.raises(UsageError, match="FileNotFoundError"):
+            Shards(f"{url}/none/")
+
+
+@pytest.mark.slow
+def test_shards_of_an_s3_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read as local ones; a shard that is replaced is noticed."""
+    moto = pytest.importorskip("moto.server")
+    pytest.importorskip("s3fs")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(f"AWS_{name}", "any")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    system = fsspec.filesystem("s3", skip_instance_cache=True)
+    system.mkdir("bucket")
+    system.put(f"{WRITTEN}/", "bucket/set/", recursive=True)
+    try:
+        for name in ("wds-*.tar", "", "mds"):
+            here = Shards(f"{WRITTEN}/{name}", decode=dict)
+            there = Shards(f"s3://bucket/set/{name}", decode=dict)
+            assert [there[n] for n in range(3)] == [here[n] for n in range(3)]
+            assert there.content_of_files() == here.content_of_files()
+        images = Shards("s3://bucket/set", cache=Path("other"))
+        system.put(f"{WRITTEN}/wds-1.tar", "bucket/set/wds-0.tar")
+        with pytest.raises(UsageError, match=r"wds-0\.tar has changed"):
+            images[0]
+    finally:
+        server.stop()
