@@ -145,9 +145,21 @@ class Store:
         with ThreadPoolExecutor(CONNECTIONS) as threads:
             # a web server lists names alone
             files = threads.map(
-                lambda each: _file(each if each.get("size") else system.info(each["name"])), wanted
+                lambda each: self._file(each if each.get("size") else system.info(each["name"])),
+                wanted,
             )
             return sorted(files, key=lambda file: file.path)
+
+    def _file(self, info: dict[str, Any]) -> File:
+        path = info["name"]
+        name = path.rpartition("/")[2]
+        if self.is_local:  # fsspec has the time of a link, not of its target
+            status = os.stat(path)
+            return File(name, path, status.st_size, str(status.st_mtime))
+        if info.get("size") is None:
+            raise ValueError(f"the server does not say how long {path} is")
+        version = next((str(info[kind]) for kind in _VERSIONS if info.get(kind)), "")
+        return File(name, path, int(info["size"]), version)
 
     def read(self, file: File, start: int, stop: int) -> bytes:
         """Return bytes of a file: in place if it is local, else of the copy on this host.
@@ -180,7 +192,7 @@ class Store:
         """Return the path of the copy on this host."""
         key = digest_of_bytes(f"{self.url}\n{file.path}\n{file.version}".encode())
         size = file.size if file.unpacked is None else file.unpacked
-        return self.cache / _COPIES / f"{key}.{size}.{Path(file.name).name}"
+        return self.cache / _COPIES / f"{key}.{size}.{Path(file.name).name[-100:]}"
 
     def _part(self, path: Path, listed: File | None, start: int, stop: int) -> bytes:
         # A file that is removed meanwhile can be read until it is closed.
@@ -211,7 +223,7 @@ class Store:
         self._make_room(path)
 
         def get(system: Any) -> None:
-            now = _file(system.info(file.path))
+            now = self._file(system.info(file.path))
             self._check(file, now.size, now.version)
             system.get_file(file.path, str(path))
             if (size := path.stat().st_size) != file.size:
@@ -357,11 +369,3 @@ def _expanded(path: str) -> list[str]:
         for number in numbers
         for whole in _expanded(path[: found.start()] + number + path[found.end() :])
     ]
-
-
-def _file(info: dict[str, Any]) -> File:
-    path = info["name"]
-    if info.get("size") is None:
-        raise ValueError(f"the server does not say how long {path} is")
-    version = next((str(info[name]) for name in _VERSIONS if info.get(name)), "")
-    return File(path.rpartition("/")[2], path, int(info["size"]), version)

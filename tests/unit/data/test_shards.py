@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -172,6 +173,14 @@ def test_a_shard_that_changes_is_not_read(
     assert keys_of(Shards(url.format(tmp_path), decode=dict)) == ["a", "b"]
 
 
+def test_links_to_shards_are_followed(tmp_path: Path) -> None:
+    write_tar(tmp_path / "store" / "a.tar", "a")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "b.tar").symlink_to("../store/a.tar")
+    os.utime(tmp_path / "store" / "a.tar", (1, 1))
+    assert keys_of(Shards(tmp_path / "data", decode=dict)) == ["a"]
+
+
 def damaged(folder: Path, place: int, content: bytes) -> None:
     path = write_tar(folder / "a.tar", "abc", cls=3)
     before = path.stat()
@@ -294,6 +303,21 @@ def test_the_cache_keeps_to_its_size(tmp_path: Path) -> None:
     one = Shards(f"shaky://{tmp_path}/data", cache_size=limit // 4)
     with pytest.raises(UsageError, match="less than one shard"):
         one[3]
+
+
+def test_without_a_limit_a_tenth_of_the_disk_stays_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [write_tar(tmp_path / "data" / f"{name}.tar", [name]) for name in "abc"]
+    shards = Shards(f"shaky://{tmp_path}/data", decode=dict)
+    assert keys_of(shards) == ["a", "b", "c"]
+    (tmp_path / "data" / "d.tar").write_bytes(write_tar(tmp_path / "d.tar", ["d"]).read_bytes())
+    shards = Shards(f"shaky://{tmp_path}/data", decode=dict)
+    size = paths[0].stat().st_size
+    disk = SimpleNamespace(total=100 * size, free=10 * size)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: disk)
+    assert shards[3]["__key__"] == "d"
+    assert {name.split(".")[2] for name in copies()} == {"b", "c", "d"}
 
 
 def test_without_a_cache_each_sample_is_read_from_the_url(tmp_path: Path) -> None:
