@@ -27,7 +27,7 @@ INDEX = "index.json"
 KEY = "__key__"
 _TAR = ".tar"
 _BLOCK = 512  # bytes, of tar
-_AHEAD = 1 << 18  # bytes: larger members are skipped, smaller ones cost less than a request
+_AHEAD = 1 << 15  # bytes, of a request for a header: smaller files are read, not skipped
 _LINES_S = 10.0  # between two lines of progress
 _VERSION = 1  # of the table of tar files
 
@@ -132,8 +132,10 @@ def _write_table(store: Store, files: list[File], path: Path) -> None:
     said = time.monotonic()
     offsets = []
     checks = []
+    # a shard that is read anyway should not be fetched twice
+    are_kept = store.has_room_for(files)
     with ThreadPoolExecutor(CONNECTIONS) as threads:
-        tables = threads.map(lambda file: _table_of(store, file), files)
+        tables = threads.map(lambda file: _table_of(store, file, is_kept=are_kept), files)
         for number, (table, check) in enumerate(tables, 1):
             offsets.append(table)
             checks.append(check)
@@ -145,15 +147,21 @@ def _write_table(store: Store, files: list[File], path: Path) -> None:
     words.astype("<i8").tofile(path)
 
 
-def _table_of(store: Store, file: File) -> tuple[Indices, int]:
+def _table_of(store: Store, file: File, *, is_kept: bool) -> tuple[Indices, int]:
     """Return where the samples of a shard begin, and where the last one ends; and a digest of all
     names, sizes and times.
 
-    Raises UsageError if it cannot be read.
+    If the shard `is_kept` on this host, it is copied first. Raises UsageError if it cannot be read.
     """
+    if is_kept:
+        store.copy(file)
 
     def read(system: Any) -> tuple[Indices, int]:
-        with system.open(file.path, "rb", block_size=_AHEAD, cache_type="readahead") as content:
+        with (
+            open(store.copy_of(file), "rb")
+            if is_kept
+            else system.open(file.path, "rb", block_size=_AHEAD, cache_type="readahead")
+        ) as content:
             try:
                 return _table_in(content)
             except tarfile.TarError as error:

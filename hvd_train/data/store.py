@@ -12,7 +12,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -271,14 +271,28 @@ class Store:
                 "give another cache or a smaller cache_size"
             ) from None
 
+    def has_room_for(self, files: Sequence[File]) -> bool:
+        """Return whether copies of all these files can be kept."""
+        if not all(map(self.copies, files)):
+            return False
+        if self.cache_size is not None:
+            return sum(file.size for file in files) <= self.cache_size
+        missing = sum(file.size for file in files if not self.copy_of(file).exists())
+        return missing <= self._free_bytes()
+
+    def _free_bytes(self) -> int:
+        """Return how much may be written without a limit."""
+        self.cache.mkdir(parents=True, exist_ok=True)
+        disk = shutil.disk_usage(self.cache)
+        return disk.free - int(_FREE * disk.total)
+
     def _make_room(self, partial: Path) -> None:
         """Remove the copies that were used longest ago until the one to be made fits."""
         size = _size_of(partial)
-        disk = shutil.disk_usage(partial.parent)
         used = {path: _size_of(path) for path in partial.parent.iterdir()}
         excess = sum(used.values()) - (self.cache_size or 0)
         if self.cache_size is None:
-            excess = size + int(_FREE * disk.total) - disk.free
+            excess = size - self._free_bytes()
         elif size > self.cache_size:
             raise UsageError(
                 f"a cache_size of {self.cache_size:,} bytes is less than one shard ({size:,})"

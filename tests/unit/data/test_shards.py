@@ -49,6 +49,13 @@ def copies() -> list[str]:
     return sorted(os.listdir(Path(os.environ["XDG_CACHE_HOME"], "hvd_train", "shards")))
 
 
+def remote(tmp_path: Path, **settings: Any) -> Shards:
+    """Return the shards at a URL whose table is there, but none of whose shards was copied."""
+    url = f"shaky://{tmp_path}/data"
+    Shards(url, cache_size=0)
+    return Shards(url, decode=dict, **settings)
+
+
 def plain(item: Any) -> Any:
     return {name: v.tolist() if isinstance(v, Tensor) else v for name, v in item.items()}
 
@@ -166,6 +173,7 @@ def test_a_shard_that_changes_is_not_read(
 ) -> None:
     """One line names it; a new start makes a new table."""
     path = write_tar(tmp_path / "a.tar", "ab")
+    Shards(url.format(tmp_path), cache_size=0)
     shards = Shards(url.format(tmp_path), decode=dict)
     change(path)
     with pytest.raises(UsageError, match=r"a\.tar has changed.*start again"):
@@ -247,7 +255,7 @@ def test_errors_have_no_credentials() -> None:
 def test_a_shard_is_fetched_once_for_all_readers_of_a_host(tmp_path: Path) -> None:
     """Whoever comes first fetches it; the others wait for the whole shard."""
     write_tar(tmp_path / "data" / "a.tar", map(str, range(16)), bin=10_000)
-    readers = [Shards(f"shaky://{tmp_path}/data", decode=dict) for _ in range(8)]
+    readers = [remote(tmp_path) for _ in range(8)]
     with ThreadPoolExecutor(8) as threads:
         found = [*threads.map(keys_of, readers)]
     assert found == [[*map(str, range(16))]] * 8
@@ -255,11 +263,24 @@ def test_a_shard_is_fetched_once_for_all_readers_of_a_host(tmp_path: Path) -> No
     assert len(copies()) == 1
 
 
+def test_shards_that_fit_are_fetched_once_for_table_and_samples(tmp_path: Path) -> None:
+    """If they do not fit, the table takes their headers alone."""
+    size = write_tar(tmp_path / "data" / "a.tar", "ab").stat().st_size
+    write_tar(tmp_path / "data" / "b.tar", "c")
+    url = f"shaky://{tmp_path}/data"
+    assert len(Shards(url, cache=tmp_path / "small", cache_size=size)) == 3
+    assert Shaky.fetched == []
+    shards = Shards(url, decode=dict)
+    assert sorted(Shaky.fetched) == ["a.tar", "b.tar"]
+    assert keys_of(shards) == ["a", "b", "c"]
+    assert len(Shaky.fetched) == 2
+
+
 def test_a_failing_store_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until a whole shard has come."""
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     write_tar(tmp_path / "data" / "a.tar", "ab")
-    shards = Shards(f"shaky://{tmp_path}/data", decode=dict)
+    shards = remote(tmp_path)
     Shaky.errors += [TimeoutError("slow"), ConnectionResetError("gone")]
     assert keys_of(shards) == ["a", "b"]
     assert len(Shaky.fetched) == 3
@@ -267,7 +288,7 @@ def test_a_failing_store_is_tried_again(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_forbidden_shard_is_an_error_at_once(tmp_path: Path) -> None:
     write_tar(tmp_path / "data" / "a.tar", "ab")
-    shards = Shards(f"shaky://{tmp_path}/data", decode=dict)
+    shards = remote(tmp_path)
     Shaky.errors += [PermissionError("https://me:secret@host/a?sig=secret is forbidden")]
     with pytest.raises(UsageError, match=r"cannot fetch a\.tar .*is forbidden") as found:
         shards[0]
@@ -278,7 +299,7 @@ def test_a_forbidden_shard_is_an_error_at_once(tmp_path: Path) -> None:
 def test_after_a_kill_the_next_reader_fetches_the_shard(tmp_path: Path) -> None:
     """Nothing needs to be cleaned: the lock of a half shard dies with its process."""
     write_tar(tmp_path / "data" / "a.tar", "ab", bin=100_000)
-    shards = Shards(f"shaky://{tmp_path}/data", decode=dict)
+    shards = remote(tmp_path)
     Shaky.errors += [SystemExit()]
     killed = multiprocessing.get_context("fork").Process(target=shards.__getitem__, args=(0,))
     killed.start()
@@ -294,13 +315,13 @@ def test_the_cache_keeps_to_its_size(tmp_path: Path) -> None:
     """Shards that were used longest ago go first, also what a killed process left."""
     paths = [write_tar(tmp_path / "data" / f"{name}.tar", [name]) for name in "abcd"]
     limit = 2 * paths[0].stat().st_size
-    shards = Shards(f"shaky://{tmp_path}/data", decode=dict, cache_size=limit)
+    shards = remote(tmp_path, cache_size=limit)
     _ = shards[0], shards[1], shards[0], shards[2]
     assert {name.split(".")[2] for name in copies()} == {"a", "c"}
     assert Shaky.fetched == ["a.tar", "b.tar", "c.tar"]
     _ = shards[0]
     assert len(Shaky.fetched) == 3
-    one = Shards(f"shaky://{tmp_path}/data", cache_size=limit // 4)
+    one = remote(tmp_path, cache_size=limit // 4)
     with pytest.raises(UsageError, match="less than one shard"):
         one[3]
 
@@ -309,10 +330,10 @@ def test_without_a_limit_a_tenth_of_the_disk_stays_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [write_tar(tmp_path / "data" / f"{name}.tar", [name]) for name in "abc"]
-    shards = Shards(f"shaky://{tmp_path}/data", decode=dict)
+    shards = remote(tmp_path)
     assert keys_of(shards) == ["a", "b", "c"]
     (tmp_path / "data" / "d.tar").write_bytes(write_tar(tmp_path / "d.tar", ["d"]).read_bytes())
-    shards = Shards(f"shaky://{tmp_path}/data", decode=dict)
+    shards = remote(tmp_path)
     size = paths[0].stat().st_size
     disk = SimpleNamespace(total=100 * size, free=10 * size)
     monkeypatch.setattr("shutil.disk_usage", lambda path: disk)
@@ -322,7 +343,7 @@ def test_without_a_limit_a_tenth_of_the_disk_stays_free(
 
 def test_without_a_cache_each_sample_is_read_from_the_url(tmp_path: Path) -> None:
     write_tar(tmp_path / "data" / "a.tar", "abc")
-    shards = Shards(f"shaky://{tmp_path}/data", decode=dict, cache_size=0)
+    shards = remote(tmp_path, cache_size=0)
     assert keys_of(shards) == ["a", "b", "c"]
     assert Shaky.fetched == []
 
@@ -330,7 +351,7 @@ def test_without_a_cache_each_sample_is_read_from_the_url(tmp_path: Path) -> Non
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     """It names the cache and what to do, and leaves no part of a shard."""
     write_tar(tmp_path / "data" / "a.tar", "a", bin=200_000)
-    shards = Shards(f"shaky://{tmp_path}/data", decode=dict)
+    shards = remote(tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
@@ -345,7 +366,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
 def test_a_torn_copy_is_fetched_again(tmp_path: Path) -> None:
     """As after a power failure."""
     write_tar(tmp_path / "data" / "a.tar", "ab")
-    shards = Shards(f"shaky://{tmp_path}/data", decode=dict)
+    shards = remote(tmp_path)
     assert keys_of(shards) == ["a", "b"]
     os.truncate(Path(os.environ["XDG_CACHE_HOME"], "hvd_train", "shards", copies()[0]), 10)
     assert keys_of(shards) == ["a", "b"]
@@ -451,7 +472,7 @@ def test_a_shard_is_fetched_before_it_is_read(tmp_path: Path) -> None:
     """Unless it is read in place."""
     write_tar(tmp_path / "data" / "a.tar", "ab")
     write_tar(tmp_path / "data" / "b.tar", "c")
-    shards = Shards(f"shaky://{tmp_path}/data", decode=dict)
+    shards = remote(tmp_path)
     assert shards.shards_of(np.arange(3)).tolist() == [0, 0, 1]
     shards.fetch(1)
     assert Shaky.fetched == ["b.tar"]
