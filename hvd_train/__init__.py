@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from hvd_train.config import Config as Config
     from hvd_train.data.dataset import DataSet as DataSet
     from hvd_train.data.shards import Shards as Shards
+    from hvd_train.data.tokens import Tokens as Tokens
     from hvd_train.errors import HvdTrainError as HvdTrainError
     from hvd_train.errors import UsageError as UsageError
     from hvd_train.progress.order import in_order as in_order
@@ -35,6 +36,7 @@ _HOME = {
     "Session": "session",
     "Shards": "data.shards",
     "Task": "tasks.task",
+    "Tokens": "data.tokens",
     "Total": "tasks.task",
     "UsageError": "errors",
     "evaluate": "run",

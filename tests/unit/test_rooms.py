@@ -183,6 +183,7 @@ def test_public_names_are_exact() -> None:
         "Session",
         "Shards",
         "Task",
+        "Tokens",
         "Total",
         "UsageError",
         "__version__",
