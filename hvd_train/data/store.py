@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -249,7 +250,7 @@ class Store:
                 if getattr(error, "errno", None) in _FULL:
                     raise
                 pause = min(2.0**number, _LONGEST_PAUSE_S)
-                is_final = isinstance(error, _FINAL) or time.monotonic() + pause > deadline
+                is_final = _is_final(error) or time.monotonic() + pause > deadline
                 with self.reaching(what):
                     if is_final:
                         raise
@@ -366,6 +367,15 @@ def _told_after(what: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def _is_final(error: Exception) -> bool:
+    """Return whether a repetition would fail, too."""
+    cause = error.__cause__
+    # fsspec says of any failure of a web server that the file is not there
+    is_of_server = type(cause).__module__.startswith("aiohttp")
+    is_other = is_of_server and getattr(cause, "status", None) != HTTPStatus.NOT_FOUND
+    return isinstance(error, _FINAL) and not is_other
 
 
 def _reason(error: BaseException) -> str:

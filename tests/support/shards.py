@@ -76,13 +76,13 @@ fsspec.register_implementation("shaky", Shaky, clobber=True)
 
 
 class RangeHandler(SimpleHTTPRequestHandler):
-    """Serves files of `directory` as a store does: in ranges, with versions, and one request in
-    `fails_each` fails.
+    """Serves files of `directory` as a store does: in ranges, with versions. Of ten requests the
+    first `fails_of_ten` fail.
     """
 
     protocol_version = "HTTP/1.1"
-    fails_each = 0
-    numbers = itertools.count(1)
+    fails_of_ten = 0
+    numbers = itertools.count()
 
     def log_message(self, *_: object) -> None:
         pass
@@ -95,7 +95,7 @@ class RangeHandler(SimpleHTTPRequestHandler):
 
     def _answer(self) -> None:
         path = Path(self.translate_path(self.path))
-        is_failure = self.fails_each and next(self.numbers) % self.fails_each == 0
+        is_failure = next(self.numbers) % 10 < self.fails_of_ten
         content = b"" if is_failure or not path.is_file() else path.read_bytes()
         found = re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         first = int(found[1]) if found else 0
@@ -113,9 +113,9 @@ class RangeHandler(SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def http_server(folder: Path, *, fails_each: int = 0) -> Iterator[str]:
+def http_server(folder: Path, *, fails_of_ten: int = 0) -> Iterator[str]:
     """Serve a folder on this host, and yield its URL."""
-    settings = {"fails_each": fails_each, "numbers": itertools.count(1)}
+    settings = {"fails_of_ten": fails_of_ten, "numbers": itertools.count()}
     handler = functools.partial(type("Handler", (RangeHandler,), settings), directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)

@@ -490,7 +490,7 @@ def test_shards_of_a_web_server_that_fails_now_and_then(
     """They are read as local ones, and are the same data."""
     pytest.importorskip("aiohttp")
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    with http_server(WRITTEN, fails_each=7) as url:
+    with http_server(WRITTEN, fails_of_ten=2) as url:
         for name in ("wds-{0..1}.tar", "mds"):
             here = Shards(f"{WRITTEN}/{name}", decode=dict)
             there = Shards(f"{url}/{name}", decode=dict, cache_size=cache_size)
