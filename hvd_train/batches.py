@@ -52,7 +52,7 @@ class Batches:
         )
 
     def restart(self) -> None:
-        """Drop what was made ahead: an epoch begins, or the layout has changed."""
+        """Drop what was made ahead: an epoch or another world begins, or the layout has changed."""
         self._ahead = None
         if self._read_ahead is not None:
             self._read_ahead.stop()
@@ -64,7 +64,6 @@ class Batches:
         Raises UsageError if a sample cannot be used.
         """
         state = self._state
-        place = self._place
         shares = self._shares
         step = state.progress.step
         if self._known_change != shares.begins:

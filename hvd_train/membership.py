@@ -299,6 +299,7 @@ class Membership:
         self._speed = self.shares.speed_of(self.world.place.rank)
         self.left_at = time.perf_counter()
         self.profile.drop(self._reason)
+        self.batches.restart()
         if lost is not None:
             lost.step = self.steps
             self._count_fault(lost, lost.step)
@@ -554,6 +555,8 @@ class Membership:
     def close(self) -> None:
         """Finish what is being written, end the loader processes, and leave the model to others."""
         self.output.close()
+        if self.has_joined:
+            self.batches.restart()
         self.world.unwrap()
         for loader in (self.parts.train_loader, self.parts.val_loader, self.parts.test_loader):
             if loader is not None:
