@@ -490,7 +490,7 @@ def test_shards_of_a_web_server_that_fails_now_and_then(
     """They are read as local ones, and are the same data."""
     pytest.importorskip("aiohttp")
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    with http_server(WRITTEN, fails_of_ten=2) as url:
+    with http_server(WRITTEN, fails_of_ten=3) as url:
         for name in ("wds-{0..1}.tar", "mds"):
             here = Shards(f"{WRITTEN}/{name}", decode=dict)
             there = Shards(f"{url}/{name}", decode=dict, cache_size=cache_size)
@@ -521,7 +521,8 @@ def test_shards_of_an_s3_server(monkeypatch: pytest.MonkeyPatch) -> None:
             there = Shards(f"s3://bucket/set/{name}", decode=dict)
             assert [there[n] for n in range(3)] == [here[n] for n in range(3)]
             assert there.content_of_files() == here.content_of_files()
-        images = Shards("s3://bucket/set", cache=Path("other"))
+        Shards("s3://bucket/set", cache="other", cache_size=0)
+        images = Shards("s3://bucket/set", cache="other")
         system.put(f"{WRITTEN}/wds-1.tar", "bucket/set/wds-0.tar")
         with pytest.raises(UsageError, match=r"wds-0\.tar has changed"):
             images[0]
