@@ -178,8 +178,7 @@ class Store:
         while True:
             with suppress(FileNotFoundError):  # others may remove it to make room
                 return self._part(self.copy_of(file), None, start, stop)
-            with _told_after(f"waiting for {file.name} of {self.shown}"):
-                self.copy(file)
+            self.copy(file)
 
     def copies(self, file: File) -> bool:
         """Return whether a file is read from a copy on this host."""
@@ -187,7 +186,8 @@ class Store:
 
     def copy(self, file: File) -> None:
         """Copy a file to this host, unless the copy is there. Raises UsageError."""
-        self.made(self.copy_of(file), lambda partial: self._fetch(file, partial))
+        with _told_after(f"waiting for {file.name} of {self.shown}"):
+            self.made(self.copy_of(file), lambda partial: self._fetch(file, partial))
 
     def copy_of(self, file: File) -> Path:
         """Return the path of the copy on this host."""
