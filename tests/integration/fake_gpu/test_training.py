@@ -173,7 +173,7 @@ def test_what_is_registered_returns_to_its_device(gpu: OnGpu, ranks: int) -> Non
     assert "done" in output_of(line, gpu.folder, variables=gpu.variables())
 
 
-@pytest.mark.parametrize(("ranks", "launches", "megabytes"), [(1, 42, 720), (2, 52, 1030)])
+@pytest.mark.parametrize(("ranks", "launches", "megabytes"), [(1, 42, 725), (2, 52, 1035)])
 def test_a_step_asks_little_of_a_gpu(
     libraries: Path, tmp_path: Path, ranks: int, launches: int, megabytes: int
 ) -> None:
