@@ -91,10 +91,26 @@ class TarFiles(ShardFiles):
         listed = [store.url, _VERSION, *((file.path, file.size, file.version) for file in files)]
         path = store.cache / "indexes" / f"{digest_of_bytes(repr(listed).encode())}.index"
         store.made(path, lambda partial: _write_table(store, files, partial))
-        words = np.memmap(path, "<i8", "r")
-        ends = np.cumsum([len(files) + 1, len(files)])
-        firsts, self._checks, self._offsets = np.split(words, ends)
+        self._path = path
+        firsts = self._map(len(files))
         super().__init__(store, files, np.array(firsts))
+
+    def _map(self, num_shards: int) -> Indices:
+        """Map the table into memory, and return the number of each shard's first sample."""
+        words = np.memmap(self._path, "<i8", "r")
+        ends = np.cumsum([num_shards + 1, num_shards])
+        firsts: Indices
+        firsts, self._checks, self._offsets = np.split(words, ends)
+        return firsts
+
+    def __getstate__(self) -> dict[str, Any]:
+        # loader processes map the table themselves: a pickle would copy it
+        mapped = ("_checks", "_offsets")
+        return {name: value for name, value in vars(self).items() if name not in mapped}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._map(len(self.files))
 
     @override
     def identity(self) -> bytes:

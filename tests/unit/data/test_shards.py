@@ -382,6 +382,20 @@ def test_the_table_takes_eight_bytes_a_sample(tmp_path: Path) -> None:
     assert np.fromfile(table, "<i8")[1] == 1000
 
 
+def test_loader_processes_map_the_table_themselves(tmp_path: Path) -> None:
+    """What is sent to them does not grow with the number of samples."""
+    sizes = []
+    for count in (1, 1000):
+        folder = tmp_path / f"{count:04}"
+        folder.mkdir()
+        write_samples(folder / "0.tar", [{"txt": b"%d" % number} for number in range(count)])
+        shards = Shards(folder, cache=tmp_path / "table")
+        sent = pickle.dumps(shards)
+        assert pickle.loads(sent)[count - 1] == shards[count - 1]
+        sizes.append(len(sent))
+    assert sizes[1] - sizes[0] < 100
+
+
 def labelled(root: Path, *, folders: bool) -> Path:
     for part, labels in (("train", (0, 2, 1)), ("validation", (1,))):
         for number, label in enumerate(labels):
