@@ -1,7 +1,7 @@
 """The batches of this rank, step after step, in any world."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -37,9 +37,6 @@ class Batches:
         self._place = place
         self._split = split
         self._shares = shares
-        self._known_change = 0  # the last change of shares that was looked at
-        self._restarts_at: int | None = None  # the step at which what was made ahead is too much
-        self._assigned = 0  # the last step that the loader has got to read
         self._ahead: Ahead | None = None
         self._read_ahead: ReadAhead | None = None
         self._last: tuple[int, Batch] | None = None  # the last batch, and the steps before it
@@ -54,6 +51,7 @@ class Batches:
     def restart(self) -> None:
         """Drop what was made ahead: an epoch or another world begins, or the layout has changed."""
         self._ahead = None
+        self._last = None
         if self._read_ahead is not None:
             self._read_ahead.stop()
             self._read_ahead = None
@@ -63,34 +61,38 @@ class Batches:
 
         Raises UsageError if a sample cannot be used.
         """
-        state = self._state
-        shares = self._shares
-        step = state.progress.step
-        if self._known_change != shares.begins:
-            self._known_change = shares.begins
-            if self._assigned >= shares.begins and self._restarts_at is None:
-                self._restarts_at = shares.begins
-        if step == self._restarts_at and self._is_new_step:
-            self.restart()
-        if self._ahead is None:
-            self._last = None
-            self._restarts_at = None
-            work = self._work(epoch, step)
-            if (shards := self._parts.shards) is not None:
-                window = self._config.batch.shuffle_window // state.layout.micro_batch
-                self._read_ahead = ReadAhead(shards, self._work(epoch, step), 1 + window)
-            if os.environ.get(REVERSED):
-                work = (replace(batch, micro_batches=batch.micro_batches[::-1]) for batch in work)
-            work = self._noted(step, work)
-            self._ahead = Ahead(self._parts.train_loader.load(epoch, work), self._split.mark)
-        if self._last is None or self._is_new_step:
-            self._last = state.progress.step, next(self._ahead)
+        step = self._state.progress.step
+        if self._last is None or self._last[0] != step:
+            batch = self._take(epoch)
+            if not self._is_share(batch):  # it was made before the shares changed
+                self.restart()
+                batch = self._take(epoch)
+            self._last = step, batch
             if self._read_ahead is not None:
                 self._read_ahead.advance()
         return self._last[1]
 
-    def _work(self, epoch: int, step: int) -> Iterator[Batch]:
-        """Yield what this rank reads of an epoch, from the step after this many steps on."""
+    def _take(self, epoch: int) -> Batch:
+        if self._ahead is None:
+            if (shards := self._parts.shards) is not None:
+                micro_batch = self._state.layout.micro_batch
+                window = self._config.batch.shuffle_window // micro_batch
+                self._read_ahead = ReadAhead(shards, self._work(epoch), 1 + window)
+            work = self._work(epoch)
+            if os.environ.get(REVERSED):
+                work = (replace(batch, micro_batches=batch.micro_batches[::-1]) for batch in work)
+            self._ahead = Ahead(self._parts.train_loader.load(epoch, work), self._split.mark)
+        return next(self._ahead)
+
+    def _is_share(self, batch: Batch) -> bool:
+        """Return whether a batch has the micro-batches of this rank in the next step."""
+        if not self._shares.follow_speed:
+            return True
+        numbers = sorted(micro.number for micro in batch.micro_batches)
+        return numbers == self._shares.owned(self._state.progress.step, batch.num_micro_batches)
+
+    def _work(self, epoch: int) -> Iterator[Batch]:
+        """Yield what this rank reads of an epoch, from the next step on."""
         return assignments(
             self._order(epoch),
             self._state.progress.cursor,
@@ -98,19 +100,11 @@ class Batches:
             self._place.rank,
             self._place.size,
             self.epoch_size,
-            partial(self._owned, step) if self._shares.follow_speed else None,
+            partial(self._owned, self._state.progress.step) if self._shares.follow_speed else None,
         )
 
-    def _noted(self, first: int, work: Iterable[Batch]) -> Iterator[Batch]:
-        for self._assigned, batch in enumerate(work, first):
-            yield batch
-
     def _owned(self, first: int, number: int, count: int) -> list[int]:
-        return self._shares.owned(self._place.rank, first + number, count)
-
-    @property
-    def _is_new_step(self) -> bool:
-        return self._last is None or self._last[0] != self._state.progress.step
+        return self._shares.owned(first + number, count)
 
     def prepare(self) -> None:
         """Make the next batch ready while gradients are reduced."""

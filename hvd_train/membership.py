@@ -296,7 +296,7 @@ class Membership:
         again.
         """
         self._reason = "a rank was lost" if lost else "hosts came or went"
-        self._speed = self.shares.speed_of(self.world.place.rank)
+        self._speed = self.shares.speed
         self.left_at = time.perf_counter()
         self.profile.drop(self._reason)
         self.batches.restart()
@@ -437,7 +437,7 @@ class Membership:
             balance == "on" or (balance == "auto" and len(devices) > 1)
         )
         read_ahead = max(report.read_ahead for report in reports)
-        self.shares = Shares(place.size, follow_speed=follow, read_ahead=read_ahead)
+        self.shares = Shares(place.size, place.rank, follow_speed=follow, read_ahead=read_ahead)
         self.shares.begin([report.speed for report in reports], self.micro_batches, self.steps)
         self.batches = Batches(config, parts, state, place, split, self.shares)
         steps = config.run.profiled_steps
@@ -550,7 +550,7 @@ class Membership:
         )
 
     def _owned_of_evaluation(self, _number: int, count: int) -> list[int]:
-        return self.shares.owned(self.world.place.rank, self.steps, count)
+        return self.shares.owned(self.steps, count)
 
     def close(self) -> None:
         """Finish what is being written, end the loader processes, and leave the model to others."""

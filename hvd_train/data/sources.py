@@ -22,7 +22,6 @@ from hvd_train.console import say
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, Augment, DataSet, MapDataset
 from hvd_train.data.hugging_face import open_saved
 from hvd_train.data.random_numbers import seed_all
-from hvd_train.data.shards import open_images, open_parts
 from hvd_train.data.store import without_secrets
 from hvd_train.data.trees import form_of
 from hvd_train.errors import UsageError, first_line, unknown_name
@@ -86,6 +85,8 @@ def open_data(
             else open_folder(config.data_dir, config)
         )
     if own is None and config.data.startswith(SHARDS) and not any_items:
+        from hvd_train.data.shards import open_images  # slow to import
+
         data = open_images(config)
         return replace(data, val=getattr(data, split)) if split else data
     if own is None and config.data in _OPENERS:
@@ -94,6 +95,8 @@ def open_data(
         saved = open_saved(config.data.removeprefix(HUGGING_FACE), config, any_items=any_items)
         data = _from_result(config.data, saved, any_items=any_items)
     elif own is None and config.data.startswith(SHARDS):
+        from hvd_train.data.shards import open_parts  # slow to import
+
         data = _from_result(config.data, open_parts(config), any_items=True)
     else:
         function = own or plugin.load("data", config.data)

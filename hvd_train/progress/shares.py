@@ -55,10 +55,12 @@ def dealt(speeds: Sequence[Speed], count: int) -> list[int]:
 class Deal:
     """Deals the micro-batches of a step by the speeds of all ranks."""
 
-    def __init__(self, speeds: Sequence[Speed]) -> None:
+    def __init__(self, speeds: Sequence[Speed], rank: int) -> None:
+        """`rank` is the one that `owned` is about."""
         self._speeds = list(speeds)
+        self._rank = rank
         self._owners = dict[int, list[int]]()  # by the number of micro-batches
-        self._owned = dict[tuple[int, int], list[int]]()  # by rank, too
+        self._owned = dict[int, list[int]]()  # by the number of micro-batches
 
     def owners(self, count: int) -> list[int]:
         """Return the rank of each of `count` micro-batches."""
@@ -66,12 +68,12 @@ class Deal:
             self._owners[count] = dealt(self._speeds, count)
         return self._owners[count]
 
-    def owned(self, rank: int, count: int) -> list[int]:
-        """Return which of `count` micro-batches a rank has."""
-        if (rank, count) not in self._owned:
+    def owned(self, count: int) -> list[int]:
+        """Return which of `count` micro-batches this rank has."""
+        if count not in self._owned:
             owners = self.owners(count)
-            self._owned[rank, count] = [n for n, owner in enumerate(owners) if owner == rank]
-        return self._owned[rank, count]
+            self._owned[count] = [n for n, owner in enumerate(owners) if owner == self._rank]
+        return self._owned[count]
 
     def numbers(self, count: int) -> list[int]:
         """Return how many of `count` micro-batches each rank has."""
@@ -86,15 +88,16 @@ class Shares:
     twelve windows, which is a minute. What loader processes have read ahead is used before.
     """
 
-    def __init__(self, ranks: int, *, follow_speed: bool, read_ahead: int = 0) -> None:
-        """Begin with equal shares, which stay unless they `follow_speed`.
+    def __init__(self, ranks: int, rank: int, *, follow_speed: bool, read_ahead: int = 0) -> None:
+        """Begin with equal shares, which stay unless they `follow_speed`; `rank` is this one.
 
         The loader processes of a rank read at most `read_ahead` micro-batches ahead.
         """
         self.follow_speed = follow_speed and ranks > 1
         self.begins = 0  # the last change counts after this many steps
+        self._rank = rank
         self._read_ahead = read_ahead
-        self._before = self._last = Deal([_EQUAL] * ranks)
+        self._before = self._last = self._dealt([_EQUAL] * ranks)
         self._recent = deque[list[Speed]](maxlen=_IN_FAVOUR)  # the speeds in the last windows
         self._in_favour = 0  # windows in a row
         self._losses = list[float]()  # in windows in a row, by too few micro-batches
@@ -106,24 +109,28 @@ class Shares:
         """Return the rank of each of `count` micro-batches, after this many steps."""
         return self._at(step).owners(count)
 
-    def owned(self, rank: int, step: int, count: int) -> list[int]:
-        """Return which of `count` micro-batches a rank has, after this many steps."""
-        return self._at(step).owned(rank, count)
+    def owned(self, step: int, count: int) -> list[int]:
+        """Return which of `count` micro-batches this rank has, after this many steps."""
+        return self._at(step).owned(count)
 
     def _at(self, step: int) -> Deal:
         return self._last if step >= self.begins else self._before
+
+    def _dealt(self, speeds: Sequence[Speed]) -> Deal:
+        return Deal(speeds, self._rank)
 
     def changed(self, count: int) -> dict[int, int]:
         """Return the micro-batches of ranks, of `count` in a step, that have more or less
         than an equal share since the last change.
         """
         now = self._last.numbers(count)
-        equal = Deal([_EQUAL] * len(now)).numbers(count)
+        equal = self._dealt([_EQUAL] * len(now)).numbers(count)
         return {rank: now[rank] for rank in range(len(now)) if now[rank] != equal[rank]}
 
-    def speed_of(self, rank: int) -> Speed | None:
-        """Return the speed of a rank in the last windows, if it is known."""
-        return _mean([speeds[rank] for speeds in self._recent]) if self._recent else None
+    @property
+    def speed(self) -> Speed | None:
+        """The speed of this rank in the last windows, if it is known."""
+        return _mean([speeds[self._rank] for speeds in self._recent]) if self._recent else None
 
     def begin(self, known: Sequence[Speed | None], count: int, step: int) -> None:
         """Begin a world, after this many steps of `count` micro-batches, with the speeds that
@@ -163,7 +170,7 @@ class Shares:
     def change(self, speeds: Sequence[Speed], begins: int) -> None:
         """Deal the micro-batches by these speeds after this many steps."""
         self._before = self._last
-        self._last = Deal(speeds)
+        self._last = self._dealt(speeds)
         self.begins = begins
         self._in_favour = 0
         self._since_change = 0

@@ -51,12 +51,12 @@ def test_the_slowest_rank_is_as_fast_as_any_deal_allows(ranks: list[Speed], coun
 
 @given(st.integers(1, 8), st.integers(0, 40))
 def test_equal_ranks_take_turns(ranks: int, count: int) -> None:
-    shares = Shares(ranks, follow_speed=True)
+    shares = Shares(ranks, 0, follow_speed=True)
     assert shares.owners(0, count) == [number % ranks for number in range(count)]
 
 
 def test_shares_go_to_the_faster_rank_and_back() -> None:
-    shares = Shares(2, follow_speed=True)
+    shares = Shares(2, 0, follow_speed=True)
     assert follow(shares, 1.0, 2.0, windows=3) == [False, False, True]
     assert shares.changed(COUNT) == {0: 8, 1: 4}
     # at most once in twelve windows, and only if it lasts
@@ -69,19 +69,19 @@ def test_shares_go_to_the_faster_rank_and_back() -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_noise_changes_no_shares(seed: int) -> None:
     random = np.random.default_rng(seed)
-    shares = Shares(3, follow_speed=True)
+    shares = Shares(3, 0, follow_speed=True)
     for _ in range(100):
         assert follow(shares, *(1 + 0.1 * random.standard_normal(3))) == [False]
 
 
 def test_shares_stay_equal_unless_they_follow_the_speed() -> None:
-    shares = Shares(2, follow_speed=False)
+    shares = Shares(2, 0, follow_speed=False)
     assert follow(shares, 1.0, 9.0, windows=20) == [False] * 20
 
 
 def test_too_few_micro_batches_are_noted() -> None:
     """Two for two ranks, one of which is twice as slow: steps could be a third shorter."""
-    shares = Shares(2, follow_speed=True)
+    shares = Shares(2, 0, follow_speed=True)
     follow(shares, 1.0, 2.0, windows=3, count=2)
     assert shares.loss == pytest.approx(1 / 3, abs=0.05)
     follow(shares, 1.0, 1.0, count=2)
@@ -90,7 +90,7 @@ def test_too_few_micro_batches_are_noted() -> None:
 
 def test_what_was_read_ahead_is_used_before_shares_change() -> None:
     """A rank with 6 of 12 micro-batches has read at most 10 of them, so 2 steps, ahead."""
-    shares = Shares(2, follow_speed=True, read_ahead=10)
+    shares = Shares(2, 0, follow_speed=True, read_ahead=10)
     follow(shares, 1.0, 2.0, windows=3)
     assert shares.begins >= 2
     for step in range(shares.begins):
@@ -99,9 +99,10 @@ def test_what_was_read_ahead_is_used_before_shares_change() -> None:
 
 
 def test_a_world_begins_with_the_speeds_of_the_one_before() -> None:
-    shares = Shares(2, follow_speed=True)
-    follow(shares, 1.0, 2.0, windows=3)
-    after = Shares(3, follow_speed=True)
-    after.begin([shares.speed_of(1), None, shares.speed_of(0)], COUNT, step=7)
+    fast, slow = (Shares(2, rank, follow_speed=True) for rank in range(2))
+    for shares in (fast, slow):
+        follow(shares, 1.0, 2.0, windows=3)
+    after = Shares(3, 0, follow_speed=True)
+    after.begin([slow.speed, None, fast.speed], COUNT, step=7)
     numbers = [after.owners(7, COUNT).count(rank) for rank in range(3)]
     assert numbers[0] < numbers[1] < numbers[2]

@@ -1,7 +1,6 @@
 """The invariants of training, on one rank and on ranks that are threads."""
 
 import contextlib
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -146,16 +145,15 @@ def test_each_sample_counts_once(data: st.DataObject) -> None:
         if per_worker:
             layout = BatchLayout(min(layout.micro_batch * size, num_samples), layout.micro_batch)
         steps = data.draw(st.integers(1, 8), label="steps until it changes")
-        shares = Shares(size, follow_speed=True)
+        shares = [Shares(size, rank, follow_speed=True) for rank in range(size)]
         if data.draw(st.booleans(), label="other shares"):
             seconds = data.draw(st.lists(st.floats(0.1, 9), min_size=size, max_size=size))
             begins = data.draw(st.integers(0, 8), label="steps until then")
-            shares.change([Speed(0.0, each) for each in seconds], begins)
+            for of_rank in shares:
+                of_rank.change([Speed(0.0, each) for each in seconds], begins)
         ranks = [
             islice(
-                assignments(
-                    epoch_order, cursor, layout, rank, size, owned=partial(shares.owned, rank)
-                ),
+                assignments(epoch_order, cursor, layout, rank, size, owned=shares[rank].owned),
                 steps,
             )
             for rank in range(size)

@@ -240,7 +240,7 @@ def test_loader_processes_read_no_item_again_for_other_shares(tmp_path: Path) ->
     file = tmp_path / "items.txt"
     cpu = torch.device("cpu")
     loader = MapLoader(Recorded(file, num_samples), None, cpu, 0, num_workers=2)
-    shares = Shares(2, follow_speed=True, read_ahead=loader.read_ahead)
+    shares = Shares(2, 1, follow_speed=True, read_ahead=loader.read_ahead)
     progress = SimpleNamespace(step=0, cursor=0)
     state = SimpleNamespace(progress=progress, layout=BatchLayout(12, 1))
     parts = SimpleNamespace(
