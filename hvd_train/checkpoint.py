@@ -68,18 +68,32 @@ class Store:
         self._last: Future[bool] | None = None
         self._unwritten: dict[str, dict[str, Tensor]] = {}
 
-    def commit(self, state: TrainState) -> bool:
-        """Write a checkpoint in the background; return False if the last one is unfinished."""
-        if self._last is not None and not self._last.done():
+    @property
+    def is_free(self) -> bool:
+        """Whether the last checkpoint is finished."""
+        return self._last is None or self._last.done()
+
+    def commit(self, state: TrainState, *, verified: bool) -> bool:
+        """Write a checkpoint in the background; return False if the last one is unfinished.
+
+        It is `verified` if all ranks have compared this state.
+        """
+        if not self.is_free:
             return False
-        self.commit_last(state)
+        self.commit_last(state, verified=verified)
         return True
 
-    def commit_last(self, state: TrainState, *, final_weights: bool = False) -> Future[bool]:
-        """Write a checkpoint and `final_weights` after earlier writes; the result
-        is whether all is on disk.
+    def commit_last(
+        self, state: TrainState, *, verified: bool = False, final_weights: bool = False
+    ) -> Future[bool]:
+        """Write a checkpoint, as `commit` does, and `final_weights` after earlier writes; the
+        result is whether all is on disk.
         """
-        snapshot = {**state.snapshot(), "config": self._config.as_dict()}
+        snapshot = {
+            **state.snapshot(),
+            "config": self._config.as_dict(),
+            "verified": verified,
+        }
 
         def write_all() -> bool:
             saved = self._commit(snapshot)
@@ -116,7 +130,7 @@ class Store:
             return False
         # Newer files were damaged when this run was resumed; they must not push out good ones.
         older = [old for old in committed(self.folder) if old.name <= path.name]
-        _remove(older[self._keep :])
+        _remove(_superfluous(older, self._keep))
         self._committed()
         return True
 
@@ -136,7 +150,7 @@ class Store:
             there = committed(self.folder)
             while there and not _is_whole(there[0]):
                 del there[0]
-            _remove(there[1:])
+            _remove(_superfluous(there, 1))
             with self._run_folder.writing(name) as file:
                 write(file)
 
@@ -156,6 +170,12 @@ class Store:
             else:
                 del self._unwritten[name]
         return not self._unwritten
+
+
+def _superfluous(newest_first: Sequence[Path], keep: int) -> list[Path]:
+    """Return all but the newest checkpoints, without the newest verified one."""
+    verified = next(filter(is_verified, newest_first), None)
+    return [path for path in newest_first[keep:] if path != verified]
 
 
 def _remove(paths: Sequence[Path]) -> None:
@@ -220,7 +240,11 @@ def write_into(file: BinaryIO, snapshot: Snapshot) -> None:
     file.write(b" " * (_PAYLOAD_AT - len(MAGIC)))  # the header is known when the rest is written
     payload = _Digested(file)
     _save(snapshot, payload)
-    header = {"digest": payload.digest.hexdigest(), **snapshot["progress"]}
+    header = {
+        "digest": payload.digest.hexdigest(),
+        "verified": snapshot.get("verified", False),
+        **snapshot["progress"],
+    }
     line = json.dumps(header).encode().ljust(_PAYLOAD_AT - len(MAGIC) - 1) + b"\n"
     file.seek(len(MAGIC))
     file.write(line)
@@ -290,6 +314,16 @@ def read(path: Path) -> Snapshot:
         raise BadCheckpoint(
             f"{path} holds more than plain values and tensors; it is not loaded"
         ) from None
+
+
+def is_verified(path: Path) -> bool:
+    """Return whether all ranks had compared the state in a checkpoint before it was written."""
+    try:
+        with plain_file.opened(path) as file:
+            file.readline(64)
+            return json.loads(file.readline(_PAYLOAD_AT))["verified"] is True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def read_weights(path: Path) -> dict[str, Tensor] | None:

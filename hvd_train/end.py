@@ -87,13 +87,14 @@ def write_final_files(
     output = ranks.output
     task = ranks.parts.task
     ranks.profile.drop("the training has ended")
-    if finished:
-        confirm_equal(state, world, "the end of its training")
+    confirm_equal(state, world, "the end of its training")
     received, peaks = zip(
         *world.gather((stop.received, peak_memory_gib(ranks.parts.device))), strict=True
     )
     signals = [number for number in received if number is not None]
-    saved = result_of_rank_0(world, output.commit_last(state, final_weights=finished))
+    saved = result_of_rank_0(
+        world, output.commit_last(state, final_weights=finished, verified=True)
+    )
     test = _test(ranks) if finished else None
     best = state.best
     last = state.last
@@ -192,7 +193,8 @@ def _commit_at_end(ranks: Membership) -> bool:
         )
         return False
     try:
-        return ranks.output.commit_last(ranks.state).result()
+        is_alone = ranks.world.place.size == 1
+        return ranks.output.commit_last(ranks.state, verified=is_alone).result()
     except UsageError as error:
         say(f"there is no commit now: {error}")
         return False

@@ -69,6 +69,10 @@ class ReplicasDiffer(HvdTrainError):
     exit_code = 4
 
 
+class RankDiffers(ReplicasDiffer):
+    """This rank holds other weights than most ranks, so its host may compute wrongly."""
+
+
 class FaultRepeats(HvdTrainError):
     """The same step fails repeatedly, in one world after another."""
 

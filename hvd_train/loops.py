@@ -26,6 +26,7 @@ from hvd_train.membership import Membership, Overtaken
 from hvd_train.network import buffers
 from hvd_train.progress.order import Indices
 from hvd_train.progress.stop import StopSignal
+from hvd_train.replicas import confirm_equal
 from hvd_train.result import Result, Stopped
 from hvd_train.run_files.journal import TAKEN
 from hvd_train.state import Answer, Evaluation, TrainState, set_values
@@ -401,15 +402,26 @@ class Loops:
             with self._surviving():  # another world votes again
                 self._end_early(last)
             return
-        store = ranks.output.store
-        if agreed.commit and (store is None or store.commit(ranks.state)):
-            ranks.clock.commits.reset()
+        if agreed.commit and not self._commit():
+            return
         if agreed.change:
             ranks.meet()
             self.writes.note()
         else:
             ranks.clock.split.mark("other")
             ranks.profile.step_done(ranks.state.progress.step)
+
+    def _commit(self) -> bool:
+        """Commit the state that all ranks hold; return False if a rank was lost meanwhile."""
+        ranks = self.ranks
+        is_same_world = False
+        with self._surviving():
+            confirm_equal(ranks.state, ranks.world, "a commit")
+            store = ranks.output.store
+            if store is None or store.commit(ranks.state, verified=True):
+                ranks.clock.commits.reset()
+            is_same_world = True
+        return is_same_world  # noqa: RET504  # the block may end early
 
     def _end_early(self, last: Answer) -> None:
         """Commit, and raise Diverged or Stopped. Raises RankLost."""
@@ -496,11 +508,14 @@ class Loops:
         ranks = self.ranks
         every = ranks.config.run.commit_steps
         by_steps = every is not None and (ranks.state.progress.step + 1) % every == 0
+        store = ranks.output.store
+        is_free = store is None or store.is_free
         got_signal = self._stop.received is not None
         request = ranks.world.requested(got_signal=got_signal)
         return Votes(
             stop=request == "stop",
-            commit=by_steps or ranks.clock.commits.due or (got_signal and request == "change"),
+            commit=(is_free and (by_steps or ranks.clock.commits.due))
+            or (got_signal and request == "change"),
             change=request == "change",
             seconds=ranks.clock.seconds if ranks.world.place.rank == 0 else 0.0,
         )

@@ -170,18 +170,22 @@ class Output:
             self.journal = journal
         assert self.store is not None
         if claim.from_file:
-            self.store.commit(state)  # if all ranks die now, the job does not need the file again
+            self.store.commit(
+                state, verified=True
+            )  # if all ranks die now, the job does not need the file again
             text = f"resuming from {run.resume}"
             self.journal.event(run_folder.FROM_FILE, text, step=progress.step, epoch=progress.epoch)
         if state.best and (state.best.epoch, 0) == (progress.epoch, progress.cursor):
             self.store.save_weights(checkpoint.BEST, state)  # the rank that wrote these may be gone
 
-    def commit_last(self, state: TrainState, *, final_weights: bool = False) -> Future[bool]:
+    def commit_last(
+        self, state: TrainState, *, final_weights: bool = False, verified: bool = False
+    ) -> Future[bool]:
         """Commit as the store does; the result is False on a rank that does not write,
         unless it is on disk already.
         """
         if self.store is not None:
-            return self.store.commit_last(state, final_weights=final_weights)
+            return self.store.commit_last(state, final_weights=final_weights, verified=verified)
         return _done(result=self.replays is not None)
 
     def copy_last(self) -> Future[bool]:
@@ -262,6 +266,11 @@ class _Found:
         note = self.notes.append
         resume = self._config.run.resume
         self.snapshot = checkpoint.newest_good(folder, note) if folder else None
+        if self.snapshot is not None and not self.snapshot.get("verified", True):
+            step = self.snapshot["progress"]["step"]
+            note(
+                f"step {step} was committed after a fault, so ranks could not compare their weights"
+            )
         self.is_of_user = self.snapshot is None and resume not in ("auto", "never")
         if self.is_of_user:
             path = Path(resume, self._name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from types import SimpleNamespace
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from hvd_train.console import say
 from hvd_train.data.plain import text_of
 from hvd_train.data.trees import map_tensors
-from hvd_train.errors import ReplicasDiffer, UsageError, counted, first_few
+from hvd_train.errors import RankDiffers, ReplicasDiffer, UsageError, counted, first_few
 from hvd_train.network.buffers import digest_of, tensors_in
 from hvd_train.state import TENSORS, Snapshot, TrainState, digest_of_snapshot, values_of
 from hvd_train.world.wire import has_no_gaps
@@ -73,16 +74,26 @@ def _without_gaps(tensor: Tensor) -> Tensor:
 def confirm_equal(state: TrainState, world: World, what: str = "its start") -> None:
     """Compare the states of all ranks bit for bit.
 
-    Raises: ReplicasDiffer; UsageError: if other ranks do something else than `what`; RankLost.
+    Raises: ReplicasDiffer, which is RankDiffers on a rank that differs from most ranks; UsageError:
+    if other ranks do something else than `what`; RankLost.
     """
+    if world.place.size == 1:
+        return
     digests = world.gather(state.digest(), what)
-    if odd := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
-        names = first_few(different_tensors(state, world), 3)
-        raise ReplicasDiffer(
-            f"ranks {', '.join(map(str, odd))} hold other weights than rank 0 at step "
-            f"{state.progress.step} ({names}); this must not happen: please report it with "
-            "the run's config.yaml"
-        )
+    [(usual, count), *others] = Counter(digests).most_common()
+    if not others:
+        return
+    is_known = 2 * count > len(digests)  # which ranks are wrong
+    odd = [str(rank) for rank, digest in enumerate(digests) if digest != usual]
+    who = f"ranks {first_few(odd)} hold other weights than the others"
+    names = first_few(different_tensors(state, world), 3)
+    text = (
+        f"{who if is_known else 'ranks hold different weights'} at step {state.progress.step} "
+        f"({names}): a machine computes wrongly, or code changes weights on some ranks alone; "
+        "the same command resumes from the last commit"
+    )
+    is_odd = is_known and digests[world.place.rank] != usual
+    raise RankDiffers(text) if is_odd else ReplicasDiffer(text)
 
 
 def different_tensors(state: TrainState, world: World) -> list[str]:

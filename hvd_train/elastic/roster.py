@@ -40,12 +40,12 @@ from enum import Enum
 from hvd_train.launch.exit_report import ExitReport
 from hvd_train.launch.workers import Request
 
-# Exit codes of a worker that end the whole job. UNRECOVERABLE: replicas differ, a fault repeats,
-# the loss stays not finite, the final files could not be written. COMMITTED: a commit before the
-# end of the training.
+# Exit codes of a worker that end the whole job. UNRECOVERABLE: a fault repeats, the loss stays not
+# finite, the final files could not be written. COMMITTED: a commit before the end of the training.
 WRONG_SETTINGS = 2
 FAULT_REPEATS = 5
-UNRECOVERABLE = (4, FAULT_REPEATS, 6, 74)
+DIFFERS = 4  # the ranks' weights: the job resumes once
+UNRECOVERABLE = (FAULT_REPEATS, 6, 74)
 STOPPED = (129, 130, 138, 143)  # by a signal to the worker
 NO_DRIVER = 75
 COMMITTED = (NO_DRIVER, *STOPPED)
@@ -219,6 +219,7 @@ class Roster:
     _errors: int = 0  # how many workers in a row an error has ended at about one place
     _error_place: int = BUILDING
     _error_code: int = FAULT_REPEATS  # the exit code of the job if the errors end it
+    _differing_world: int = 0  # the last one whose ranks held different weights
     _fault_step: int = 0  # the steps before the last fault
     _asked_at: float = math.inf  # when the driver last asked for commands
     _rejoining_since: float = math.inf
@@ -299,13 +300,26 @@ class Roster:
         is_same_for_all = not self.worlds_formed or (
             worker.failed_to_connect and worker in worker.world[:1]
         )
-        if exit_code in UNRECOVERABLE or (exit_code == WRONG_SETTINGS and is_same_for_all):
+        if exit_code == DIFFERS:
+            self._ended_by_difference(worker)
+        elif exit_code in UNRECOVERABLE or (exit_code == WRONG_SETTINGS and is_same_for_all):
             self._finish = Finish(exit_code, f"{worker} ended with exit code {exit_code}")
         elif exit_code in (1, WRONG_SETTINGS):
             others_train = any(self._is_member(each) for each in self.world)
             place = _place_of_error(worker, others_train=others_train)
             if place is not None:
                 self._count_error(place, WRONG_SETTINGS if exit_code != 1 else FAULT_REPEATS)
+
+    def _ended_by_difference(self, worker: Worker) -> None:
+        """Let new workers resume from the last commit, once in a job, and not on a host that
+        computes wrongly.
+        """
+        if worker.exit_report is not None and worker.exit_report.avoids_host:
+            for slot in range(self.hosts.get(worker.host, 0)):
+                self._slots[worker.host, slot].not_before = math.inf
+        if self._differing_world not in (0, self.worlds_formed):
+            self._finish = Finish(DIFFERS, "ranks held different weights again (see above)")
+        self._differing_world = self.worlds_formed
 
     def commands(self, now: float) -> list[Command]:
         """Return what to do now; the roster takes it as done."""

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Literal
 
 from hvd_train.console import say
-from hvd_train.errors import HvdTrainError, RankLost, in_user_code
+from hvd_train.errors import HvdTrainError, RankDiffers, RankLost, in_user_code
 from hvd_train.launch import cause, launcher
 from hvd_train.launch.workers import WORKER
 
@@ -39,6 +39,7 @@ class ExitReport:
     error: str = ""  # a line for the user, or a traceback; empty if there is no error to print
     during: During = "building"
     step: int = 0  # finished steps
+    avoids_host: bool = False  # which may compute wrongly
 
 
 def _put(environ: Mapping[str, str], report: ExitReport | None) -> bool:
@@ -80,7 +81,8 @@ def send(
         return True
     is_ours = isinstance(error, HvdTrainError)
     text = str(error) if is_ours else described(error)
-    report = ExitReport(getattr(error, "exit_code", 1), text, during, step)
+    avoids_host = isinstance(error, RankDiffers)
+    report = ExitReport(getattr(error, "exit_code", 1), text, during, step, avoids_host)
     if not _put(environ, report):
         return False
     _sent[:] = [error]

@@ -22,8 +22,18 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from hvd_train.elastic.roster import End, Finish, FormWorld, Roster, Stage, Start, Worker
-from hvd_train.errors import RankLost
+from hvd_train.elastic.roster import (
+    FAULT_REPEATS,
+    End,
+    Finish,
+    FormWorld,
+    Roster,
+    Stage,
+    Start,
+    Worker,
+)
+from hvd_train.errors import RankDiffers, RankLost, ReplicasDiffer
+from hvd_train.launch.exit_report import ExitReport
 from hvd_train.launch.workers import Request
 from hvd_train.run_files.ledger import audit
 from hvd_train.world.world import Gradients, LocalWorld, Place
@@ -182,9 +192,15 @@ class Job:
                 self.results.append(result)
         except (Killed, SystemExit) as error:
             code = 0 if isinstance(error, SystemExit) else 137
+        except ReplicasDiffer as error:
+            avoids_host = isinstance(error, RankDiffers)
+            report = ExitReport(4, str(error), "training", avoids_host=avoids_host)
+            with self.changed:
+                self.roster.exit_report_received(worker.number, report, self._seconds)
+            code = 4
         except BaseException as error:
             self.errors.append(error)
-            code = 4
+            code = FAULT_REPEATS  # it ends the job
         with self.changed:
             self.seats.pop(worker.number, None)
             world._meeting.break_up("a worker has ended")

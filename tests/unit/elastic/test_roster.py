@@ -235,12 +235,29 @@ def test_an_error_that_no_new_worker_would_survive_ends_the_job_at_once() -> Non
     play = Play({"a": 1, "b": 1}, first=2)
     play.end(play.started[0], 2)
     assert play.finish == Finish(2, "a[0] ended with exit code 2")
-    for code in (4, 5, 6, 74):
+    for code in (5, 6, 74):
         play = training({"a": 1, "b": 1})
         one, two = play.world
         play.end(two, code)
         assert play.finish == Finish(code, f"b[0] ended with exit code {code}")
         assert list(play.evicted) == [one]
+
+
+def test_ranks_with_different_weights_resume_once_without_the_host_that_is_wrong() -> None:
+    play = training({"a": 1, "b": 2, "c": 1})
+    for number in play.world:
+        is_odd = play.hosts[number] == "b"
+        report = ExitReport(4, "ranks hold other weights", "training", 7, avoids_host=is_odd)
+        play.roster.exit_report_received(number, report, play.now)
+        play.end(number, 4)
+    before = len(play.started)
+    play.wait(100)
+    new = play.started[before:]
+    assert {play.hosts[number] for number in new} == {"a", "c"}
+    play.ask(*new)
+    assert (play.world, play.finish) == (new, None)
+    play.end(new[0], 4)
+    assert play.finish == Finish(4, "ranks held different weights again (see above)")
 
 
 def test_a_typo_in_the_model_ends_the_job() -> None:

@@ -69,7 +69,7 @@ def commit(*steps: int, keep: int = 3) -> list[str]:
 
 
 def commit_next(disk: Store, step: int) -> None:
-    wait_for("the commit before", lambda: disk.commit(state_at(step)))
+    wait_for("the commit before", lambda: disk.commit(state_at(step), verified=True))
 
 
 def newest_step(show: Callable[[str], None] = lambda line: None) -> int:
@@ -216,6 +216,18 @@ def test_the_newest_checkpoints_are_kept() -> None:
     assert newest_step() == 4
 
 
+def test_the_newest_verified_checkpoint_stays() -> None:
+    """Also if later ones, which the ranks could not compare, are kept."""
+    commit(1, 2, keep=2)
+    disk = store(keep=2)
+    for step in (3, 4, 5):
+        assert disk.commit_last(state_at(step)).result()
+    disk.close()
+    assert steps_on_disk() == [5, 4, 2]
+    commit(6, keep=2)
+    assert steps_on_disk() == [6, 5]
+
+
 def test_commits_are_written_one_at_a_time_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy disk postpones a commit, but not the last one; closing the store loses none."""
     may_write = threading.Event()
@@ -224,15 +236,15 @@ def test_commits_are_written_one_at_a_time_in_their_order(monkeypatch: pytest.Mo
         checkpoint, "write_into", lambda *given: may_write.wait(60) and write(*given)
     )
     disk = store()
-    assert disk.commit(state_at(1))
-    assert not disk.commit(state_at(2))
+    assert disk.commit(state_at(1), verified=True)
+    assert not disk.commit(state_at(2), verified=True)
     last = disk.commit_last(state_at(3))
     assert not last.done()
-    assert not disk.commit(state_at(4))
+    assert not disk.commit(state_at(4), verified=True)
     may_write.set()
     assert last.result()
     assert steps_on_disk() == [3, 1]
-    assert disk.commit(state_at(5))
+    assert disk.commit(state_at(5), verified=True)
     disk.close()
     assert steps_on_disk() == [5, 3, 1]
 

@@ -74,7 +74,8 @@ def committed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the committed steps; the disk is too busy for a commit of step 8."""
     steps = list[int]()
 
-    def commit(store: Store, state: TrainState) -> bool:
+    def commit(store: Store, state: TrainState, *, verified: bool) -> bool:
+        assert verified
         steps.append(state.progress.step)
         return state.progress.step != 8
 

@@ -86,12 +86,12 @@ def test_later_workers_of_a_job_continue_in_its_folder(
 ) -> None:
     """Whatever the user typed. They wait for a former worker, and then take the folder over."""
     former = opened(small_config(output_dir=output_dir, recipe="few"), state)
-    assert former.commit_last(state).result()
+    assert former.commit_last(state, verified=True).result()
     config = small_config(output_dir=output_dir, recipe="few", resume=resume)
     monkeypatch.setenv(workers.RUN_DIR, str(former.path))
     found = claim(config, state)
     assert (found.path, found.earlier, found.notes, clock.sleeps) == (former.path, True, (), 5)
-    assert not former.commit_last(state).result()
+    assert not former.commit_last(state, verified=True).result()
     former.close()
 
 
@@ -144,13 +144,13 @@ def test_a_rank_that_is_no_longer_rank_0_releases_the_folder(state: TrainState) 
     former = opened(small_config(ledger=True), state)
     state.recent = [Entry(0, (1, 7), 2, (0, 140), 1)]
     former.journal.catch_up(state.recent, None, None)
-    assert former.store.commit(state)
+    assert former.store.commit(state, verified=True)
     former.open(None, state)
     assert former.path is None
     assert steps_on_disk() == [7]
     assert [entry.steps for entry in read(RUN / "ledger.jsonl")] == [(1, 7)]
     former.journal.took(Entry(0, (1, 8), 2, (0, 160), 1))
-    assert not former.commit_last(state).result()
+    assert not former.commit_last(state, verified=True).result()
     following = opened(small_config(ledger=True), state)
     following.journal.catch_up(state.recent, None, None)
     following.close()
