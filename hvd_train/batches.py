@@ -5,18 +5,29 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from hvd_train.config import Config
 from hvd_train.data.loader import Ahead
 from hvd_train.data.read_ahead import ReadAhead
 from hvd_train.parts import Parts
 from hvd_train.progress.clock import Split
-from hvd_train.progress.order import Batch, Indices, Order, assignments, epoch_size
+from hvd_train.progress.order import (
+    Batch,
+    Indices,
+    MicroBatch,
+    Order,
+    Pieces,
+    assignments,
+    epoch_size,
+)
 from hvd_train.progress.shares import Shares
 from hvd_train.state import TrainState
 from hvd_train.world.world import Place
 
 # add up the micro-batches of a rank in the opposite order, for `hvd-train prove`
 REVERSED = "HVD_TRAIN_REVERSED"
+_RECHECK_STEPS = 500  # a pass of one in so many steps costs 0.2% at most
 
 
 class Batches:
@@ -37,6 +48,12 @@ class Batches:
         self._place = place
         self._split = split
         self._shares = shares
+        every = config.run.recheck_steps
+        is_possible = place.size > 1 and not config.model.sync_batch_norm
+        is_proof = REVERSED in os.environ
+        self._recheck_steps = (
+            0 if is_proof or not is_possible else _RECHECK_STEPS if every is None else every
+        )
         self._ahead: Ahead | None = None
         self._read_ahead: ReadAhead | None = None
         self._last: tuple[int, Batch] | None = None  # the last batch, and the steps before it
@@ -93,15 +110,38 @@ class Batches:
 
     def _work(self, epoch: int) -> Iterator[Batch]:
         """Yield what this rank reads of an epoch, from the next step on."""
-        return assignments(
-            self._order(epoch),
-            self._state.progress.cursor,
-            self._state.layout,
+        order = self._order(epoch)
+        layout = self._state.layout
+        step = self._state.progress.step
+        samples = range(self._state.progress.cursor, self.epoch_size)
+        work = assignments(
+            order,
+            samples.start,
+            layout,
             self._place.rank,
             self._place.size,
-            self.epoch_size,
-            partial(self._owned, self._state.progress.step) if self._shares.follow_speed else None,
+            samples.stop,
+            partial(self._owned, step) if self._shares.follow_speed else None,
         )
+        for number, batch in enumerate(work):
+            if self._recheck_steps and (step + number + 1) % self._recheck_steps == 0:
+                pieces = layout.micro_batches(layout.batches(samples)[number])
+                other = self._of_another_rank(order, pieces, step + number)
+                batch = replace(batch, is_rechecked=True, rechecked=other)
+            yield batch
+
+    def _of_another_rank(self, order: Order, pieces: Pieces, step: int) -> MicroBatch | None:
+        """Return the first micro-batch of the next rank that has one after this many steps."""
+        place = self._place
+        owners = self._shares.owners(step, len(pieces))
+        for distance in range(1, place.size):
+            other = (place.rank + distance) % place.size
+            if other in owners:
+                number = owners.index(other)
+                positions = pieces[number]
+                samples = order.at(np.arange(positions.start, positions.stop, dtype=np.int64))
+                return MicroBatch(number, samples)
+        return None
 
     def _owned(self, first: int, number: int, count: int) -> list[int]:
         return self._shares.owned(first + number, count)

@@ -65,8 +65,31 @@ class Store:
                 )
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._keep = config.run.keep_checkpoints
+        self._trusted_step: int | None = None  # whose micro-batches the ranks compared last
         self._last: Future[bool] | None = None
         self._unwritten: dict[str, dict[str, Tensor]] = {}
+
+    def trust(self, step: int) -> None:
+        """Note that ranks have computed the same in this step; an earlier commit stays from now on
+        until they have done so again.
+        """
+        self._trusted_step = step
+
+    def distrust(self) -> None:
+        """Put aside the commits since `trust`: a rank may have computed wrongly."""
+        self._writer.submit(self._put_aside).result()
+
+    def _put_aside(self) -> None:
+        for path in committed(self.folder):
+            if not self._is_trusted(path):
+                with suppress(OSError):
+                    path.rename(path.with_suffix(".distrusted"))
+
+    def _is_trusted(self, path: Path) -> bool:
+        """Return whether the ranks have compared a commit, and later what they compute."""
+        if self._trusted_step is None:
+            return is_verified(path)
+        return is_verified(path) and path.name <= path_of(self.folder, self._trusted_step).name
 
     @property
     def is_free(self) -> bool:
@@ -130,9 +153,17 @@ class Store:
             return False
         # Newer files were damaged when this run was resumed; they must not push out good ones.
         older = [old for old in committed(self.folder) if old.name <= path.name]
-        _remove(_superfluous(older, self._keep))
+        self._remove_all_but(self._keep, older)
         self._committed()
         return True
+
+    def _remove_all_but(self, number: int, newest_first: Sequence[Path]) -> None:
+        """Remove all but the newest checkpoints and the newest trusted one."""
+        trusted = next(filter(self._is_trusted, newest_first), None)
+        for path in newest_first[number:]:
+            if path != trusted:
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
 
     def _write(self, name: str, write: Callable[[BinaryIO], object]) -> None:
         """Write a file; if the disk is full, again without older checkpoints than the newest.
@@ -150,7 +181,7 @@ class Store:
             there = committed(self.folder)
             while there and not _is_whole(there[0]):
                 del there[0]
-            _remove(_superfluous(there, 1))
+            self._remove_all_but(1, there)
             with self._run_folder.writing(name) as file:
                 write(file)
 
@@ -170,18 +201,6 @@ class Store:
             else:
                 del self._unwritten[name]
         return not self._unwritten
-
-
-def _superfluous(newest_first: Sequence[Path], keep: int) -> list[Path]:
-    """Return all but the newest checkpoints, without the newest verified one."""
-    verified = next(filter(is_verified, newest_first), None)
-    return [path for path in newest_first[keep:] if path != verified]
-
-
-def _remove(paths: Sequence[Path]) -> None:
-    for path in paths:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
 
 
 def _is_whole(path: Path) -> bool:

@@ -327,6 +327,9 @@ class RunConfig:
     balance: Literal["auto", "on", "off"] = may_change("auto")
     """Deal the micro-batches of a step to workers by their measured speed (auto: if they have
     different GPUs or processors), which does not change the result."""
+    recheck_steps: int | None = may_change(None, "at least 0")
+    """Steps from one in which each worker computes a micro-batch of another one again, and all
+    compare the gradients, to the next. Default: 500; in a loop of your own 0, which is never."""
     max_time: str | None = may_change(None)
     """End the run after this time of training (without start-ups, over all restarts), as in 2h30m,
     90m or 45s: with final weights, test score and summary. A longer time continues the run."""
@@ -429,6 +432,11 @@ class Config:
             raise UsageError(
                 "--balance on: --sync-batch-norm needs equal shares, since the passes that run at "
                 "once decide its statistics; leave out one of them"
+            )
+        if self.run.recheck_steps and self.model.sync_batch_norm:
+            raise UsageError(
+                "--recheck-steps: with --sync-batch-norm a micro-batch depends on the others that "
+                "run at once, so no rank can compute it again; leave out one of them"
             )
         if (warmup := self.schedule.warmup_epochs) > self.schedule.epochs:
             raise UsageError(

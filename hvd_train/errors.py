@@ -69,6 +69,13 @@ class ReplicasDiffer(HvdTrainError):
     exit_code = 4
 
 
+class PassesDiffer(HvdTrainError):
+    """Ranks have computed a micro-batch differently; all of them raise it, before the update."""
+
+    wrong_rank: int | None = None
+    """The rank that computes wrongly, if the others show it."""
+
+
 class RankDiffers(ReplicasDiffer):
     """This rank holds other weights than most ranks, so its host may compute wrongly."""
 

@@ -19,7 +19,14 @@ from typing_extensions import Self
 from hvd_train import checkpoint, end, records
 from hvd_train.data.loader import Loader
 from hvd_train.data.trees import map_tensors
-from hvd_train.errors import RankLost, UsageError, first_few
+from hvd_train.errors import (
+    PassesDiffer,
+    RankDiffers,
+    RankLost,
+    ReplicasDiffer,
+    UsageError,
+    first_few,
+)
 from hvd_train.history import HEAD, STEPS, TAIL, Place
 from hvd_train.launch import stacks
 from hvd_train.membership import Membership, Overtaken
@@ -82,6 +89,7 @@ class Loops:
         # is called before each update
         self._before: Callable[[list[nn.Parameter]], object] | None = None
         self._attempt: Attempt | None = None  # at an update that is not recorded yet
+        self._differing_step = -1  # the last one in which two ranks computed differently
         self._after_steps = False  # whether the steps of the epoch have ended in the program
         self._evaluations = set[tuple[object, ...]]()  # since the last point: place and name
         self._step: Step | None = None  # which the program is in
@@ -340,6 +348,33 @@ class Loops:
                 self._attempt = None
             self.ranks.meet(lost)
             self.writes.note()
+        except PassesDiffer as error:
+            assert self._attempt is not None
+            self._attempt.undo()
+            self._attempt = None
+            self._take_again(error)
+
+    def _take_again(self, error: PassesDiffer) -> None:
+        """Let the ranks take a step again in which two have computed a micro-batch differently.
+
+        Raises the second time, since earlier steps may be wrong, too: ReplicasDiffer, which is
+        RankDiffers on the wrong rank, if the others show which one it is.
+        """
+        ranks = self.ranks
+        step = ranks.steps + 1
+        if self._differing_step != step:
+            self._differing_step = step
+            text = f"{error}: the step is taken again"
+            ranks.output.journal.event("recheck", text, step=step)
+            return
+        if ranks.output.store is not None:
+            ranks.output.store.distrust()
+        is_wrong = error.wrong_rank == ranks.world.place.rank
+        text = (
+            f"{error}, twice: a machine computes wrongly; the same command resumes from the last "
+            "commit before the last comparison"
+        )
+        raise RankDiffers(text) if is_wrong else ReplicasDiffer(text)
 
     def _begin_collective(self) -> None:
         """Come to an update or evaluation of all ranks. Raises as `Membership.compare` does."""
@@ -472,7 +507,10 @@ class Loops:
         ranks.clock.split.mark("other")
         batch = ranks.batches.next(step.epoch - 1)
         turn = sum(earlier == key_of(optimizers) for earlier, _ in step.answers)
-        attempt = ranks.updater.begin(ranks.state, batch, self._votes(), optimizers, turn)
+        to_the_bit = self._differing_step != step.number
+        attempt = ranks.updater.begin(
+            ranks.state, batch, self._votes(), optimizers, turn, to_the_bit=to_the_bit
+        )
         self._attempt = attempt
         measuring = attempt.measuring
         if not (measuring.fields or batch.micro_batches):
@@ -482,10 +520,11 @@ class Loops:
                 yield MicroBatch(
                     partial(measuring.checked, num_samples=2), 0, example, np.arange(2)
                 )
-        for micro in batch.micro_batches:
+        for micro in batch.passes:
             attempt.start(micro)
             own = map_tensors(micro.batch, lambda tensor: tensor)  # the program may change a dict
-            mine = MicroBatch(attempt.backward, micro.number, own, micro.samples)
+            take = attempt.recheck if micro is batch.rechecked else attempt.backward
+            mine = MicroBatch(take, micro.number, own, micro.samples)
             yield mine
             if attempt.lost is not None:
                 raise attempt.lost
@@ -494,7 +533,10 @@ class Loops:
                     f"step {step.number}: micro.backward was not called: give samples that do "
                     "not count a loss of 0, or leave them out of the data"
                 )
-        return attempt.finish(ranks.batches.prepare, self._before)
+        done = attempt.finish(ranks.batches.prepare, self._before)
+        if batch.is_rechecked and ranks.output.store is not None:
+            ranks.output.store.trust(step.number)
+        return done
 
     def _give_up(self, attempt: Attempt) -> None:
         """Undo what the passes of a step have changed that does not end."""

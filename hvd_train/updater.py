@@ -18,16 +18,18 @@ import xxhash
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hvd_train import recheck
 from hvd_train.config import Config
-from hvd_train.errors import RankLost, UsageError
+from hvd_train.errors import PassesDiffer, RankLost, UsageError
 from hvd_train.network import attributes, optim
 from hvd_train.network.buffers import StepBuffers
-from hvd_train.network.device import autocast, seed
+from hvd_train.network.device import arithmetic, autocast, seed
 from hvd_train.network.normalization import sums_of_layers
 from hvd_train.progress import order
 from hvd_train.progress.clock import Split
 from hvd_train.progress.order import Batch, MicroBatch, fingerprint, from_bytes, in_bytes
 from hvd_train.progress.pace import Pace, Slow
+from hvd_train.recheck import Pass, Passes
 from hvd_train.state import Answer, TrainState
 from hvd_train.tasks.task import (
     LOSS,
@@ -107,6 +109,7 @@ class Updater:
         # ranks that have become slow, or (None) as fast as the others, and are not reported yet
         self.changes = dict[int, Slow | None]()
         self.autocast = autocast(config, device)
+        self.rounding = recheck.rounding(arithmetic(config, device))
         self.buffers = StepBuffers(model, device)
         self.sums_of_layers = sums_of_layers(model, world)
         self.sums_of_layers.mark = self.mark
@@ -148,8 +151,12 @@ class Updater:
         votes: Votes,
         names: Sequence[str] = ("",),
         turn: int = 0,
+        *,
+        to_the_bit: bool = True,
     ) -> Attempt:
         """Begin an attempt at the next update of `state`, with this rank's part of its samples.
+
+        If ranks compare micro-batches in this step, they do so `to_the_bit`, if they can.
 
         The optimizers of these names have done `turn` updates in this step. Parameters of the
         others get no gradient meanwhile. Raises RankLost, and UsageError as
@@ -169,7 +176,9 @@ class Updater:
         trains_others = self._note_trained(name, trained, state)
         for parameter in self._parameters:
             parameter.grad = None
-        self.world.begin_update(trained, len(batch.micro_batches))
+        # More passes than there are, so that no gradient is summed before it has been noted.
+        more = 2 * batch.is_rechecked
+        self.world.begin_update(trained, len(batch.micro_batches) + more)
         self.sums_of_layers.begin_step(len(batch.micro_batches), batch.num_micro_batches)
         self.buffers.begin()
         self._watched_updates = max(0, self._watched_updates - 1)
@@ -186,7 +195,12 @@ class Updater:
             digest,
             trains_others,
         )
-        return Attempt(self, state, batch, votes, of)
+        return Attempt(self, state, batch, votes, of, to_the_bit=to_the_bit)
+
+    def name_of(self, parameter: nn.Parameter) -> str:
+        """Return the name of a parameter in the model."""
+        names = (name for name, each in self._model.named_parameters() if each is parameter)
+        return next(names)
 
     def times_of_ranks(self) -> Tensor:
         """Return the times of this rank, [ranks * pace.FIELDS], with zeros for the others."""
@@ -275,7 +289,14 @@ class Attempt:
     """
 
     def __init__(
-        self, updater: Updater, state: TrainState, batch: Batch, votes: Votes, trained: Trained
+        self,
+        updater: Updater,
+        state: TrainState,
+        batch: Batch,
+        votes: Votes,
+        trained: Trained,
+        *,
+        to_the_bit: bool,
     ) -> None:
         """Hold the parameters of other optimizers fixed until `finish` or `undo`."""
         self.batch = batch
@@ -289,6 +310,10 @@ class Attempt:
         self._forward = ExitStack()  # what a forward pass runs in
         self._sums_of_passes = list[Tensor]()
         self._kept = list[Kept]()
+        # of a step in which ranks compare micro-batches: the own one, and that of another rank
+        self._own: Pass | None = None
+        self._other: Pass | None = None
+        self._to_the_bit = to_the_bit
         # gradients of each term of the loss, if several
         self._of_terms = dict[int, dict[nn.Parameter, Tensor]]()
         self._held_fixed = trained.fixed
@@ -299,7 +324,8 @@ class Attempt:
     @property
     def _is_last(self) -> bool:
         """Whether this is the last micro-batch of this rank."""
-        return self._micro is self.batch.micro_batches[-1]
+        micro_batches = self.batch.micro_batches
+        return bool(micro_batches) and self._micro is micro_batches[-1]
 
     def start(self, micro: MicroBatch) -> None:
         """Begin the forward pass of a micro-batch: from the same buffers and
@@ -326,7 +352,6 @@ class Attempt:
         """
         updater = self._updater
         measuring = self.measuring
-        scaler = self._state.scaler
         self._forward.close()
         self._check_gradients()
         measures = measuring.checked(measures, len(self._micro.samples))
@@ -339,21 +364,71 @@ class Attempt:
             if self._is_last:
                 self._send_message()
             if len(measuring.terms) > 1:
+                scaler = self._state.scaler
                 self._backward_of_terms(
                     [scaler.scale(sum_of(measures[term.name])) for term in measuring.terms]
                 )
             else:
-                # The ranks' gradients are added. As `grad_tensors` the share would make
-                # torch import sympy.
-                loss = scaler.scale(sum_of(measures[LOSS])) * self._share(0)
-                torch.autograd.backward(loss)
+                self._backward_of_loss(measures)
         except RankLost as error:
             self.lost = error
         self.lost = self.lost or updater.sums_of_layers.lost
+        if self.batch.is_rechecked and self._micro is self.batch.micro_batches[0]:
+            self._own = self._noted()
         if not self._is_last:
             updater.world.end_pass()
         self._note_gradients()
         updater.mark("backward")
+
+    def _backward_of_loss(self, measures: Measures) -> None:
+        # The ranks' gradients are added. As `grad_tensors` the share would make torch import sympy.
+        loss = self._state.scaler.scale(sum_of(measures[LOSS])) * self._share(0)
+        torch.autograd.backward(loss)
+
+    def recheck(self, measures: Measures) -> None:
+        """End the forward pass of a micro-batch of another rank, run its backward pass, and note
+        the gradients, which count for that rank.
+        """
+        updater = self._updater
+        self._forward.close()
+        measures = self.measuring.checked(measures, len(self._micro.samples))
+        if len(self.measuring.terms) == 1:
+            self._backward_of_loss(measures)
+        self._other = self._noted()
+        for parameter in self._trained.all:
+            parameter.grad = None
+        updater.buffers.put_back()
+        self._note_gradients()
+        updater.mark("backward")
+
+    def _noted(self) -> Pass | None:
+        # The gradients of several terms are added up in the last pass.
+        if len(self.measuring.terms) > 1:
+            return None
+        return recheck.noted(self._micro.number, self._trained.parameters)
+
+    def _compare_passes(self) -> None:
+        """Raise PassesDiffer on all ranks if two of them have computed a micro-batch differently.
+
+        Raises RankLost.
+        """
+        updater = self._updater
+        mine = Passes(recheck.machine_of(updater.device), self._own, self._other)
+        of_ranks = updater.world.gather(mine, "a step")
+        found = recheck.differences(of_ranks, updater.rounding, to_the_bit=self._to_the_bit)
+        if not found:
+            return
+        largest = max(found, key=lambda difference: difference.size)
+        owner, other = largest.ranks
+        wrong = recheck.wrong_rank(found, len(of_ranks))
+        who = f"ranks {owner} and {other}" if wrong is None else f"rank {wrong} and others"
+        error = PassesDiffer(
+            f"{who} have computed micro-batch {largest.number} of step "
+            f"{self._state.progress.step + 1} differently (by {largest.size:.1e} of the gradient's "
+            f"norm, in {updater.name_of(self._trained.parameters[largest.parameter])})"
+        )
+        error.wrong_rank = wrong
+        raise error
 
     def _exponent(self, term: int) -> int:
         """Return the power of two near the count of a term of the loss for each
@@ -530,6 +605,8 @@ class Attempt:
         at = self._at
         self._check_trained_alike(message)
         gradients = updater.world.reduce()
+        if batch.is_rechecked:
+            self._compare_passes()
         if buffers.others and message[at.other_buffers] > 0:
             buffers.broadcast_others(updater.world)
         kept = (

@@ -152,12 +152,18 @@ class Loader(ABC):
     def load(self, epoch: int, work: Iterable[Batch]) -> Iterator[Batch]:
         """Yield these batches of an epoch with what they hold. Raises as `read` does."""
         ahead, work = itertools.tee(work)
-        read = self.read(epoch, (micro for batch in ahead for micro in batch.micro_batches))
+        read = self.read(epoch, (micro for batch in ahead for micro in batch.passes))
         for batch in work:
+            # in the order of `Batch.passes`
+            rechecked = batch.rechecked
+            if rechecked is not None:
+                rechecked = MicroBatch(rechecked.number, rechecked.samples, next(read))
             micro_batches = tuple(
                 MicroBatch(micro.number, micro.samples, next(read)) for micro in batch.micro_batches
             )
-            yield Batch(batch.size, batch.num_micro_batches, micro_batches)
+            yield Batch(
+                batch.size, batch.num_micro_batches, micro_batches, batch.is_rechecked, rechecked
+            )
 
     def start(self) -> str:
         """Start the loader processes, and return the digest of the items that they read.

@@ -50,7 +50,7 @@ class ReadAhead:
             self._may_look.acquire()
             if self._has_ended:
                 return
-            for micro in batch.micro_batches:
+            for micro in batch.passes:
                 new = {*self._data.shards_of(micro.samples).tolist()} - seen
                 seen |= new
                 yield from sorted(new)

@@ -317,6 +317,7 @@ class Roster:
         if worker.exit_report is not None and worker.exit_report.avoids_host:
             for slot in range(self.hosts.get(worker.host, 0)):
                 self._slots[worker.host, slot].not_before = math.inf
+            return
         if self._differing_world not in (0, self.worlds_formed):
             self._finish = Finish(DIFFERS, "ranks held different weights again (see above)")
         self._differing_world = self.worlds_formed

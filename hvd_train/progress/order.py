@@ -230,6 +230,16 @@ class Batch:
     size: int
     num_micro_batches: int
     micro_batches: tuple[MicroBatch, ...]
+    is_rechecked: bool = False  # whether ranks compute micro-batches of one another again
+    # which this rank computes again, if any; it counts for its own rank
+    rechecked: MicroBatch | None = None
+
+    @property
+    def passes(self) -> tuple[MicroBatch, ...]:
+        """All micro-batches that this rank computes, in the order in which it does."""
+        return (
+            self.micro_batches if self.rechecked is None else (self.rechecked, *self.micro_batches)
+        )
 
 
 def epoch_size(batch: BatchConfig, layout: BatchLayout, num_samples: int) -> int:
