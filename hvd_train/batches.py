@@ -14,6 +14,7 @@ from hvd_train.parts import Parts
 from hvd_train.progress.clock import Split
 from hvd_train.progress.order import (
     Batch,
+    BatchLayout,
     Indices,
     MicroBatch,
     Order,
@@ -156,7 +157,10 @@ class Batches:
         return self._order(epoch)[cursor : cursor + size]
 
     def _order(self, epoch: int) -> Order:
-        order = self._parts.orders(self._config.seed, epoch, self._parts.train_loader.num_samples)
-        # another layout in mid-epoch would mean other streams, with samples that were taken
-        is_fixed = self._config.batch.on_resize == "global"
-        return order.dealt(self._state.layout) if is_fixed else order
+        layout = self._state.layout
+        if self._config.batch.on_resize == "per-worker":
+            # The steps may change in mid-epoch, but not the micro-batches: an order that followed
+            # the steps would repeat samples.
+            layout = BatchLayout(layout.micro_batch, layout.micro_batch)
+        num_samples = self._parts.train_loader.num_samples
+        return self._parts.orders(self._config.seed, epoch, num_samples, layout)

@@ -204,12 +204,25 @@ class BatchConfig:
     shuffle_window: int = number(10_000, "at least 0")
     """Samples of shards that are shuffled with each other for a micro-batch, in an order that reads
     few shards at a time; 0: all, in any order of shards."""
+    sample_weights: str | None = None
+    """Draw samples with a probability in proportion to their weight: a .npy file, a text file with
+    a number a line, or the name of an attribute of the training set."""
+    length_buckets: str | None = None
+    """Put samples of similar length into a micro-batch, by a file or attribute of lengths, as with
+    sample-weights."""
     drop_last: bool = False
     """Leave out the last samples of an epoch's order that do not fill a global batch."""
 
     def __post_init__(self) -> None:
         if self.batch_size is None and self.global_batch_size is None:
             raise UsageError("no batch size: give --batch-size (per worker) or --global-batch-size")
+        orders = [
+            flag(name)
+            for name in ("order", "sample_weights", "length_buckets")
+            if getattr(self, name) not in (None, "shuffled")
+        ]
+        if len(orders) > 1:
+            raise UsageError(f"{' and '.join(orders)} are different orders: leave one out")
         at_once = self.batch_size and self.batch_size * self.accumulation_steps
         if (
             self.global_batch_size

@@ -39,6 +39,7 @@ from hvd_train.progress.shares import Shares, Speed
 from hvd_train.result import Result, describe
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.environment import environment, processor
+from hvd_train.run_files.ledger import WEIGHTED
 from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.state import Snapshot, TrainState
 from hvd_train.tasks.task import Measuring, Scores, Task
@@ -472,7 +473,7 @@ class Membership:
             world_size=place.size,
             num_samples=parts.train_loader.num_samples,
             epoch_samples=self.batches.epoch_size,
-            order="own" if "order" in parts.identity else self.config.batch.order,
+            order=self._name_of_order(),
             seed=self.config.seed,
             best=parts.goal.name,
             higher=parts.goal.higher,
@@ -481,9 +482,17 @@ class Membership:
         hosts = [member.host for member in self.members]
         self.output.write(run_folder.ENVIRONMENT, environment(hosts, gpu_name(parts.device)))
         self.output.write(run_folder.DATA, state.data)
+        if self.config.run.ledger and parts.sample_weights is not None:
+            self.output.write(run_folder.WEIGHTS, parts.sample_weights)
         if state.progress.step == 0:
             for note in parts.notes:
                 journal.event("note", note)
+
+    def _name_of_order(self) -> str:
+        """Return how an audit can know the order: WEIGHTED, a name in ORDERS, or not."""
+        if self.parts.sample_weights is not None:
+            return WEIGHTED
+        return "own" if "order" in self.parts.identity else self.config.batch.order
 
     def _resize(self) -> None:
         """Fit the global batch to the number of ranks. Called when no step is half done."""

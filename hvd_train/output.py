@@ -1,6 +1,7 @@
 """The output of a training, which rank 0 writes into the run folder."""
 
 import dataclasses
+import io
 import json
 import os
 import time
@@ -10,6 +11,8 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from hvd_train import checkpoint, config_file
 from hvd_train.checkpoint import Store
@@ -193,10 +196,12 @@ class Output:
         return _done(result=True) if self._copies is None else self._copies.finish()
 
     def write(self, name: str, values: Any) -> bool:
-        """Write a file of the run folder, if there is one, as JSON; return False if that failed."""
+        """Write a file of the run folder, if there is one: an array as .npy, else as JSON;
+        return False if that failed.
+        """
         try:
             if self._folder is not None:
-                self._folder.write(name, json.dumps(values, indent=1) + "\n")
+                self._folder.write_bytes(name, _content(values))
         except OSError as error:
             self.journal.event("note", f"cannot write {self.path}/{name}: {error.strerror}")
             return False
@@ -221,6 +226,14 @@ class Output:
         self._folder = None
         self.journal = Journal()
         self.store = None
+
+
+def _content(values: Any) -> bytes:
+    if not isinstance(values, np.ndarray):
+        return (json.dumps(values, indent=1) + "\n").encode()
+    content = io.BytesIO()
+    np.save(content, values)
+    return content.getvalue()
 
 
 def _done(*, result: bool) -> Future[bool]:
@@ -294,7 +307,9 @@ class _Found:
         progress = Progress(**snapshot["progress"])
         old = config_file.from_dict(snapshot["config"], source=file)
         differences = config.differences(old)
-        if fixed := [line for line in differences if line.partition(":")[0] in _FIXED]:
+        # the order of these samples follows the layout, which would change within an epoch
+        fixed_names = (*_FIXED, *(_OF_CUT if config.batch.length_buckets else ()))
+        if fixed := [line for line in differences if line.partition(":")[0] in fixed_names]:
             again = "start a new run from weights: --weights FILE in place of --resume"
             raise UsageError(
                 f"--resume {file}: its run cannot continue with other settings "

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,14 @@ from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
 from hvd_train.config import Config, DataConfig
-from hvd_train.data import identity, sources
+from hvd_train.data import identity, per_sample, sources
 from hvd_train.data.dataset import Augment, DataSet, Source
 from hvd_train.data.identity import Identity
 from hvd_train.data.loader import Collate, Loader, Prepare, open_loader
 from hvd_train.data.own_order import OwnOrder, digest_of_orders, orders_of
 from hvd_train.data.read_ahead import Fetches
 from hvd_train.data.sources import OwnData
-from hvd_train.errors import UsageError, first_line, place_in_user_code
+from hvd_train.errors import UsageError, first_line, flag, place_in_user_code
 from hvd_train.history import History
 from hvd_train.network import buffers, freeze, models, normalization, optim, weights
 from hvd_train.network.device import (
@@ -34,7 +35,8 @@ from hvd_train.network.device import (
 )
 from hvd_train.network.models import Builder, micro_batch_sizes
 from hvd_train.progress import order
-from hvd_train.progress.order import ORDERS, EpochOrder, Indices, Orders
+from hvd_train.progress.order import ORDERS, Indices, Orders
+from hvd_train.progress.sampling import BucketOrder, Numbers, drawn_by
 from hvd_train.progress.shard_order import ShardOrder
 from hvd_train.state import TrainState
 from hvd_train.tasks.builtin import CLASSIFICATION, OwnTask, open_task
@@ -84,8 +86,9 @@ class Parts:
     train_loader: Loader
     val_loader: Loader | None
     test_loader: Loader | None
-    orders: Orders = EpochOrder  # of the training set
+    orders: Orders = ORDERS["shuffled"]  # of the training set
     shards: Fetches | None = None  # the training set, if it is fetched in that order
+    sample_weights: Numbers | None = None  # by which its samples are drawn
     heads: tuple[str, ...] = ()  # the layers that `--freeze backbone` leaves out
     notes: tuple[str, ...] = ()  # lines for the user about the start of a fresh training
 
@@ -95,7 +98,7 @@ def warm_parts(config: Config, world: World, own: Own = NOTHING) -> tuple[Parts,
 
     Raises UsageError.
     """
-    parts = build(config, world.place, own)
+    parts = _in_its_order(config, build(config, world.place, own))
     if config.model.sync_batch_norm:
         normalization.synchronise(parts.model, world)
     notes = notes_on_arithmetic(config, parts.device, parts.model)
@@ -174,7 +177,6 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
     colour = own.model is None and models.needs_colour(config.model.model)
     loaders = _loaders(config, place, data, task, device, colour=colour)
     of_data = {**identity.of(data), "items": _digests_of_others(data, loaders)}
-    shards = _in_shards(config, data)
     network = _network(config, own, device, len(data.classes), 3 if colour else data.channels)
     examples = [loader.example(2) for loader in loaders.values()]
     try:
@@ -197,8 +199,6 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
         train_loader=loaders["training"],
         val_loader=loaders.get("validation"),
         test_loader=loaders.get("test"),
-        orders=_orders(config, shards, of_data),
-        shards=shards,
         heads=heads,
     )
 
@@ -294,9 +294,11 @@ def of_a_loop(
     data: Any,
     collate: Collate,
     own_order: OwnOrder | None = None,
+    given: Any = None,
 ) -> tuple[Parts, Optimizers]:
     """Return the parts of a training whose loop is the user's.
 
+    `given` are the weights or lengths of samples, if no setting names them.
     Raises UsageError for what cannot be trained.
     """
     weights.check_state(model, config.run.weights_format)
@@ -311,12 +313,6 @@ def of_a_loop(
     loader = open_loader(
         source.train, None, device, config.seed, loader_processes(config.data, world.place), collate
     )
-    of_data = {**identity.of(source), "items": {"training": loader.start()}}
-    shards = None if own_order else _in_shards(config, source)
-    orders = _orders(config, shards, of_data)
-    if own_order is not None:
-        of_data["order"] = digest_of_orders(own_order, config.seed, loader.num_samples)
-        orders = lru_cache(1)(orders_of(own_order))  # `Step.samples` asks for it again
     task = Task(Mapping.get, best="")  # type: ignore[arg-type]  # the user's loop measures
     measuring = {name: Measuring(task.measure, of_a_loop=True) for name in optimizers}
     evaluation = Measuring(task.measure)
@@ -324,7 +320,7 @@ def of_a_loop(
     parts = Parts(
         device,
         source,
-        of_data,
+        identity.of(source),
         task,
         measuring,
         evaluation,
@@ -333,10 +329,10 @@ def of_a_loop(
         loader,
         None,
         None,
-        orders,
-        shards,
         notes=tuple(notes_on_arithmetic(config, device, model)),
     )
+    parts = _in_its_order(config, parts, own_order, given)
+    parts.identity["items"] = {"training": loader.start()}
     return parts, optimizers
 
 
@@ -348,14 +344,59 @@ def _in_shards(config: Config, data: DataSet) -> Any:
     return shards if is_read and shards is not None and len(shards) == len(data.train) else None
 
 
-def _orders(config: Config, shards: Any, of_data: Identity) -> Orders:
-    """Return the orders of epochs; that of shards becomes a part of the identity."""
+def _in_its_order(
+    config: Config, parts: Parts, own_order: OwnOrder | None = None, given: Any = None
+) -> Parts:
+    """Return the parts with the orders of epochs, which become a part of the identity.
+
+    `given` are the weights or lengths, if no setting names them. Raises UsageError.
+    """
+    batch = config.batch
+    of_data = parts.identity
+    shards = None if own_order else _in_shards(config, parts.data)
+    setting = "length_buckets" if batch.sample_weights is None else "sample_weights"
+    named = getattr(batch, setting)
+    if named is not None:
+        if shards is not None:
+            raise UsageError(
+                f"{flag(setting)}: add --shuffle-window 0, to read shards in any order"
+            )
+        numbers = _numbers(setting, named, given, parts.data.train)
+        of_data["order"] = identity.digest_of_bytes(setting.encode() + numbers.tobytes())
+        if setting == "sample_weights":
+            return replace(parts, orders=drawn_by(numbers), sample_weights=numbers)
+        return replace(parts, orders=lru_cache(1)(partial(BucketOrder, numbers)))
+    if own_order is not None:
+        of_data["order"] = digest_of_orders(own_order, config.seed, parts.train_loader.num_samples)
+        # `Step.samples` asks for it again
+        return replace(parts, orders=lru_cache(1)(orders_of(own_order)))
     if shards is None:
-        return ORDERS[config.batch.order]
+        return replace(parts, orders=ORDERS[batch.order])
     starts: Indices = shards.shard_starts
-    window = config.batch.shuffle_window
+    window = batch.shuffle_window
     of_data["order"] = identity.digest_of_bytes(f"{window} {[*map(int, starts)]}".encode())
-    return lru_cache(1)(partial(ShardOrder, starts, window))
+    orders = lru_cache(1)(partial(ShardOrder, starts, window))
+    return replace(parts, orders=orders, shards=shards)
+
+
+def _numbers(setting: str, named: str, given: Any, train: Source) -> Numbers:
+    """Return the numbers of the training samples: the given ones, or those that a setting names.
+
+    Raises UsageError.
+    """
+    title = f"{flag(setting)} {named}"
+    if given is not None:
+        title = f"Session({per_sample.ARGUMENTS[setting]}=...)"
+    elif named.isidentifier():
+        owners = [each for each in sources.inner_sets(train) if hasattr(each, named)]
+        if not owners:
+            raise UsageError(
+                f"{title}: the training set has no such attribute; type a file as ./{named}"
+            )
+        given = getattr(owners[0], named)
+    else:
+        given = per_sample.read(title, Path(named))
+    return per_sample.checked(title, given, len(train))
 
 
 def _measurings(

@@ -23,10 +23,11 @@ from hvd_train.console import say
 from hvd_train.data import identity
 from hvd_train.data.loader import Collate, Loader, open_loader
 from hvd_train.data.own_order import OwnOrder
+from hvd_train.data.per_sample import ARGUMENTS
 from hvd_train.data.plain import number
 from hvd_train.data.random_numbers import seed_all, unchanged_numbers
 from hvd_train.data.sources import check_apart, check_map_style
-from hvd_train.errors import UsageError, first_few
+from hvd_train.errors import UsageError, first_few, flag
 from hvd_train.flags import settings_parser
 from hvd_train.history import START
 from hvd_train.launch import launcher
@@ -79,6 +80,8 @@ class Session:
         *,
         collate: Collate = default_collate,
         order: OwnOrder | None = None,
+        weights: Any = None,
+        lengths: Any = None,
         config: Config | None = None,
         name: str = "",
         world: World | None = None,
@@ -91,7 +94,9 @@ class Session:
 
         `data` has a length and an item by number; `collate` makes a batch of a list of items.
         `order(seed, epoch, num_samples)` returns the sample numbers of an epoch (from 0), as
-        `hvd_train.in_order` does; by default they are shuffled. `settings` are settings of a run
+        `hvd_train.in_order` does; by default they are shuffled. With `weights`, a number for each
+        sample, samples are drawn in proportion to them; with `lengths`, samples of similar length
+        come into a micro-batch. `settings` are settings of a run
         that act in a loop of one's own, in addition to `config`; `world` is for tests. Of several
         sessions in a program each has a `name`, which is its folder in the run folder. Raises
         UsageError for other settings, for a parameter that requires a gradient and is in no
@@ -103,6 +108,16 @@ class Session:
             order = None
         if order is not None and not callable(order):
             raise UsageError(f"order={order!r}: give a function, such as hvd_train.in_order")
+        per_sample = None
+        for setting, values in (("sample_weights", weights), ("length_buckets", lengths)):
+            if values is None:
+                continue
+            if config.settings()[setting] is not None:
+                raise UsageError(f"{flag(setting)} and {ARGUMENTS[setting]}=...: leave one out")
+            config = config.replace(**{setting: OWN})
+            per_sample = values
+        if order is not None and (config.batch.sample_weights or config.batch.length_buckets):
+            raise UsageError("order=... does not go with weights or lengths: leave one out")
         names = config.given | settings.keys()
         default = Config().settings()
         values = config.settings()
@@ -129,7 +144,7 @@ class Session:
         network = model if isinstance(model, nn.Module) else nn.ModuleDict(_named(model))
         with ExitStack() as stack:
             build = lambda world: of_a_loop(  # noqa: E731
-                config, world, network, optimizers, data, collate, order
+                config, world, network, optimizers, data, collate, order, per_sample
             )
             self._ranks, stop = stack.enter_context(opened(config, name, world, build))
             self._open = stack.pop_all()

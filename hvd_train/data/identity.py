@@ -18,7 +18,7 @@ from hvd_train.errors import UsageError
 Identity = dict[str, Any]
 """The names of "classes"; in "training" and "validation", the number of samples, and a digest of
 names or labels; in "items", a digest of a few items of each set, by its name, if it was read; and
-in "order", a digest of an own order."""
+in "order", a digest of an own order, or of the weights, lengths or shards that decide it."""
 SEEDED = (
     "seed what draws them (torch, numpy and random are seeded for --data, and by "
     "hvd_train.parse_args); sort what comes from a set, or export PYTHONHASHSEED=0"
@@ -45,7 +45,8 @@ def facts(identity: Identity) -> dict[str, str]:
     for part, of_items in identity.get("items", {}).items():
         found |= facts_of_items(part, of_items)
     if "order" in identity:
-        found["the order of samples; make it a function of its arguments alone"] = identity["order"]
+        advice = "its function, weights or lengths must be equal on all ranks"
+        found[f"the order of samples; {advice}"] = identity["order"]
     return found
 
 

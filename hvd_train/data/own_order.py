@@ -9,7 +9,7 @@ from hvd_train.data.identity import digest_of_bytes
 from hvd_train.data.random_numbers import seed_on_cpu, unchanged_numbers
 from hvd_train.errors import UsageError
 from hvd_train.plugin import takes
-from hvd_train.progress.order import GivenOrder, Order, Orders, key
+from hvd_train.progress.order import UNDECIDED, BatchLayout, GivenOrder, Order, Orders, key
 
 OwnOrder = Callable[..., Any]
 """A function of (seed, epoch, num_samples) or (seed, epoch); it returns each sample number
@@ -20,7 +20,7 @@ _ORDER = 4  # in a key of random numbers: separates an order from other uses of 
 def orders_of(function: OwnOrder) -> Orders:
     """Return the orders of epochs by the user's function, for which random numbers are seeded."""
 
-    def order(seed: int, epoch: int, num_samples: int) -> Order:
+    def order(seed: int, epoch: int, num_samples: int, layout: BatchLayout) -> Order:
         arguments = (seed, epoch, num_samples)
         with unchanged_numbers():
             seed_on_cpu(key(seed, epoch, _ORDER))
@@ -46,7 +46,9 @@ def digest_of_orders(function: OwnOrder, seed: int, num_samples: int) -> str:
     Raises UsageError if the same epoch has two orders.
     """
     orders = orders_of(function)
-    first, second, again = (orders(seed, epoch, num_samples)[:].tobytes() for epoch in (0, 1, 0))
+    first, second, again = (
+        orders(seed, epoch, num_samples, UNDECIDED)[:].tobytes() for epoch in (0, 1, 0)
+    )
     if first != again:
         raise UsageError(
             f"order={_name(function)} returns another order for the same epoch when it is called "

@@ -76,10 +76,6 @@ class Order:
         """Return the samples at these positions, int64 of the same shape."""
         return positions
 
-    def dealt(self, layout: "BatchLayout") -> "Order":
-        """Return the order for steps of this layout, which only an order of shards looks at."""
-        return self
-
     def __getitem__(self, span: slice) -> Indices:
         return self.at(np.arange(*span.indices(self.num_samples), dtype=np.int64))
 
@@ -145,14 +141,6 @@ class GivenOrder(Order):
         return found
 
 
-Orders = Callable[[int, int, int], Order]
-"""Returns the order for a seed, an epoch (counted from 0) and a number of samples."""
-ORDERS: dict[str, Orders] = {
-    "shuffled": EpochOrder,
-    "in-order": lambda seed, epoch, num_samples: Order(num_samples),
-}
-
-
 def in_order(seed: int, epoch: int, num_samples: int) -> Indices:
     """Return the samples as they are stored: an order for a Session."""
     return np.arange(num_samples, dtype=np.int64)
@@ -209,6 +197,15 @@ class BatchLayout:
 
 
 UNDECIDED = BatchLayout(0, 0)  # before it is known whether the run is new
+
+
+Orders = Callable[[int, int, int, BatchLayout], Order]
+"""Returns the order for a seed, an epoch (counted from 0), a number of samples and the layout of
+the steps, on which few orders depend."""
+ORDERS: dict[str, Orders] = {
+    "shuffled": lambda seed, epoch, num_samples, layout: EpochOrder(seed, epoch, num_samples),
+    "in-order": lambda seed, epoch, num_samples, layout: Order(num_samples),
+}
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,6 @@ How well it shuffles, for ImageNet in 1,024 shards and steps of 8 micro-batches 
     shards of a micro-batch      1.8     2.8     4.7      8.0     13.0     18.6
 """
 
-from copy import copy
-
 import numpy as np
 from typing_extensions import override
 
@@ -34,13 +32,16 @@ _SHARDS = 5  # in a key of random numbers: separates these orders from other use
 
 
 class ShardOrder(Order):
-    """The order of one epoch; before it is `dealt`, it has a single stream.
-
-    It takes memory for each shard, not for each sample.
-    """
+    """The order of one epoch. It takes memory for each shard, not for each sample."""
 
     def __init__(
-        self, starts: Indices, window: int, seed: int, epoch: int, num_samples: int
+        self,
+        starts: Indices,
+        window: int,
+        seed: int,
+        epoch: int,
+        num_samples: int,
+        layout: BatchLayout,
     ) -> None:
         """`starts` are the number of each shard's first sample, and at last of all samples.
         `window` is the number of samples of a stream that are shuffled with each other.
@@ -51,13 +52,7 @@ class ShardOrder(Order):
         self._first_places = np.cumsum([0, *np.diff(starts)[shards]])  # in the permutation
         self._window = window
         self._key = np.uint64(key(seed, epoch, _SHARDS))
-        self._set_streams(BatchLayout(num_samples, num_samples))
-
-    @override
-    def dealt(self, layout: BatchLayout) -> Order:
-        order = copy(self)
-        order._set_streams(layout)
-        return order
+        self._set_streams(layout)
 
     def _set_streams(self, layout: BatchLayout) -> None:
         """Let each micro-batch of whole steps draw from its own stream, and the last, smaller or

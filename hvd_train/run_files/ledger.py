@@ -2,7 +2,7 @@
 
 A line has the positions of one or more steps in the epoch's order, and a fingerprint of the samples
 that all loaders delivered. The fingerprints of an epoch add up to the fingerprint of all samples
-only if each sample came once.
+only if each sample came once. Samples that are drawn by weight have the fingerprint of their draws.
 """
 
 import json
@@ -14,12 +14,15 @@ from typing import Any
 
 from hvd_train import plain_file
 from hvd_train.console import say
+from hvd_train.data import per_sample
 from hvd_train.errors import UsageError
-from hvd_train.progress.order import ORDERS, Order, added, fingerprint
+from hvd_train.progress.order import ORDERS, UNDECIDED, Order, added, fingerprint
+from hvd_train.progress.sampling import Numbers, drawn_by
 from hvd_train.run_files import history
-from hvd_train.run_files.run_folder import FROM_FILE, METRICS, RunFolder
+from hvd_train.run_files.run_folder import FROM_FILE, METRICS, WEIGHTS, RunFolder
 
 LEDGER = "ledger.jsonl"
+WEIGHTED = "weighted"  # the name of an order that draws samples by weight
 _LINES_PER_EPOCH = 100  # without a change of world
 _AT_ONCE = 1 << 20  # samples that an audit looks up at once
 _MOST_FAULTS = 3
@@ -93,6 +96,7 @@ class Audit:
     world_sizes: tuple[int, ...]  # in rising order
     faults: tuple[str, ...]  # a line for each of the first ones
     epoch_samples: int  # fewer with --drop-last
+    drawn: bool = False  # by weight, so that a sample may count several times, or never
 
     def __str__(self) -> str:
         if self.faults:
@@ -103,6 +107,8 @@ class Audit:
                 f"{self.epoch_samples:,} of {self.num_samples:,} samples counted, without the "
                 "last of their order,"
             )
+        if self.drawn:
+            which = f"all {self.epoch_samples:,} draws by weight counted as drawn,"
         return (
             f"exact: {which} once in each of {self.epochs} finished epochs "
             f"({self.steps:,} steps, world sizes {', '.join(map(str, self.world_sizes))})"
@@ -126,6 +132,11 @@ def audit(folder: Path) -> Audit:
             raise UsageError(
                 f"{folder / METRICS} lacks the number of samples or the seed: cannot judge"
             )
+        order = str(start.get("order", "shuffled"))
+        weights = None
+        if order == WEIGHTED:
+            file = folder / WEIGHTS
+            weights = per_sample.checked(str(file), per_sample.read(str(file), file), num_samples)
         step = history.last_event(events, FROM_FILE, fact="step").get("step")
         return audit_entries(
             read(path),
@@ -133,7 +144,8 @@ def audit(folder: Path) -> Audit:
             seed,
             step if isinstance(step, int) else None,
             history.whole(start.get("epoch_samples")),
-            str(start.get("order", "shuffled")),
+            order,
+            weights,
         )
     except OSError as error:
         raise UsageError(f"cannot read {error.filename or folder}: {error.strerror}") from None
@@ -146,17 +158,19 @@ def audit_entries(
     from_step: int | None = None,
     epoch_samples: int | None = None,
     order: str = "shuffled",
+    weights: Numbers | None = None,
 ) -> Audit:
     """Check that steps take all positions of each epoch in order, the samples at these
     positions, and all samples.
 
     The last epoch may lack positions. `seed` decides the order. A run that resumed from a file
     after `from_step` may begin in the middle of an epoch. With `epoch_samples` each epoch ends at
-    that position. The samples at positions of an order that is not in ORDERS, the user's own, are
-    not known.
+    that position. With `weights` samples are drawn by them. The samples at positions of another
+    order that is not in ORDERS, the user's own, are not known.
     """
     size = epoch_samples or num_samples
-    orders = ORDERS.get(order)
+    orders = ORDERS.get(order) if weights is None else drawn_by(weights)
+    has_all = size == num_samples and weights is None
     faults = list[str]()
     world_sizes = set[int]()
     finished = 0
@@ -180,7 +194,8 @@ def audit_entries(
             faults.append(f"{place} takes samples up to position {stop - 1} of {size}")
         elif (
             orders
-            and _fingerprint(orders(seed, epoch, num_samples), start, stop) != entry.fingerprint
+            and _fingerprint(orders(seed, epoch, num_samples, UNDECIDED), start, stop)
+            != entry.fingerprint
         ):
             faults.append(
                 f"{place} to step {last} at position {stop - 1}: not the samples that stand there"
@@ -192,7 +207,7 @@ def audit_entries(
         step = last + 1
         position = stop
         if stop == size:
-            if is_whole and not faults and size == num_samples and total != _of_all(num_samples):
+            if is_whole and not faults and has_all and total != _of_all(num_samples):
                 faults.append(f"line {line}: epoch {epoch} does not have all samples")
             finished += is_whole
             epoch = epoch + 1
@@ -200,7 +215,15 @@ def audit_entries(
             is_whole = True
         if len(faults) == _MOST_FAULTS:
             break
-    return Audit(finished, steps, num_samples, tuple(sorted(world_sizes)), tuple(faults), size)
+    return Audit(
+        finished,
+        steps,
+        num_samples,
+        tuple(sorted(world_sizes)),
+        tuple(faults),
+        size,
+        weights is not None,
+    )
 
 
 def _fingerprint(order: Order, start: int, stop: int) -> int:

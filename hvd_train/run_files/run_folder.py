@@ -24,6 +24,7 @@ ENVIRONMENT = "environment.json"
 RANKS = "ranks.json"
 FROM_FILE = "from_file"  # the event that a run resumes from the checkpoint of another run
 DATA = "data.json"
+WEIGHTS = "sample-weights.npy"  # by which samples are drawn, for the audit
 TAKEN = ("checkpoints", "profile", "tensorboard")  # other folders in a run folder
 _LOCK = ".lock"
 _TRIES = 20  # to lock a folder whose lock file changes meanwhile
@@ -73,8 +74,12 @@ class RunFolder:
 
     def write(self, name: str, text: str) -> None:
         """Write a whole file in UTF-8. Raises OSError, also if the claim is lost."""
+        self.write_bytes(name, text.encode())
+
+    def write_bytes(self, name: str, content: bytes) -> None:
+        """Write a whole file. Raises OSError, also if the claim is lost."""
         with self.writing(name) as file:
-            file.write(text.encode())
+            file.write(content)
 
     def append(self, name: str, report: Callable[[str], None]) -> AppendedFile:
         """Return a file of the folder to append to; entries are dropped once the claim is lost."""

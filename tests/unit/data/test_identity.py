@@ -16,6 +16,7 @@ from hvd_train.config import DataConfig
 from hvd_train.data import identity, sources
 from hvd_train.data.identity import digest_of_items
 from hvd_train.data.own_order import orders_of
+from hvd_train.progress.order import UNDECIDED
 
 
 @dataclass
@@ -82,7 +83,7 @@ def test_an_order_may_draw_random_numbers() -> None:
     )
     state = torch.random.get_rng_state()
     first, again, epoch, seed = (
-        orders(*of, 80)[:].tolist() for of in ((5, 2), (5, 2), (5, 3), (6, 2))
+        orders(*of, 80, UNDECIDED)[:].tolist() for of in ((5, 2), (5, 2), (5, 3), (6, 2))
     )
     assert first == again
     assert first not in (epoch, seed, [*range(80)])

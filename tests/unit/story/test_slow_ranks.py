@@ -245,7 +245,7 @@ def test_loader_processes_read_no_item_again_for_other_shares(tmp_path: Path) ->
     state = SimpleNamespace(progress=progress, layout=BatchLayout(12, 1))
     parts = SimpleNamespace(
         train_loader=loader,
-        orders=lambda _seed, _epoch, size: EpochOrder(0, 0, size),
+        orders=lambda _seed, _epoch, size, _layout: EpochOrder(0, 0, size),
         shards=None,
     )
     batches = Batches(Config(), parts, state, Place(1, 2), Split(), shares)  # type: ignore[arg-type]
