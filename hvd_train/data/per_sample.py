@@ -38,7 +38,7 @@ def checked(title: str, values: Any, num_samples: int) -> Numbers:
     not finite, or all are 0.
     """
     try:
-        numbers = np.array(values, np.float64)  # a copy, which the caller cannot change
+        numbers = np.asarray(values, np.float64).copy()  # the caller may change its own
     except (ValueError, TypeError, RuntimeError) as error:  # numpy's, and torch's for its tensors
         raise UsageError(
             f"{title}: give one number for each sample ({first_line(error)})"

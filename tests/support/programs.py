@@ -71,6 +71,8 @@ def played(
     optimizer_of: Callable[[Any], Any] = momentum,
     data: Any = DATA,
     order: Any = None,
+    weights: Any = None,
+    lengths: Any = None,
     stop_at: int = 0,
     stop_in: str = "after a step",
     name: str = "",
@@ -95,7 +97,15 @@ def played(
     }
     config = small_config(output_dir=folder, **{**settings, **changes})
     with Session(
-        model, optimizer, data, order=order, config=config, name=name, world=world
+        model,
+        optimizer,
+        data,
+        order=order,
+        weights=weights,
+        lengths=lengths,
+        config=config,
+        name=name,
+        world=world,
     ) as session:
         program(session, model, optimizer, stop)
     state = session._ranks.state

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_train.errors import UsageError
-from hvd_train.progress.order import ORDERS, EpochOrder, fingerprint
+from hvd_train.progress.order import ORDERS, UNDECIDED, EpochOrder, fingerprint
+from hvd_train.progress.sampling import drawn_by
 from hvd_train.run_files.ledger import (
     Audit,
     Entry,
@@ -129,6 +130,21 @@ def test_an_order_without_all_samples_is_found(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(ORDERS, "shuffled", lambda *_: wrong)
     (fault, *_) = audit_entries(entries, 100, SEED).faults
     assert fault == "line 10: epoch 0 does not have all samples"
+
+
+def test_draws_are_compared_with_the_weights() -> None:
+    weights = np.arange(100.0)
+    entries = exact(2)
+    assert audit_entries(entries, 100, SEED, weights=weights).faults
+    for place, entry in enumerate(entries):
+        samples = drawn_by(weights)(SEED, entry.epoch, 100, UNDECIDED)[slice(*entry.positions)]
+        entries[place] = replace(entry, fingerprint=fingerprint(samples))
+    report = audit_entries(entries, 100, SEED, weights=weights)
+    assert str(report).startswith(
+        "exact: all 100 draws by weight counted as drawn, once in each of 2"
+    )
+    (fault, *_) = audit_entries(entries, 100, SEED, weights=weights[::-1]).faults
+    assert fault.endswith("not the samples that stand there")
 
 
 def test_a_run_from_a_file_may_begin_within_an_epoch() -> None:

@@ -1,0 +1,198 @@
+"""Trainings whose samples are drawn by weight, or sorted by length."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Subset, TensorDataset
+
+from hvd_train.config import Config
+from hvd_train.errors import UsageError
+from hvd_train.progress.order import UNDECIDED, in_order
+from hvd_train.progress.sampling import drawn_by
+from hvd_train.run import evaluate
+from hvd_train.run_files.ledger import audit
+from hvd_train.session import Session
+from hvd_train.world.world import LocalWorld
+from tests.support.elastic import TOLERANCE
+from tests.support.programs import DATA, Interrupted, check_survives, plain, played, take
+from tests.support.runs import (
+    NUM_SAMPLES,
+    RUN,
+    convnet,
+    equal,
+    few_digits,
+    largest_difference,
+    small_config,
+    trained,
+)
+from tests.support.worlds import StoppingWorld, ThreadWorld, run_ranks
+
+NUMBERS = np.arange(NUM_SAMPLES) % 7.0  # weights or lengths
+WEIGHTS = [0.0, 1.0, 2.0, 5.0] * 10  # of DATA
+VERDICT = {
+    "sample_weights": "exact: all 190 draws by weight counted as drawn, once in each of 3",
+    "length_buckets": "exact: every one of 190 samples counted once in each of 3",
+}
+
+
+class InShards(TensorDataset):
+    """A data set that reads shards in an order of theirs."""
+
+    shard_starts = np.array([0, 20, 40])
+
+    def __init__(self) -> None:
+        super().__init__(*DATA.tensors)
+
+
+def stop_in_mid_epoch(config: Config) -> Callable[[ThreadWorld], bool]:
+    """Return what a rank does that is asked to stop in its fifth step."""
+
+    def body(world: ThreadWorld) -> bool:
+        asked = itertools.count(1)
+        world.requested = lambda *, got_signal=False: "stop" if next(asked) == 5 else "train"
+        return trained(world, config)[0].finished
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("setting", "on_resize"),
+    [("sample_weights", "global"), ("length_buckets", "global"), ("length_buckets", "per-worker")],
+)
+def test_a_run_is_exact_on_changing_ranks(setting: str, on_resize: str) -> None:
+    """The audit finds the samples as drawn; the weights are those of one undisturbed rank."""
+    np.savetxt("numbers.txt", NUMBERS)
+    np.save("same.npy", NUMBERS.astype(np.float32))
+    settings = {"epochs": 3, "ledger": True, setting: "numbers.txt"}
+    if on_resize == "per-worker":
+        settings |= {"global_batch_size": None, "on_resize": on_resize, "lr_scaling": "linear"}
+    config = small_config(commit_steps=2, **settings)
+    trained(StoppingWorld(after=14), config)
+    assert run_ranks(3, stop_in_mid_epoch(config)) == [False] * 3
+    ended = run_ranks(2, lambda world: trained(world, config))
+    assert str(audit(RUN)).startswith(VERDICT[setting])
+    if on_resize == "global":
+        alone = small_config(**settings).replace(output_dir="alone")
+        _, expected = trained(LocalWorld(), alone.replace(**{setting: "./same.npy"}))
+        for result, weights in ended:
+            assert result.finished
+            assert largest_difference(weights, expected) < TOLERANCE
+    Path("numbers.txt").unlink()  # an evaluation and an audit need no such file
+    assert evaluate(RUN, model=convnet, data=few_digits, trust=True)["loss"] > 0
+    assert not audit(RUN).faults
+
+
+def test_a_session_may_draw_samples() -> None:
+    """On 1, 2 and 3 ranks, after a resume, and if a rank is lost, the result is the same."""
+    check_survives(plain, weights=WEIGHTS, ledger=True)
+    (folder,) = Path().glob("elastic-*")
+    assert str(audit(folder)).startswith("exact: all 40 draws by weight")
+
+
+def test_the_samples_of_a_session_are_drawn_by_its_weights() -> None:
+    """Samples of weight 0 never come."""
+    found = list[int]()
+
+    def program(session: Session, model: nn.Module, *_: Any) -> None:
+        for step in session.steps():
+            take(step, model)
+            found.extend(step.samples.tolist())
+
+    played(LocalWorld(), program, weights=WEIGHTS)
+    orders = drawn_by(np.array(WEIGHTS))
+    expected = [orders(0, epoch, len(WEIGHTS), UNDECIDED)[:].tolist() for epoch in (0, 1)]
+    assert found == [*expected[0], *expected[1]]
+    assert not {0, 4, 8} & {*found}
+
+
+def test_a_run_keeps_its_weights_and_lengths() -> None:
+    """Else samples of the epoch would be others than the recorded ones, or come twice."""
+    with pytest.raises(Interrupted):
+        played(LocalWorld(), plain, weights=WEIGHTS, stop_at=3)
+    for other in ({}, {"weights": WEIGHTS[::-1]}, {"lengths": WEIGHTS}):
+        with pytest.raises(UsageError, match=r"order of samples|sample_weights"):
+            played(LocalWorld(), plain, **other)
+    with pytest.raises(UsageError, match="the ranks differ in the order of samples"):
+        run_ranks(
+            2,
+            lambda world: played(
+                world, plain, Path("other"), weights=np.roll(WEIGHTS, world.place.rank)
+            ),
+        )
+
+
+def test_buckets_keep_their_batches() -> None:
+    """Their order follows the layout, so that another one would repeat samples."""
+    np.save("lengths.npy", NUMBERS)
+    config = small_config(length_buckets="lengths.npy", commit_steps=1)
+    trained(StoppingWorld(after=3), config)
+    changed = config.replace(batch_size=5, resume=str(RUN), output_dir="changed")
+    with pytest.raises(UsageError, match=r"cannot continue with other settings \(batch_size"):
+        trained(LocalWorld(), changed)
+
+
+def test_an_attribute_of_the_training_set_may_hold_the_numbers() -> None:
+    data = TensorDataset(*DATA.tensors)
+    data.lengths = WEIGHTS
+    by_name, _, _ = played(LocalWorld(), plain, data=data, length_buckets="lengths")
+    given, _, _ = played(LocalWorld(), plain, Path("given"), lengths=WEIGHTS)
+    assert equal(by_name, given)
+    part = Subset(data, range(20))
+    with pytest.raises(UsageError, match=r"--length-buckets lengths: .* for each of the 20 "):
+        played(LocalWorld(), plain, Path("part"), data=part, length_buckets="lengths")
+
+
+FILES = {
+    "few.npy": np.ones(39),
+    "table.npy": np.ones((40, 1)),
+    "objects.npy": np.array([{}] * 40),
+    "texts.npy": np.array(["a"] * 40),
+    "zeros.npy": np.zeros(40),
+    "negative.npy": np.array([1.0] * 39 + [-1]),
+    "infinite.npy": np.array([1.0] * 39 + [np.inf]),
+    "nan.npy": np.array([np.nan] + [1.0] * 39),
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"sample_weights": "none/w.npy"}, "none/w.npy: No such file"),
+        ({"sample_weights": "missing"}, "no such attribute; type a file as ./missing"),
+        ({"sample_weights": "./words.txt"}, "one number for each sample .could not convert"),
+        ({"sample_weights": "bytes.bin"}, "is neither .npy nor text"),
+        ({"sample_weights": "few.npy"}, r"the shape is \[39\]; .* each of the 40 training"),
+        ({"length_buckets": "table.npy"}, r"the shape is \[40, 1\]"),
+        ({"length_buckets": "objects.npy"}, "is neither .npy nor text .Object arrays"),
+        ({"length_buckets": "texts.npy"}, "one number for each sample .could not convert"),
+        ({"sample_weights": "zeros.npy"}, "all numbers are 0"),
+        ({"sample_weights": "negative.npy"}, "sample 39 has -1; it must be finite and at least 0"),
+        ({"sample_weights": "infinite.npy"}, "sample 39 has inf"),
+        ({"length_buckets": "nan.npy"}, "sample 0 has nan"),
+        ({"weights": "DEFAULT"}, r"Session\(weights=...\): give one number for each sample"),
+        ({"lengths": torch.ones(40, 2)}, r"Session\(lengths=...\): the shape is"),
+        ({"weights": WEIGHTS, "lengths": WEIGHTS}, "--sample-weights and --length-buckets are"),
+        (
+            {"weights": WEIGHTS, "sample_weights": "w.npy"},
+            "--sample-weights and weights=",
+        ),
+        ({"weights": WEIGHTS, "order": in_order}, "--order and --sample-weights are different"),
+        ({"lengths": WEIGHTS, "order": lambda *_: range(40)}, "order=... does not go with weights"),
+        ({"weights": WEIGHTS, "data": InShards()}, "--sample-weights: add --shuffle-window 0"),
+    ],
+)
+def test_numbers_that_cannot_be_used_are_one_line(given: dict[str, Any], says: str) -> None:
+    for name, content in FILES.items():
+        np.save(name, content)
+    Path("words.txt").write_text("1\ntwo\n")
+    Path("bytes.bin").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match=says) as caught:
+        played(LocalWorld(), plain, **given)
+    assert "\n" not in str(caught.value)
+    assert not RUN.exists()
