@@ -110,7 +110,7 @@ def predict(options: Namespace) -> int:
 
 
 def audit(options: Namespace) -> int:
-    """Print the verdict; return 0 if every sample counted exactly once, else 1.
+    """Print the verdict; return 0 if every sample counted once, or as drawn, else 1.
 
     Raises UsageError without a ledger.
     """

@@ -277,7 +277,7 @@ def _add_runs(commands: Any) -> None:
 
     about = """Check that each sample counted exactly once in each finished epoch.
 
-    Exit code 1 if one did not."""
+    With --sample-weights: as drawn. Exit code 1 if one did not."""
     audit = _add(commands, "runs.audit", about)
     run = f"{_RUN}; it was trained with --ledger"
     audit.add_argument("run", nargs="?", type=Path, metavar="RUN", help=run)
