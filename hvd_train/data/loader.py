@@ -42,7 +42,8 @@ _AT_ONCE = 256
 _PREFETCH = 2  # micro-batches of each loader process
 # in a key of random numbers: separates a sample's transforms from other uses of the seed
 _TRANSFORMS = 2
-_Wanted = tuple[int, list[int]]  # an epoch, and the samples of a micro-batch
+# an epoch, the samples of a micro-batch, and what their random numbers belong to
+_Wanted = tuple[int, list[int], list[int]]
 Collate = Callable[[list[Any]], Any]  # makes a batch of items
 Check = Callable[[Any, Indices], None]  # raises UsageError for a batch of these samples
 
@@ -159,7 +160,8 @@ class Loader(ABC):
             if rechecked is not None:
                 rechecked = MicroBatch(rechecked.number, rechecked.samples, next(read))
             micro_batches = tuple(
-                MicroBatch(micro.number, micro.samples, next(read)) for micro in batch.micro_batches
+                MicroBatch(micro.number, micro.samples, next(read), micro.positions)
+                for micro in batch.micro_batches
             )
             yield Batch(
                 batch.size, batch.num_micro_batches, micro_batches, batch.is_rechecked, rechecked
@@ -219,13 +221,14 @@ class ArrayLoader(Loader):
     def read(self, epoch: int, wanted: Iterable[MicroBatch]) -> Iterator[Any]:
         wanted = iter(wanted)
         augment = self._prepare.augment
-        while some := [micro.samples for micro in itertools.islice(wanted, _AT_ONCE)]:
-            sizes = [*map(len, some)]
-            samples = np.concatenate(some)
+        while some := [*itertools.islice(wanted, _AT_ONCE)]:
+            sizes = [len(micro.samples) for micro in some]
+            samples = np.concatenate([micro.samples for micro in some])
             rows = self._data.rows(torch.from_numpy(samples)).to(self._device)
             uniforms: Iterable[Tensor | None] = itertools.repeat(None)
             if augment is not None:
-                numbers = order.uniforms(self._seed, epoch, samples, augment.num_uniforms)
+                seeds = np.concatenate([micro.seeds for micro in some])
+                numbers = order.uniforms(self._seed, epoch, seeds, augment.num_uniforms)
                 uniforms = torch.from_numpy(numbers).to(self._device).split_with_sizes(sizes)
             yield from map(self._batch, rows.split_with_sizes(sizes), uniforms)
 
@@ -276,21 +279,23 @@ class _Reader:
         """Return a batch, or a UsageError, which DataLoader would wrap in a
         traceback; of no samples, a digest.
         """
-        epoch, samples = wanted
+        epoch, samples, seeds = wanted
         try:
             if not samples:
                 return self.digest()
             # which draws no random numbers
             if self.collate is default_collate and type(self.data) is TensorDataset:
                 return [tensor[samples] for tensor in self.data.tensors]
-            return self.batch_of([self.item(epoch, index) for index in samples])
+            places = zip(samples, seeds, strict=True)
+            return self.batch_of([self.item(epoch, index, seed) for index, seed in places])
         except UsageError as error:
             return error
 
-    def item(self, epoch: int, index: int) -> Any:
+    def item(self, epoch: int, index: int, seed: int) -> Any:
+        """Return an item, whose random numbers belong to `seed`."""
         self.begin(epoch)
         # versions with repeated samples counted here
-        seed_on_cpu(order.key(self.seed, epoch, _TRANSFORMS, index, 0))
+        seed_on_cpu(order.key(self.seed, epoch, _TRANSFORMS, seed, 0))
         with _named(f"item {index}"):
             return self.data[index]
 
@@ -310,11 +315,11 @@ class _Reader:
         Raises UsageError if they are others when they are read again.
         """
         if hasattr(self.data, "content_of_files"):  # by which it is known already
-            self.item(0, 0)
+            self.item(0, 0, 0)
             return ""
         numbers = _a_few(len(self.data))
         first, second = (
-            digest_of_items([self.item(0, number) for number in numbers]) for _ in range(2)
+            digest_of_items([self.item(0, number, number) for number in numbers]) for _ in range(2)
         )
         if first != second:
             raise UsageError(
@@ -354,7 +359,7 @@ class _MicroBatchSampler:
 
     def __iter__(self) -> Iterator[_Wanted]:
         for micro in self.micro_batches:
-            yield self.epoch, micro.samples.tolist()
+            yield self.epoch, micro.samples.tolist(), micro.seeds.tolist()
 
 
 class _Version:
@@ -557,7 +562,8 @@ class MapLoader(Loader):
     @override
     def example(self, size: int) -> Any:
         epoch = self._reader.epoch or 0
-        items = [self._reader.item(epoch, number) for number in range(min(2, self.num_samples))]
+        few = range(min(2, self.num_samples))
+        items = [self._reader.item(epoch, number, number) for number in few]
         if self._sent is not None:
             # items may count their reads, for instance
             self._sent.values = _plain_values(self._reader.data)

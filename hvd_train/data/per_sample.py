@@ -27,7 +27,7 @@ def read(title: str, path: Path) -> Any:
         return content.decode().split()
     except OSError as error:
         raise UsageError(f"{title}: {error.strerror}") from None
-    except ValueError as error:
+    except Exception as error:  # noqa: BLE001  # a damaged .npy raises many kinds
         raise UsageError(f"{title} is neither .npy nor text ({first_line(error)})") from None
 
 
@@ -38,7 +38,7 @@ def checked(title: str, values: Any, num_samples: int) -> Numbers:
     not finite, or all are 0.
     """
     try:
-        numbers = np.asarray(values, np.float64).copy()  # the caller may change its own
+        numbers: Numbers = np.asarray(values, np.float64).copy()  # the caller may change its own
     except (ValueError, TypeError, RuntimeError) as error:  # numpy's, and torch's for its tensors
         raise UsageError(
             f"{title}: give one number for each sample ({first_line(error)})"

@@ -69,6 +69,9 @@ def uniforms(seed: int, epoch: int, indices: Indices, count: int) -> npt.NDArray
 class Order:
     """Maps the positions of an epoch to samples: here in the stored order, as in an evaluation."""
 
+    repeats = False
+    """Whether a sample may come several times in an epoch."""
+
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples  # in the data set, and positions in the epoch
 
@@ -218,6 +221,14 @@ class MicroBatch:
     samples: Indices  # [n]
     # (images [n, c, h, w] float, class numbers [n]), or a tree of tensors; None until it is loaded
     batch: Any = None
+    positions: Indices | None = None  # in the epoch, if a sample may come several times
+
+    @property
+    def seeds(self) -> Indices:
+        """What the random numbers of each item belong to: its sample or, if samples come
+        several times, its position.
+        """
+        return self.samples if self.positions is None else self.positions
 
 
 @dataclass(frozen=True)
@@ -287,10 +298,13 @@ def assignments(
         of_micro_batches = iter(
             np.split(samples, np.cumsum([*map(len, positions)], dtype=np.int64))
         )
+        of_positions = iter(positions if order.repeats else [None] * len(positions))
         for number, piece, own in zip(numbers, pieces, mine, strict=True):
             if owned is not None and owned(number, len(piece)) is not own:
                 break  # the shares have changed since
-            micro_batches = tuple(MicroBatch(n, next(of_micro_batches)) for n in own)
+            micro_batches = tuple(
+                MicroBatch(n, next(of_micro_batches), None, next(of_positions)) for n in own
+            )
             yield Batch(len(steps[number]), len(piece), micro_batches)
             done = number + 1
 

@@ -41,6 +41,8 @@ class DrawnOrder(Order):
     An epoch has as many positions as the set has samples.
     """
 
+    repeats = True
+
     def __init__(self, bounds: Numbers, seed: int, epoch: int) -> None:
         """`bounds` are the sums of the weights up to each sample."""
         super().__init__(len(bounds))

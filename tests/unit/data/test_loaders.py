@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from hvd_train.data.by_value import ByValue, digest_of_pickle
@@ -18,6 +19,7 @@ from hvd_train.data.dataset import Arrays, Augment, DataSet
 from hvd_train.data.loader import ArrayLoader, MapLoader, Prepare
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import Batch, BatchLayout, EpochOrder, Order, assignments
+from hvd_train.progress.sampling import drawn_by
 from tests.support.launching import wait_for
 from tests.support.runs import CPU, PLAIN, PLAIN_DATA, RandomItems, flat
 
@@ -130,6 +132,35 @@ def test_loader_processes_change_nothing() -> None:
     assert not (by_sample[0][:, 1:] == by_sample[1][:, 1:]).any(), (
         "each epoch has random numbers of its own"
     )
+
+
+def changes_of_draws(loader: ArrayLoader | MapLoader, size: int, layout: BatchLayout) -> Tensor:
+    """Return the first random number of each draw of sample 3, in the order of the epoch."""
+    order = drawn_by(np.eye(30)[3])(0, 1, 30, layout)
+    parts = [
+        (step, micro.number, micro.batch[0].flatten(1))
+        for rank in range(size)
+        for step, batch in enumerate(loader.load(1, assignments(order, 0, layout, rank, size)))
+        for micro in batch.micro_batches
+    ]
+    return torch.cat([batch for _, _, batch in sorted(parts, key=lambda part: part[:2])])[:, 1]
+
+
+@pytest.mark.parametrize("num_workers", [None, 0, 1])
+def test_each_draw_of_a_sample_has_its_own_random_numbers(num_workers: int | None) -> None:
+    """Also of a set in memory; they depend on neither the batches nor the number of ranks."""
+    loader: ArrayLoader | MapLoader
+    if num_workers is None:
+        augment = Augment(1, lambda images, drawn: images + drawn.view(-1, 1, 1, 1))
+        data = replace(PLAIN_DATA, augment=augment)
+        prepare = Prepare(data, CPU, image_size=None, augment=augment, colour=False)
+        loader = ArrayLoader(Arrays(torch.zeros(30, 1, 1, 2), torch.zeros(30), 30), prepare, CPU, 0)
+    else:
+        loader = MapLoader(RandomItems(), PLAIN, CPU, seed=5, num_workers=num_workers)
+    with closing(loader):
+        alone = changes_of_draws(loader, 1, LAYOUT)
+        assert len(alone.unique()) == 30
+        assert torch.equal(changes_of_draws(loader, 2, BatchLayout(5, 2)), alone)
 
 
 class SameItems(TensorDataset):

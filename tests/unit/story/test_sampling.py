@@ -167,6 +167,7 @@ FILES = {
         ({"sample_weights": "missing"}, "no such attribute; type a file as ./missing"),
         ({"sample_weights": "./words.txt"}, "one number for each sample .could not convert"),
         ({"sample_weights": "bytes.bin"}, "is neither .npy nor text"),
+        ({"sample_weights": "damaged.npy"}, "is neither .npy nor text"),
         ({"sample_weights": "few.npy"}, r"the shape is \[39\]; .* each of the 40 training"),
         ({"length_buckets": "table.npy"}, r"the shape is \[40, 1\]"),
         ({"length_buckets": "objects.npy"}, "is neither .npy nor text .Object arrays"),
@@ -192,6 +193,7 @@ def test_numbers_that_cannot_be_used_are_one_line(given: dict[str, Any], says: s
         np.save(name, content)
     Path("words.txt").write_text("1\ntwo\n")
     Path("bytes.bin").write_bytes(b"\xff\xfe")
+    Path("damaged.npy").write_bytes(b"\x93NUMPY\1\0\4\0((((")
     with pytest.raises(UsageError, match=says) as caught:
         played(LocalWorld(), plain, **given)
     assert "\n" not in str(caught.value)
