@@ -380,7 +380,7 @@ def _in_its_order(
 
 
 def _numbers(setting: str, named: str, given: Any, train: Source) -> Numbers:
-    """Return the numbers of the training samples: the given ones, or those that a setting names.
+    """Return the numbers of the training samples: given, or named by a setting.
 
     Raises UsageError.
     """

@@ -66,7 +66,7 @@ def stop_in_mid_epoch(config: Config) -> Callable[[ThreadWorld], bool]:
     [("sample_weights", "global"), ("length_buckets", "global"), ("length_buckets", "per-worker")],
 )
 def test_a_run_is_exact_on_changing_ranks(setting: str, on_resize: str) -> None:
-    """The audit finds the samples as drawn; the weights are those of one undisturbed rank."""
+    """The audit finds the samples as drawn; one undisturbed rank has the same weights."""
     np.savetxt("numbers.txt", NUMBERS)
     np.save("same.npy", NUMBERS.astype(np.float32))
     settings = {"epochs": 3, "ledger": True, setting: "numbers.txt"}
