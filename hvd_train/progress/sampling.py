@@ -62,7 +62,7 @@ class BucketOrder(GivenOrder):
     """A permutation whose micro-batches have samples of similar length.
 
     Shuffled samples are cut into windows and sorted by length within each. The micro-batches that a
-    window is cut into go to random places of the epoch, so no step has only long samples.
+    window is cut into go to random places of the epoch, so that steps have short and long ones.
     """
 
     def __init__(
