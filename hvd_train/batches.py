@@ -113,8 +113,9 @@ class Batches:
         """Yield what this rank reads of an epoch, from the next step on."""
         order = self._order(epoch)
         layout = self._state.layout
-        step = self._state.progress.step
-        samples = range(self._state.progress.cursor, self.epoch_size)
+        progress = self._state.progress
+        step = progress.step
+        samples = range(progress.cursor, self.epoch_size)
         work = assignments(
             order,
             samples.start,
@@ -139,9 +140,9 @@ class Batches:
             other = (place.rank + distance) % place.size
             if other in owners:
                 number = owners.index(other)
-                positions = pieces[number]
-                samples = order.at(np.arange(positions.start, positions.stop, dtype=np.int64))
-                return MicroBatch(number, samples)
+                positions = np.array(pieces[number], dtype=np.int64)
+                seeds = positions if order.repeats else None
+                return MicroBatch(number, order.at(positions), None, seeds)
         return None
 
     def _owned(self, first: int, number: int, count: int) -> list[int]:

@@ -155,16 +155,13 @@ class Loader(ABC):
         ahead, work = itertools.tee(work)
         read = self.read(epoch, (micro for batch in ahead for micro in batch.passes))
         for batch in work:
-            # in the order of `Batch.passes`
-            rechecked = batch.rechecked
-            if rechecked is not None:
-                rechecked = MicroBatch(rechecked.number, rechecked.samples, next(read))
-            micro_batches = tuple(
+            passes = [
                 MicroBatch(micro.number, micro.samples, next(read), micro.positions)
-                for micro in batch.micro_batches
-            )
+                for micro in batch.passes
+            ]
+            rechecked = None if batch.rechecked is None else passes.pop(0)
             yield Batch(
-                batch.size, batch.num_micro_batches, micro_batches, batch.is_rechecked, rechecked
+                batch.size, batch.num_micro_batches, tuple(passes), batch.is_rechecked, rechecked
             )
 
     def start(self) -> str:
