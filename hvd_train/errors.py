@@ -67,13 +67,16 @@ class ReplicasDiffer(HvdTrainError):
     """Ranks that must hold the same weights differ."""
 
     exit_code = 4
+    of_all_ranks = True
 
 
 class PassesDiffer(HvdTrainError):
-    """Ranks have computed a micro-batch differently; all of them raise it, before the update."""
+    """Two ranks have computed a micro-batch differently; all ranks raise it, before the update."""
 
-    wrong_rank: int | None = None
-    """The rank that computes wrongly, if the others show it."""
+    def __init__(self, what: str, ranks: Sequence[int]) -> None:
+        """Say what they have computed; `ranks` is one rank if the others show that it is wrong."""
+        super().__init__(what)
+        self.ranks = ranks
 
 
 class RankDiffers(ReplicasDiffer):

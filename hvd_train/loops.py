@@ -362,18 +362,21 @@ class Loops:
         """
         ranks = self.ranks
         step = ranks.steps + 1
+        names = [f"rank {rank} on {ranks.members[rank].host}" for rank in error.ranks]
+        who = " and ".join(names)
+        text = f"{who} computed {error} differently"
         if self._differing_step != step:
             self._differing_step = step
-            text = f"{error}: the step is taken again"
-            ranks.output.journal.event("recheck", text, step=step)
+            text = f"{text}: the step is taken again"
+            ranks.output.journal.event("recheck", text, step=step, ranks=[*error.ranks])
             return
         if ranks.output.store is not None:
             ranks.output.store.distrust()
-        is_wrong = error.wrong_rank == ranks.world.place.rank
         text = (
-            f"{error}, twice: a machine computes wrongly; the same command resumes from the last "
-            "commit before the last comparison"
+            f"{text}, twice, so a machine computes wrongly; the same command resumes from the last "
+            "commit that a comparison has confirmed"
         )
+        is_wrong = [*error.ranks] == [ranks.world.place.rank]
         raise RankDiffers(text) if is_wrong else ReplicasDiffer(text)
 
     def _begin_collective(self) -> None:

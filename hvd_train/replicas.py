@@ -85,12 +85,12 @@ def confirm_equal(state: TrainState, world: World, what: str = "its start") -> N
         return
     is_known = 2 * count > len(digests)  # which ranks are wrong
     odd = [str(rank) for rank, digest in enumerate(digests) if digest != usual]
-    who = f"ranks {first_few(odd)} hold other weights than the others"
+    whose = f"rank {first_few(odd)}" if is_known else "all ranks"
     names = first_few(different_tensors(state, world), 3)
     text = (
-        f"{who if is_known else 'ranks hold different weights'} at step {state.progress.step} "
-        f"({names}): a machine computes wrongly, or code changes weights on some ranks alone; "
-        "the same command resumes from the last commit"
+        f"the weights of {whose} differ from the others at step {state.progress.step} ({names}): "
+        "a machine computes wrongly, or code changes weights on some ranks alone; the same command "
+        "resumes from the last commit"
     )
     is_odd = is_known and digests[world.place.rank] != usual
     raise RankDiffers(text) if is_odd else ReplicasDiffer(text)

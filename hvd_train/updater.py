@@ -419,16 +419,13 @@ class Attempt:
         if not found:
             return
         largest = max(found, key=lambda difference: difference.size)
-        owner, other = largest.ranks
         wrong = recheck.wrong_rank(found, len(of_ranks))
-        who = f"ranks {owner} and {other}" if wrong is None else f"rank {wrong} and others"
-        error = PassesDiffer(
-            f"{who} have computed micro-batch {largest.number} of step "
-            f"{self._state.progress.step + 1} differently (by {largest.size:.1e} of the gradient's "
-            f"norm, in {updater.name_of(self._trained.parameters[largest.parameter])})"
+        name = updater.name_of(self._trained.parameters[largest.parameter])
+        raise PassesDiffer(
+            f"micro-batch {largest.number} of step {self._state.progress.step + 1} (by "
+            f"{largest.size:.1e} of the gradient's norm, in {name})",
+            largest.ranks if wrong is None else [wrong],
         )
-        error.wrong_rank = wrong
-        raise error
 
     def _exponent(self, term: int) -> int:
         """Return the power of two near the count of a term of the loss for each

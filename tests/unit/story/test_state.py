@@ -128,8 +128,11 @@ def test_a_rank_that_is_behind_keeps_what_its_code_has_set() -> None:
 @pytest.mark.parametrize(
     ("ranks", "says"),
     [
-        (3, r"^ranks 1 hold other weights than the others at step 1 \(model/5\.bias\)"),
-        (4, r"^ranks hold different weights at step 1"),  # nobody knows which two are right
+        (3, r"^the weights of rank 1 differ from the others at step 1 \(model/5\.bias\)"),
+        (
+            4,
+            r"^the weights of all ranks differ from the others at step 1",
+        ),  # nobody knows which two are right
     ],
 )
 def test_ranks_that_deviate_are_named(ranks: int, says: str) -> None:
