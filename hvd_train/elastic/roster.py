@@ -312,15 +312,23 @@ class Roster:
 
     def _ended_by_difference(self, worker: Worker) -> None:
         """Let new workers resume from the last commit, once in a job, and not on a host that
-        computes wrongly.
+        computes wrongly; end the job if it cannot do without that host.
         """
         if worker.exit_report is not None and worker.exit_report.avoids_host:
             for slot in range(self.hosts.get(worker.host, 0)):
                 self._slots[worker.host, slot].not_before = math.inf
-            return
-        if self._differing_world not in (0, self.worlds_formed):
-            self._finish = Finish(DIFFERS, "ranks held different weights again (see above)")
-        self._differing_world = self.worlds_formed
+            usable = [
+                slot
+                for host, slots in self.hosts.items()
+                for slot in range(slots)
+                if self._slots[host, slot].not_before < math.inf
+            ]
+            if len(usable) < self.min_workers:
+                self._finish = Finish(DIFFERS, f"{worker} differed from the others (see above)")
+        elif self._differing_world not in (0, self.worlds_formed):
+            self._finish = Finish(DIFFERS, "ranks differed again (see above)")
+        else:
+            self._differing_world = self.worlds_formed
 
     def commands(self, now: float) -> list[Command]:
         """Return what to do now; the roster takes it as done."""

@@ -401,5 +401,5 @@ def test_prove_finds_what_is_not_registered(registers: bool, tmp_path: Path) -> 
     found = output_of(line, tmp_path, code=0 if registers else 1, variables=OF_TESTS).splitlines()
     verdicts = [verdict[21:] for verdict in found[1:4]]
     assert verdicts[1] == "the same within 1e-05"
-    assert verdicts[2] == verdicts[1] if registers else "hold other weights" in verdicts[2]
+    assert verdicts[2] == verdicts[1] if registers else "differ from the others" in verdicts[2]
     assert verdicts[0] == "the same to the bit" if registers else "in learning_rate" in verdicts[0]

@@ -257,7 +257,16 @@ def test_ranks_with_different_weights_resume_once_without_the_host_that_is_wrong
     play.ask(*new)
     assert (play.world, play.finish) == (new, None)
     play.end(new[0], 4)
-    assert play.finish == Finish(4, "ranks held different weights again (see above)")
+    assert play.finish == Finish(4, "ranks differed again (see above)")
+
+
+def test_a_job_that_needs_the_host_that_is_wrong_ends() -> None:
+    play = training({"a": 3})
+    wrong = play.world[1]
+    report = ExitReport(4, "weights differ", "training", 7, avoids_host=True)
+    play.roster.exit_report_received(wrong, report, play.now)
+    play.end(wrong, 4)
+    assert play.finish == Finish(4, "a[1] differed from the others (see above)")
 
 
 def test_a_typo_in_the_model_ends_the_job() -> None:
