@@ -164,7 +164,7 @@ def _time(runs: Sequence[History]) -> _Axis:
 
 
 def _marks(runs: Sequence[History], axis: _Axis) -> list[tuple[float, str]]:
-    """Return places on an axis and labels of resizes, recoveries, resumes and skipped steps.
+    """Return places on an axis and labels of resizes, recoveries, resumes, and odd steps.
 
     Several runs have none.
     """
@@ -175,9 +175,12 @@ def _marks(runs: Sequence[History], axis: _Axis) -> list[tuple[float, str]]:
         before = event.get("previous_size")
         after = event.get("world_size")
         world = "recovered" if before == after else f"{before}→{after}"
-        label = {"world": world, "skipped": "not finite", "start": "resumed"}.get(
-            str(event.get("name"))
-        )
+        label = {
+            "world": world,
+            "skipped": "not finite",
+            "recheck": "computed differently",
+            "start": "resumed",
+        }.get(str(event.get("name")))
         place = number(event, axis[1])
         if label and place is not None and event is not first:
             marks.append((place / axis[2], label))
