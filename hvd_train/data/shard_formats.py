@@ -1,6 +1,7 @@
 """Where the samples of shards are: WebDataset's tar files, and MDS as Streaming writes it.
 
-Tar files have no table of their samples, so one pass over their headers makes one.
+Tar files have no table of their samples, so one pass over their headers makes one, unless a table
+is kept next to them.
 """
 
 import io
@@ -30,6 +31,8 @@ _BLOCK = 512  # bytes, of tar
 _AHEAD = 1 << 15  # bytes, of a request for a header: smaller files are read, not skipped
 _LINES_S = 10.0  # between two lines of progress
 _VERSION = 1  # of the table of tar files
+_HEAD = 4096  # bytes at the start of a tar file that a kept table knows
+_SEAL = 16  # bytes at the end of a kept table
 
 Sample = dict[str, Any]
 """The content of each file or column of a sample, in bytes, and its key if it has one."""
@@ -72,9 +75,26 @@ class ShardFiles(ABC):
 
 def open_files(store: Store) -> ShardFiles:
     """Return the shards of a store, after the table of tar files is made. Raises UsageError."""
-    is_named = store.url.endswith(_TAR)
-    index = None if is_named else store.content(INDEX)
+    index = _index_of_mds(store)
     return TarFiles(store) if index is None else MdsFiles(store, index)
+
+
+def _index_of_mds(store: Store) -> bytes | None:
+    return None if store.url.endswith(_TAR) else store.content(INDEX)
+
+
+def table_to_keep(store: Store) -> tuple[str, bytes, int]:
+    """Return where the table of a store's tar files belongs, its content, and how many samples it
+    has.
+
+    Raises UsageError.
+    """
+    if _index_of_mds(store) is not None:
+        raise UsageError(f"{store.shown} is in MDS format, whose {INDEX} is all that it needs")
+    files = _tar_files(store)
+    words = _words_of(store, files, are_kept=False)
+    content = words.tobytes()
+    return _kept_path(files), content + _seal(store, files, content), int(words[len(files)])
 
 
 class TarFiles(ShardFiles):
@@ -85,12 +105,12 @@ class TarFiles(ShardFiles):
     """
 
     def __init__(self, store: Store) -> None:
-        files = store.files(_TAR)
-        if not files:
-            raise UsageError(f"{store.shown}: there is no {INDEX} of MDS and no *{_TAR}")
-        listed = [store.url, _VERSION, *((file.path, file.size, file.version) for file in files)]
+        files = _tar_files(store)
+        kept = store.find(_kept_path(files))
+        used = files if kept is None else [*files, kept]
+        listed = [store.url, _VERSION, *((file.path, file.size, file.version) for file in used)]
         path = store.cache / "indexes" / f"{digest_of_bytes(repr(listed).encode())}.index"
-        store.made(path, lambda partial: _write_table(store, files, partial))
+        store.made(path, lambda partial: _write_table(store, files, kept, partial))
         self._path = path
         firsts = self._map(len(files))
         super().__init__(store, files, np.array(firsts))
@@ -144,12 +164,59 @@ class TarFiles(ShardFiles):
         return {name: name.rpartition(".")[2] for name in sample if name != KEY}
 
 
-def _write_table(store: Store, files: list[File], path: Path) -> None:
+def _tar_files(store: Store) -> list[File]:
+    if files := store.files(_TAR):
+        return files
+    raise UsageError(f"{store.shown}: there is no {INDEX} of MDS and no *{_TAR}")
+
+
+def _kept_path(files: list[File]) -> str:
+    """Return where the table of these files is kept: other files have it at another path.
+
+    Copies have other times and versions than their originals, so neither counts.
+    """
+    listed = [_VERSION, *((file.name, file.size) for file in files)]
+    folder = files[0].path.rpartition("/")[0]
+    return f"{folder}/.hvd_train-{digest_of_bytes(repr(listed).encode())}.index"
+
+
+def _seal(store: Store, files: list[File], table: bytes) -> bytes:
+    """Return a digest of a table and of the first bytes of each tar file."""
+
+    def head(file: File) -> bytes:
+        stop = min(file.size, _HEAD)
+        return store.patiently(
+            f"read {file.name}", lambda system: bytes(system.cat_file(file.path, 0, stop))
+        )
+
+    with ThreadPoolExecutor(CONNECTIONS) as threads:
+        heads = threads.map(head, files)
+        return digest_of_bytes(b"".join([table, *heads])).encode()
+
+
+def _write_table(store: Store, files: list[File], kept: File | None, path: Path) -> None:
+    if kept is not None:
+        content: bytes = store.patiently(
+            f"read {kept.name}", lambda system: system.cat_file(kept.path)
+        )
+        table = content[:-_SEAL]
+        if content[-_SEAL:] == _seal(store, files, table):
+            path.write_bytes(table)
+            return
+        say(
+            f"{store.shown}: {kept.name} is damaged or of other shards: reading all headers; type "
+            f"`hvd-train index {store.shown}` to make it again"
+        )
+    # a shard that is read anyway should not be fetched twice
+    words = _words_of(store, files, are_kept=store.has_room_for(files))
+    path.write_bytes(words.tobytes())
+
+
+def _words_of(store: Store, files: list[File], *, are_kept: bool) -> Indices:
+    """Return the table of tar files, after one pass over their headers."""
     said = time.monotonic()
     offsets = []
     checks = []
-    # a shard that is read anyway should not be fetched twice
-    are_kept = store.has_room_for(files)
     with ThreadPoolExecutor(CONNECTIONS) as threads:
         tables = threads.map(lambda file: _table_of(store, file, is_kept=are_kept), files)
         for number, (table, check) in enumerate(tables, 1):
@@ -160,7 +227,7 @@ def _write_table(store: Store, files: list[File], path: Path) -> None:
                 say(f"{store.shown}: read the headers of {number:,} of {len(files):,} shards")
     firsts = np.cumsum([0, *(len(table) - 1 for table in offsets)])
     words = np.concatenate([firsts, np.array(checks, np.uint64).view(np.int64), *offsets])
-    words.astype("<i8").tofile(path)
+    return words.astype("<i8")
 
 
 def _table_of(store: Store, file: File, *, is_kept: bool) -> tuple[Indices, int]:

@@ -19,17 +19,17 @@ from hvd_train.config import DataConfig
 from hvd_train.console import say
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet
 from hvd_train.data.hugging_face import VALIDATION
-from hvd_train.data.shard_formats import KEY, Sample, open_files
+from hvd_train.data.shard_formats import KEY, Sample, open_files, table_to_keep
 from hvd_train.data.store import Store, bytes_of
-from hvd_train.errors import UsageError, first_few, first_line, place_in_user_code
+from hvd_train.errors import UsageError, counted, first_few, first_line, place_in_user_code
 from hvd_train.launch import launcher
 from hvd_train.plugin import SHARDS
 from hvd_train.progress.order import Indices
 
 Decode = Callable[[Sample], Any]
-_CLASSES = "classes.txt"
+CLASSES = "classes.txt"
 _LABELS = ("cls", "class", "label", "y")
-_IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "tif", "tiff")
+_IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "pgm", "bmp", "tif", "tiff")
 _INTEGERS = ("cls", "cls2", "count", "index", "inx", "id", "str_int")
 _TEXTS = ("txt", "text", "transcript", "str")
 _TYPES = {  # of values in MDS, by their numbers there
@@ -123,6 +123,17 @@ class Shards:
         }
 
 
+def keep_table(url: str) -> str:
+    """Write the table of tar files next to them, and return what was written.
+
+    Raises UsageError if they cannot be read, or the URL cannot be written.
+    """
+    store = _store(url, cache_size=0)
+    path, content, num_samples = table_to_keep(store)
+    store.write(path, content)
+    return f"{store.shown}: wrote {Path(path).name}, for {counted(num_samples, 'sample')}"
+
+
 def _store(
     url: str | Path, cache: str | Path | None = None, cache_size: str | int | None = None
 ) -> Store:
@@ -191,12 +202,12 @@ def open_images(config: DataConfig) -> DataSet:
 
 
 def _classes(config: DataConfig, train: str) -> tuple[str, ...]:
-    names = _store(config.data.removeprefix(SHARDS)).content(_CLASSES)
+    names = _store(config.data.removeprefix(SHARDS)).content(CLASSES)
     if names is not None:
         return tuple(names.decode(errors="replace").splitlines())
     if launcher.prints(os.environ):
         say(
-            f"--data {config.data}: reading all labels to count the classes; a file {_CLASSES} "
+            f"--data {config.data}: reading all labels to count the classes; a file {CLASSES} "
             "there, with a name a line, saves that"
         )
     labels = LabelledShards(train, config)
@@ -217,10 +228,24 @@ def open_parts(config: DataConfig) -> tuple[Shards, Shards | None]:
 
 
 def _urls(config: DataConfig) -> tuple[str, str | None]:
-    """Return the URLs of the training and the validation set (or None): folders, or tar files
-    with these words in their names.
+    """Return the URLs of the training and the validation set (or None)."""
+    train, val = _sets_in(config.data.removeprefix(SHARDS))
+    if train is None:
+        raise UsageError(f"--data {config.data}: there is no folder train and no *train*.tar")
+    return train, val
+
+
+def urls_of_sets(url: str) -> list[str]:
+    """Return the URLs of the training and the validation set at a URL, or the URL of one set."""
+    found = () if url.endswith(".tar") else _sets_in(url)
+    return [*filter(None, found)] or [url]
+
+
+def _sets_in(url: str) -> tuple[str | None, str | None]:
+    """Return the URLs of the training and the validation set, each if it is there: folders, or
+    tar files with these words in their names.
     """
-    url = config.data.removeprefix(SHARDS).rstrip("/")
+    url = url.rstrip("/")
     names = _store(url).names()
 
     def named(*parts: str) -> str | None:
@@ -231,10 +256,7 @@ def _urls(config: DataConfig) -> tuple[str, str | None]:
                 return f"{url}/*{part}*.tar"
         return None
 
-    train = named("train")
-    if train is None:
-        raise UsageError(f"--data {config.data}: there is no folder train and no *train*.tar")
-    return train, named(*VALIDATION)
+    return named("train"), named(*VALIDATION)
 
 
 def _value(name: str, kind: str, content: bytes) -> Any:

@@ -51,7 +51,7 @@ def bytes_of(size: str | int) -> int:
     """Return the number of bytes in a size such as 500GB. Raises UsageError."""
     found = re.fullmatch(r"([0-9]*\.?[0-9]+) ?([KMGT]?)B?", str(size).upper())
     if not found:
-        raise UsageError(f"cache size {size!r}: write it as in 500GB or 1.5TB")
+        raise UsageError(f"size {size!r}: write it as in 500GB or 1.5TB")
     return int(float(found[1]) * _UNITS[found[2]])
 
 
@@ -118,6 +118,24 @@ class Store:
             return None
 
         return self.patiently(f"read {name}", get, _START_S)
+
+    def find(self, path: str) -> File | None:
+        """Return a file of the file system; None if there is none, or it is forbidden.
+
+        Raises UsageError.
+        """
+
+        def look(system: Any) -> File | None:
+            # a store that does not list its objects forbids those that are missing
+            with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                return self._file(system.info(path))
+            return None
+
+        return self.patiently(f"look for {path}", look, _START_S)
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write a small file of the file system. Raises UsageError."""
+        self.patiently(f"write {path}", lambda system: system.pipe_file(path, content), _START_S)
 
     def names(self) -> list[str]:
         """Return the names in the folder. Raises UsageError."""
