@@ -107,7 +107,7 @@ def _add(commands: Any, function: str, text: str, **options: Any) -> Parser:
     """Add the command of a function in this folder; the list of commands
     has the text's first line.
     """
-    name = function.rpartition(".")[2]
+    name = function.rpartition(".")[2].replace("_", "-")
     about = text.partition("\n")[0]
     parser: Parser = commands.add_parser(name, help=about, description=text, **options)
     parser.set_defaults(function=function, name=parser.prog.removeprefix(f"{PROGRAM} "))
@@ -349,6 +349,24 @@ def _add_others(commands: Any) -> None:
     lists = """ILSVRC2012_devkit_t12, Kaggle's LOC_val_solution.csv, or a text of image names and
     classes; default: one of the first two next to FOLDER"""
     valprep.add_argument("--labels", type=Path, metavar="PATH", help=lists)
+
+    about = """Write a data set as shards, for --data shards:OUT.
+
+    Image files stay as they are, and samples in their order. If it is killed, the same command
+    writes what is missing."""
+    write = _add(commands, "shards.write_shards", about)
+    add = write.add_argument
+    source = "folder with train/ and val/, hf:FOLDER, or your own data as package.module:function"
+    add("data", metavar="DATA", help=source)
+    add("out", metavar="OUT", help="the folder to make")
+    kinds = "wds: tar files of WebDataset; mds: as Streaming reads it (wds)"
+    add("--format", choices=("wds", "mds"), default="wds", help=kinds)
+    add("--shard-size", default="256MB", metavar="SIZE", help="the most of a shard (256MB)")
+
+    about = """Write a table next to tar files, so no host needs to read all their headers."""
+    index = _add(commands, "shards.index", about)
+    where = "folder or URL of tar files, or of folders train and val"
+    index.add_argument("url", metavar="URL", help=where)
 
     about = f"""Print a script for the TAB key.
 

@@ -66,9 +66,13 @@ class ImageFiles:
         """Return bytes that are others if a name or a label is another."""
         return self._names.numpy().tobytes() + self.labels.numpy().tobytes()
 
+    def path(self, index: int) -> Path:
+        """Return the file of an image."""
+        return self._root / os.fsdecode(self._names[index].numpy().tobytes().rstrip(b"\0"))
+
     def __getitem__(self, index: int, /) -> tuple[Tensor, int]:
         """Return an item. Raises UsageError, which names the file."""
-        path = self._root / os.fsdecode(self._names[index].numpy().tobytes().rstrip(b"\0"))
+        path = self.path(index)
         return self._transform(_decoded(path, str(path), self._max_pixels)), int(self.labels[index])
 
 

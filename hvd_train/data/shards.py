@@ -32,12 +32,12 @@ _LABELS = ("cls", "class", "label", "y")
 _IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "pgm", "bmp", "tif", "tiff")
 _INTEGERS = ("cls", "cls2", "count", "index", "inx", "id", "str_int")
 _TEXTS = ("txt", "text", "transcript", "str")
-_TYPES = {  # of values in MDS, by their numbers there
+TYPES = {  # of values in MDS, by their numbers there
     **{bits: f"uint{bits}" for bits in (8, 16, 32, 64)},
     **{bits + 1: f"int{bits}" for bits in (8, 16, 32, 64)},
     **{bits + 2: f"float{bits}" for bits in (16, 32, 64)},
 }
-_SCALARS = {"int": "int64", **{name: name for name in _TYPES.values()}}
+_SCALARS = {"int": "int64", **{name: name for name in TYPES.values()}}
 
 
 class Shards:
@@ -299,7 +299,7 @@ def _array(form: str, content: bytes) -> Tensor:
     """
     kind, _, shape = form.partition(":")
     if not kind:
-        kind = _TYPES[content[0]]
+        kind = TYPES[content[0]]
         content = content[1:]
     sizes = np.array(shape.split(",") if shape else [], np.int64)
     if not shape:

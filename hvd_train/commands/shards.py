@@ -1,0 +1,162 @@
+"""`hvd-train write-shards` and `index`: make data sets in shards, and tables of tar files."""
+
+from __future__ import annotations
+
+import json
+import time
+from argparse import Namespace
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from hvd_train import plain_file
+from hvd_train.console import say, show
+from hvd_train.errors import UsageError, counted
+from hvd_train.run_files import durable
+
+if TYPE_CHECKING:
+    from hvd_train.data.shard_writers import ShardWriter
+
+_STATE = ".hvd_train.json"
+_LOCK = ".lock"
+_LINES_S = 10.0  # between two lines of progress
+
+
+def index(options: Namespace) -> int:
+    """Write a table next to the tar files of each set at a URL, and return 0. Raises UsageError."""
+    from hvd_train.data import shards  # slow to import
+
+    for url in shards.urls_of_sets(options.url):
+        show(shards.keep_table(url))
+    return 0
+
+
+def write_shards(options: Namespace) -> int:
+    """Write a data set as shards, or what is missing of it, and return 0.
+
+    Until all is written it lies in OUT.unfinished, so no training takes a part for the whole.
+    Raises UsageError if the data cannot be read, or if the folder has other shards.
+    """
+    from hvd_train.data.shard_writers import digest_of_set, open_writer
+    from hvd_train.data.shards import CLASSES
+    from hvd_train.data.store import bytes_of
+    from hvd_train.data.stored import open_stored  # slow to import, like the others
+
+    if "://" in options.out:
+        raise UsageError(f"{options.out}: name a folder, and copy it to the store when it is whole")
+    out = Path(options.out)
+    size = bytes_of(options.shard_size)
+    data = open_stored(options.data)
+    sets = {"val": data.val, "train": data.train}
+    writers = {}
+    made_of = {"--format": options.format, "--shard-size": f"{size:,}"}
+    for name, source in sets.items():
+        if source is not None:
+            writer = writers[name] = open_writer(options.format, source, size)
+            made_of[f"the {name} set"] = digest_of_set(source, writer)
+    folder = out if (out / _STATE).exists() else Path(f"{out.absolute()}.unfinished")
+    try:
+        if folder != out and out.exists() and [*out.iterdir()]:
+            raise UsageError(f"{out} is there, and write-shards has not made it: name another")
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / _LOCK, timeout=0):
+            writing = _Writing(folder, size, made_of)
+            for name, writer in writers.items():
+                writing.write(name, sets[name], writer)
+            if data.classes:
+                durable.write_text(folder / CLASSES, "\n".join([*data.classes, ""]))
+            (folder / _LOCK).unlink()
+            folder.rename(out)
+        durable.sync_folder(out.absolute().parent)
+    except Timeout:
+        raise UsageError(f"another process writes {folder}: wait for it") from None
+    except OSError as error:
+        raise UsageError(f"{error.filename or out}: {error.strerror}") from None
+    found = [f"{name}: {described}" for name, described in writing.described().items()]
+    show(f"{out}: {', '.join(found)}")
+    return 0
+
+
+class _Writing:
+    """A folder of shards, and the samples and bytes of each, which a file there keeps."""
+
+    def __init__(self, folder: Path, size: int, made_of: dict[str, str]) -> None:
+        """`made_of` are options and data by name. Raises UsageError if the folder has others."""
+        self._folder = folder
+        self._size = size
+        self._made_of = made_of
+        self._shards: dict[str, list[list[int]]] = {}
+        self._said = time.monotonic()
+        with suppress(FileNotFoundError):
+            state = self._read()
+            for name in sorted({*made_of} | {*state["made_of"]}):
+                before = state["made_of"].get(name, "none")
+                now = made_of.get(name, "none")
+                if now != before:
+                    raise UsageError(
+                        f"{folder} has shards of other options or data: {name} was {before}, now "
+                        f"it is {now}: type the same command, or name another folder"
+                    )
+            self._shards = state["shards"]
+        self._save()
+
+    def _read(self) -> dict[str, Any]:
+        path = self._folder / _STATE
+        try:
+            state: dict[str, Any] = json.loads(plain_file.read_text(path))
+        except ValueError:
+            raise UsageError(f"{path} is damaged: delete {self._folder}, or name another") from None
+        return state
+
+    def _save(self) -> None:
+        state = {"made_of": self._made_of, "shards": self._shards}
+        durable.write_text(self._folder / _STATE, json.dumps(state))
+
+    def write(self, name: str, source: Any, writer: ShardWriter) -> None:
+        """Write the missing shards of a set, and its index. Raises UsageError or OSError."""
+        folder = self._folder / name
+        folder.mkdir(exist_ok=True)
+        shards = self._shards.setdefault(name, [])
+        first = 0
+        number = 0
+        while first < len(source):
+            path = folder / writer.name(number)
+            is_new = number == len(shards)
+            if is_new or not path.exists() or path.stat().st_size != shards[number][1]:
+                samples = _samples_from(first, source, writer, self._size)
+                content = writer.shard(samples)
+                made = [len(samples), len(content)]
+                if not is_new and made != shards[number]:
+                    raise UsageError(f"{path} cannot be written again: the data has changed")
+                durable.write(path, content)
+                shards[number:] = [made, *shards[number + 1 :]]
+                self._save()
+            first += shards[number][0]
+            number += 1
+            if time.monotonic() > self._said + _LINES_S:
+                self._said = time.monotonic()
+                say(f"{folder}: {first:,} of {len(source):,} samples in {counted(number, 'shard')}")
+        name, content = writer.index(folder, shards)
+        durable.write(folder / name, content)
+
+    def described(self) -> dict[str, str]:
+        """Return how many samples and shards each set has."""
+        return {
+            name: f"{counted(sum(n for n, _ in shards), 'sample')} in "
+            f"{counted(len(shards), 'shard')}"
+            for name, shards in self._shards.items()
+        }
+
+
+def _samples_from(first: int, source: Any, writer: ShardWriter, size: int) -> list[bytes]:
+    """Return the samples of a shard, which begins with this one: one, or as many as fit."""
+    samples = list[bytes]()
+    for number in range(first, len(source)):
+        sample = writer.sample(number, source)
+        size -= len(sample)
+        if samples and size < 0:
+            break
+        samples.append(sample)
+    return samples
