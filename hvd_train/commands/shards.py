@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from hvd_train.data.shard_writers import ShardWriter
 
 _STATE = ".hvd_train.json"
-_LOCK = ".lock"
 _LINES_S = 10.0  # between two lines of progress
 
 
@@ -57,21 +56,24 @@ def write_shards(options: Namespace) -> int:
             writer = writers[name] = open_writer(options.format, source, size)
             made_of[f"the {name} set"] = digest_of_set(source, writer)
     folder = out if (out / _STATE).exists() else Path(f"{out.absolute()}.unfinished")
+    lock = Path(f"{out.absolute()}.lock")
     try:
         if folder != out and out.exists() and [*out.iterdir()]:
             raise UsageError(f"{out} is there, and write-shards has not made it: name another")
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / _LOCK, timeout=0):
-            writing = _Writing(folder, size, made_of)
-            for name, writer in writers.items():
-                writing.write(name, sets[name], writer)
-            if data.classes:
-                durable.write_text(folder / CLASSES, "\n".join([*data.classes, ""]))
-            (folder / _LOCK).unlink()
-            folder.rename(out)
-        durable.sync_folder(out.absolute().parent)
+        with FileLock(lock, timeout=0):
+            try:
+                writing = _Writing(folder, size, made_of)
+                for name, writer in writers.items():
+                    writing.write(name, sets[name], writer)
+                if data.classes:
+                    durable.write_text(folder / CLASSES, "\n".join([*data.classes, ""]))
+                folder.rename(out)
+                durable.sync_folder(out.absolute().parent)
+            finally:
+                lock.unlink()
     except Timeout:
-        raise UsageError(f"another process writes {folder}: wait for it") from None
+        raise UsageError(f"another process writes {out}: wait for it") from None
     except OSError as error:
         raise UsageError(f"{error.filename or out}: {error.strerror}") from None
     found = [f"{name}: {described}" for name, described in writing.described().items()]

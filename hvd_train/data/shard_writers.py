@@ -20,7 +20,7 @@ from typing_extensions import override
 from hvd_train.data.identity import digest_of_bytes
 from hvd_train.data.random_numbers import seed_on_cpu
 from hvd_train.data.shard_formats import INDEX, table_to_keep
-from hvd_train.data.shards import TYPES
+from hvd_train.data.shards import IMAGES, TYPES
 from hvd_train.data.store import Store
 from hvd_train.data.stored import ImageFile
 from hvd_train.data.trees import form_of
@@ -76,9 +76,10 @@ class ShardWriter(ABC):
         for name, value in item.items():
             with _naming(number, name, value):
                 values[str(name)] = _plain(value)
-        first, *others = values.values()
-        if [*values] == ["0", "1"] and isinstance(first, ImageFile) and type(others[0]) is int:
-            values = {"image": first, "cls": others[0]}
+        image = values.get("0")
+        label = values.get("1")
+        if len(values) == 2 and isinstance(image, ImageFile) and type(label) is int:
+            values = {"image": image, "cls": label}
         parts = {}
         for name, value in values.items():
             with _naming(number, name, value):
@@ -162,10 +163,13 @@ class TarWriter(ShardWriter):
     @override
     def _sample(self, number: int, item: Any) -> bytes:
         blocks = []
+        names = set[str]()
         for name, (kind, content) in self._parts(number, item).items():
-            member = tarfile.TarInfo(f"{number:09}.{name}.{kind}")
-            if name in ("image", kind):
-                member.name = f"{number:09}.{kind}"
+            is_plain = name == kind or (name == "image" and kind in IMAGES)
+            member = tarfile.TarInfo(f"{number:09}.{kind if is_plain else f'{name}.{kind}'}")
+            if member.name.lower() in names:
+                raise UsageError(f"item {number}: two of {[*item]} have one name in a tar file")
+            names.add(member.name.lower())
             member.size = len(content)
             blocks += [member.tobuf(), content, bytes(-len(content) % _BLOCK)]
         return b"".join(blocks)

@@ -29,7 +29,7 @@ from hvd_train.progress.order import Indices
 Decode = Callable[[Sample], Any]
 CLASSES = "classes.txt"
 _LABELS = ("cls", "class", "label", "y")
-_IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "pgm", "bmp", "tif", "tiff")
+IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "pgm", "bmp", "tif", "tiff")
 _INTEGERS = ("cls", "cls2", "count", "index", "inx", "id", "str_int")
 _TEXTS = ("txt", "text", "transcript", "str")
 TYPES = {  # of values in MDS, by their numbers there
@@ -166,7 +166,7 @@ class LabelledShards(Shards):
     @override
     def _decoded(self, sample: Sample) -> Any:
         kinds = self._files.kinds(sample)
-        image = next((name for name in kinds if kinds[name] in _IMAGES), None)
+        image = next((name for name in kinds if kinds[name] in IMAGES), None)
         label = next((name for name in _LABELS if name in kinds), None)
         if image is None or label is None:
             raise ValueError(
@@ -262,7 +262,7 @@ def _sets_in(url: str) -> tuple[str | None, str | None]:
 def _value(name: str, kind: str, content: bytes) -> Any:
     """Return what a part of a sample holds. Raises any error for damaged content."""
     base, _, form = kind.partition(":")
-    if base in _IMAGES:
+    if base in IMAGES:
         from hvd_train.data.folder import decode  # slow to import
 
         return decode(content)
