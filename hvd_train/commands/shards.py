@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import time
 from argparse import Namespace
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,30 +56,40 @@ def write_shards(options: Namespace) -> int:
         if source is not None:
             writer = writers[name] = open_writer(options.format, source, size)
             made_of[f"the {name} set"] = digest_of_set(source, writer)
-    folder = out if (out / _STATE).exists() else Path(f"{out.absolute()}.unfinished")
-    lock = Path(f"{out.absolute()}.lock")
-    try:
+    with _alone(out):
+        folder = out if (out / _STATE).exists() else Path(f"{out.absolute()}.unfinished")
         if folder != out and out.exists() and [*out.iterdir()]:
             raise UsageError(f"{out} is there, and write-shards has not made it: name another")
-        folder.mkdir(parents=True, exist_ok=True)
+        writing = _Writing(folder, size, made_of)
+        for name, writer in writers.items():
+            writing.write(name, sets[name], writer)
+        if data.classes:
+            durable.write_text(folder / CLASSES, "\n".join([*data.classes, ""]))
+        folder.rename(out)
+        durable.sync_folder(out.absolute().parent)
+    found = [f"{name}: {described}" for name, described in writing.described().items()]
+    show(f"{out}: {', '.join(found)}")
+    return 0
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Let no other process make the folder meanwhile.
+
+    Raises UsageError if one does, and for any OSError in the block.
+    """
+    lock = Path(f"{out.absolute()}.lock")
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(lock, timeout=0):
             try:
-                writing = _Writing(folder, size, made_of)
-                for name, writer in writers.items():
-                    writing.write(name, sets[name], writer)
-                if data.classes:
-                    durable.write_text(folder / CLASSES, "\n".join([*data.classes, ""]))
-                folder.rename(out)
-                durable.sync_folder(out.absolute().parent)
+                yield
             finally:
                 lock.unlink()
     except Timeout:
         raise UsageError(f"another process writes {out}: wait for it") from None
     except OSError as error:
         raise UsageError(f"{error.filename or out}: {error.strerror}") from None
-    found = [f"{name}: {described}" for name, described in writing.described().items()]
-    show(f"{out}: {', '.join(found)}")
-    return 0
 
 
 class _Writing:
@@ -86,6 +97,7 @@ class _Writing:
 
     def __init__(self, folder: Path, size: int, made_of: dict[str, str]) -> None:
         """`made_of` are options and data by name. Raises UsageError if the folder has others."""
+        folder.mkdir(exist_ok=True)
         self._folder = folder
         self._size = size
         self._made_of = made_of

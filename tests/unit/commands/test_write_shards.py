@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from PIL import Image
 from torch import Tensor
 
@@ -239,6 +240,15 @@ def test_a_folder_of_others_is_left_alone(
     assert written(monkeypatch, Items(2, drawn)) == 2
     assert "out is there, and write-shards has not made it" in capsys.readouterr().err
     assert [*map(str, Path("out").iterdir())] == ["out/mine"]
+
+
+def test_two_processes_do_not_write_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with FileLock("out.lock"):
+        assert written(monkeypatch, Items(2, drawn)) == 2
+    assert "another process writes out: wait for it" in capsys.readouterr().err
+    assert written(monkeypatch, Items(2, drawn)) == 0
 
 
 WRONG: list[tuple[str, Any, str]] = [

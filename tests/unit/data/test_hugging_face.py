@@ -3,6 +3,7 @@ not among our requirements.
 """
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from PIL import Image as Pictures
 
 from hvd_train.config import DataConfig
 from hvd_train.data.hugging_face import open_saved
+from hvd_train.data.stored import ImageFile, open_stored
 from hvd_train.errors import UsageError
 from hvd_train.plugin import is_reference
 from tests.support.jpegs import encoded
@@ -97,6 +99,26 @@ def test_other_tasks_get_mappings_of_tensors(monkeypatch: pytest.MonkeyPatch) ->
     use(monkeypatch, parts(train=3))
     train, val = open_saved("saved", DataConfig(), any_items=True)
     assert (train[0]["format"], val) == ("torch", None)
+
+
+def test_images_that_are_stored_again_keep_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first image and class number get the names that readers of shards look for."""
+    found = parts(train=3, validation=1)
+    Path("one.ppm").write_bytes(encoded(Pictures.new("L", (4, 6)), "ppm"))
+    found["train"].append({"label": 1, "picture": {"bytes": None, "path": "one.ppm"}})
+    found["train"].append({"label": 1, "picture": None})
+    found["train"].append({"label": 1, "picture": {"bytes": b"none", "path": None}})
+    use(monkeypatch, found)
+    Path("saved").mkdir()
+    data: Any = open_stored("hf:saved")
+    assert (len(data.train), len(data.val), data.classes) == (6, 1, ("one", "two"))
+    content = found["train"][2]["picture"]["bytes"]
+    item = data.train[2]
+    assert item == {"cls": 0, "image": ImageFile(content, "png"), "format": "torch"}
+    assert data.train[3]["image"] == ImageFile(Path("one.ppm").read_bytes(), "ppm")
+    assert data.train[4]["image"] is None
+    with pytest.raises(UsageError, match="cannot read the image of row 5: cannot identify"):
+        data.train[5]
 
 
 @pytest.mark.parametrize(

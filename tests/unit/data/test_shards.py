@@ -22,6 +22,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from hvd_train import cli
 from hvd_train.config import DataConfig
 from hvd_train.data import identity
 from hvd_train.data.read_ahead import ReadAhead
@@ -394,6 +395,99 @@ def test_loader_processes_map_the_table_themselves(tmp_path: Path) -> None:
         assert pickle.loads(sent)[count - 1] == shards[count - 1]
         sizes.append(len(sent))
     assert sizes[1] - sizes[0] < 100
+
+
+def indexed(folder: Path) -> Path:
+    """Write two tar files and the table of them, which `hvd-train index` keeps."""
+    for name in "ab":
+        write_tar(folder / f"{name}.tar", [f"{name}{number}" for number in range(9)], bin=700)
+    assert cli.run(["index", str(folder)]) == 0
+    (table,) = folder.glob(".hvd_train-*.index")
+    return table
+
+
+def test_a_kept_table_saves_reading_the_headers(tmp_path: Path) -> None:
+    """Of copies of the tar files, too, at any place and time; other readers see no such file."""
+    table = indexed(tmp_path / "made")
+    for place in ("here", "there"):
+        (tmp_path / place).mkdir()
+        for path in (tmp_path / "made").iterdir():
+            (tmp_path / place / path.name).write_bytes(path.read_bytes())
+        with open(tmp_path / place / "a.tar", "r+b") as file:
+            file.seek(12 * 512)  # the headers are not read here
+            file.write(b"no header")
+    for url in (tmp_path / "here", f"shaky://{tmp_path}/there"):
+        shards = Shards(url, decode=dict)
+        assert len(shards) == 18
+        assert shards[17]["__key__"] == "b8"
+        assert shards.content_of_files() == Shards(tmp_path / "made").content_of_files()
+    (tmp_path / "here" / table.name).unlink()
+    with pytest.raises(UsageError, match=r"cannot read a\.tar"):
+        Shards(tmp_path / "here")
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "cut off": lambda table: os.truncate(table, 100),
+    "empty": lambda table: os.truncate(table, 0),
+    "another byte": lambda table: table.write_bytes(table.read_bytes().replace(b"\x09", b"\x08")),
+    "other shards": lambda table: write_tar(
+        table.with_name("a.tar"), [f"{number}c" for number in range(9)], bin=700
+    ),
+}
+
+
+@pytest.mark.parametrize("change", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_or_old_table_is_not_used(
+    change: Callable[[Path], object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line says so; the command makes it again."""
+    table = indexed(tmp_path / "data")
+    change(table)
+    for _ in range(2):
+        shards = Shards(tmp_path / "data", decode=dict)
+        assert [key[-1] for key in keys_of(shards)[9:]] == [*"012345678"]
+        assert shards[0]["bin"].startswith(shards[0]["__key__"].encode())
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert f"{table.name} is damaged or of other shards: reading all headers" in printed
+    assert cli.run(["index", str(tmp_path / "data")]) == 0
+    assert len(Shards(tmp_path / "data")) == 18
+    assert capsys.readouterr().err == ""
+
+
+def test_index_finds_training_and_validation_sets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `--data shards:` does: in folders, or tar files so named; or a set that is named."""
+    for folders in (True, False):
+        root = tmp_path / f"folders-{folders}"
+        labelled(root, folders=folders)
+        assert cli.run(["index", f"shaky://{root}"]) == 0
+        assert len([*root.rglob(".hvd_train-*.index")]) == 2
+        assert open_data(DataConfig(data=f"shards:shaky://{root}"), 0).classes == ("0", "1", "2")
+    assert cli.run(["index", f"{tmp_path}/folders-False/set-train-{{0..1}}.tar"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("for 3 samples") == 2
+    assert "for 2 samples" in printed
+
+
+def test_a_table_that_cannot_be_kept_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("https://me:secret@host is read-only")
+
+    monkeypatch.setattr(Shaky, "pipe_file", refuse)
+    write_tar(tmp_path / "data" / "a.tar", "ab")
+    assert cli.run(["index", f"shaky://{tmp_path}/data"]) == 2
+    assert cli.run(["index", str(WRITTEN / "mds")]) == 2
+    assert cli.run(["index", str(tmp_path)]) == 2
+    printed = capsys.readouterr().err
+    assert "is read-only" in printed
+    assert "is in MDS format, whose index.json is all that it needs" in printed
+    assert "no index.json of MDS and no *.tar" in printed
+    assert printed.count("\n") == 3
+    assert "secret" not in printed
 
 
 def labelled(root: Path, *, folders: bool) -> Path:
