@@ -137,14 +137,9 @@ class _Writing:
         number = 0
         while first < len(source):
             path = folder / writer.name(number)
-            is_new = number == len(shards)
-            if is_new or not path.exists() or path.stat().st_size != shards[number][1]:
-                samples = _samples_from(first, source, writer, self._size)
-                content = writer.shard(samples)
-                made = [len(samples), len(content)]
-                if not is_new and made != shards[number]:
-                    raise UsageError(f"{path} cannot be written again: the data has changed")
-                durable.write(path, content)
+            known = shards[number] if number < len(shards) else None
+            if known is None or not path.exists() or path.stat().st_size != known[1]:
+                made = self._write_shard(path, writer, source, first, known)
                 shards[number:] = [made, *shards[number + 1 :]]
                 self._save()
             first += shards[number][0]
@@ -155,6 +150,28 @@ class _Writing:
         name, content = writer.index(folder, shards)
         durable.write(folder / name, content)
 
+    def _write_shard(
+        self, path: Path, writer: ShardWriter, source: Any, first: int, known: list[int] | None
+    ) -> list[int]:
+        """Write a shard that begins with sample `first`, and return its samples and bytes.
+
+        It has one sample, or as many as fit. Raises UsageError if it is not the `known` one.
+        """
+        samples = list[bytes]()
+        room = self._size
+        for number in range(first, len(source)):
+            sample = writer.sample(number, source)
+            room -= len(sample)
+            if samples and room < 0:
+                break
+            samples.append(sample)
+        with durable.writing(path) as file:
+            file.writelines(writer.shard(samples))
+            made = [len(samples), file.tell()]
+            if known not in (None, made):
+                raise UsageError(f"{path} cannot be written again: the data has changed")
+        return made
+
     def described(self) -> dict[str, str]:
         """Return how many samples and shards each set has."""
         return {
@@ -162,15 +179,3 @@ class _Writing:
             f"{counted(len(shards), 'shard')}"
             for name, shards in self._shards.items()
         }
-
-
-def _samples_from(first: int, source: Any, writer: ShardWriter, size: int) -> list[bytes]:
-    """Return the samples of a shard, which begins with this one: one, or as many as fit."""
-    samples = list[bytes]()
-    for number in range(first, len(source)):
-        sample = writer.sample(number, source)
-        size -= len(sample)
-        if samples and size < 0:
-            break
-        samples.append(sample)
-    return samples

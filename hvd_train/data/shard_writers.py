@@ -54,8 +54,8 @@ class ShardWriter(ABC):
     def _sample(self, number: int, item: Any) -> bytes: ...
 
     @abstractmethod
-    def shard(self, samples: list[bytes]) -> bytes:
-        """Return a shard of these samples."""
+    def shard(self, samples: list[bytes]) -> list[bytes]:
+        """Return the bytes of a shard of these samples, in pieces."""
 
     @abstractmethod
     def index(self, folder: Path, shards: list[list[int]]) -> tuple[str, bytes]:
@@ -175,8 +175,8 @@ class TarWriter(ShardWriter):
         return b"".join(blocks)
 
     @override
-    def shard(self, samples: list[bytes]) -> bytes:
-        return b"".join([*samples, bytes(2 * _BLOCK)])
+    def shard(self, samples: list[bytes]) -> list[bytes]:
+        return [*samples, bytes(2 * _BLOCK)]
 
     @override
     def index(self, folder: Path, shards: list[list[int]]) -> tuple[str, bytes]:
@@ -243,11 +243,11 @@ class MdsWriter(ShardWriter):
         return b"".join([np.array(lengths, "<u4").tobytes(), *contents])
 
     @override
-    def shard(self, samples: list[bytes]) -> bytes:
+    def shard(self, samples: list[bytes]) -> list[bytes]:
         config = json.dumps(self._config, sort_keys=True).encode()
         places = np.cumsum([0, *map(len, samples)]) + 4 * (len(samples) + 2) + len(config)
         numbers = np.array([len(samples), *places], "<u4")
-        return b"".join([numbers.tobytes(), config, *samples])
+        return [numbers.tobytes(), config, *samples]
 
     @override
     def index(self, folder: Path, shards: list[list[int]]) -> tuple[str, bytes]:

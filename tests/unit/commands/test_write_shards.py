@@ -25,7 +25,7 @@ from hvd_train.data.sources import open_data
 from tests.support.jpegs import encoded, noise
 
 FORMATS = ("wds", "mds")
-SMALL = ("--shard-size", "200")  # a few samples of `drawn` in MDS, one in a tar file
+SMALL = ("--shard-size", "600")  # a few samples of `drawn` in MDS, one in a tar file
 
 
 @pytest.fixture(autouse=True)
@@ -162,7 +162,7 @@ def test_own_images_and_class_numbers_train(kind: str, monkeypatch: pytest.Monke
 
 
 def drawn(number: int) -> dict[str, Any]:
-    return {"cls": number, "x": torch.rand(number % 5 + 1)}
+    return {"cls": number, "x": torch.rand(number + 1)}
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -195,7 +195,10 @@ def test_after_a_kill_the_same_command_continues(
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_lost_shard_is_written_again(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_shard_is_written_again(
+    kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless it would be another one."""
     flags = ("--format", kind, *SMALL)
     assert written(monkeypatch, Items(40, drawn), *flags) == 0
     before = content_of("out")
@@ -206,6 +209,11 @@ def test_a_lost_shard_is_written_again(kind: str, monkeypatch: pytest.MonkeyPatc
     os.truncate(third, 1000)
     assert written(monkeypatch, Items(40, drawn), *flags) == 0
     assert content_of("out") == before
+    third.unlink()
+    changed = Items(40, lambda number: drawn(400 * (number in range(1, 19)) + number))
+    assert written(monkeypatch, changed, *flags) == 2
+    assert "cannot be written again: the data has changed" in capsys.readouterr().err
+    assert not third.exists()
 
 
 def test_other_options_or_data_are_refused(
