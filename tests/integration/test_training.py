@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -312,7 +313,7 @@ EXAMPLES = {
     "imagenet": "--train-dir data/train --val-dir data/val --arch resnet18",
     "pytorch_imagenet": "data --arch resnet18|",
     "dcgan": "--data-dir data/train --width 4|",
-    "gpt": "text --width 32 --layers 1 --block 8|",
+    "gpt": "tokens --dtype uint16 --vocabulary 1000 --width 32 --layers 1 --block 8|",
     "own_data": "--global-batch-size 228 --batch-size 57",
     "own_model": "--global-batch-size 720 --batch-size 180",
 }
@@ -324,12 +325,12 @@ SLOW_EXAMPLES = [
 
 @pytest.mark.parametrize("name", ["imagenet", "dcgan", "gpt", *SLOW_EXAMPLES])
 def test_an_example_trains_alone_and_on_two_ranks(name: str, tmp_path: Path) -> None:
-    """On a few files, bytes or rows, which count once.
+    """On a few files, tokens or rows, which count once.
 
     Batch norm multiplies roundings after the first step.
     """
     jpegs.digits(tmp_path / "data", classes=range(2), most=6)
-    (tmp_path / "text").write_bytes(bytes(range(110)))
+    np.arange(110, 990, 8, "uint16").tofile(tmp_path / "tokens")
     first, _, last = EXAMPLES[name].rpartition("|")
     line = (
         f"{first} --epochs 1 --global-batch-size 6 --batch-size 3 --log-steps 1 "
