@@ -46,7 +46,7 @@ def write_shards(options: Namespace) -> int:
 
     if "://" in options.out:
         raise UsageError(f"{options.out}: name a folder, and copy it to the store when it is whole")
-    out = Path(options.out)
+    out = Path(options.out).resolve()
     size = bytes_of(options.shard_size)
     data = open_stored(options.data)
     sets = {"val": data.val, "train": data.train}
@@ -57,8 +57,8 @@ def write_shards(options: Namespace) -> int:
             writer = writers[name] = open_writer(options.format, source, size)
             made_of[f"the {name} set"] = digest_of_set(source, writer)
     with _alone(out):
-        folder = out if (out / _STATE).exists() else Path(f"{out.absolute()}.unfinished")
-        if folder != out and out.exists() and [*out.iterdir()]:
+        folder = out if (out / _STATE).exists() else Path(f"{out}.unfinished")
+        if folder != out and out.exists() and ([*out.iterdir()] or out.is_mount()):
             raise UsageError(f"{out} is there, and write-shards has not made it: name another")
         writing = _Writing(folder, size, made_of)
         for name, writer in writers.items():
@@ -66,9 +66,9 @@ def write_shards(options: Namespace) -> int:
         if data.classes:
             durable.write_text(folder / CLASSES, "\n".join([*data.classes, ""]))
         folder.rename(out)
-        durable.sync_folder(out.absolute().parent)
+        durable.sync_folder(out.parent)
     found = [f"{name}: {described}" for name, described in writing.described().items()]
-    show(f"{out}: {', '.join(found)}")
+    show(f"{options.out}: {', '.join(found)}")
     return 0
 
 
@@ -78,7 +78,7 @@ def _alone(out: Path) -> Iterator[None]:
 
     Raises UsageError if one does, and for any OSError in the block.
     """
-    lock = Path(f"{out.absolute()}.lock")
+    lock = Path(f"{out}.lock")
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(lock, timeout=0):

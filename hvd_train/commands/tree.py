@@ -354,16 +354,15 @@ def _add_others(commands: Any) -> None:
 
     Image files stay as they are, and samples in their order. If it is killed, the same command
     writes what is missing."""
-    write = _add(commands, "shards.write_shards", about)
-    add = write.add_argument
+    add = _add(commands, "shards.write_shards", about).add_argument
     source = "folder with train/ and val/, hf:FOLDER, or your own data as package.module:function"
     add("data", metavar="DATA", help=source)
     add("out", metavar="OUT", help="the folder to make")
     kinds = "wds: tar files of WebDataset; mds: as Streaming reads it (wds)"
     add("--format", choices=("wds", "mds"), default="wds", help=kinds)
-    add("--shard-size", default="256MB", metavar="SIZE", help="the most of a shard (256MB)")
+    add("--shard-size", default="256MB", metavar="SIZE", help="the most bytes of a shard (256MB)")
 
-    about = """Write a table next to tar files, so no host needs to read all their headers."""
+    about = "Write a table next to tar files, so no host needs to read all their headers."
     index = _add(commands, "shards.index", about)
     where = "folder or URL of tar files, or of folders train and val"
     index.add_argument("url", metavar="URL", help=where)

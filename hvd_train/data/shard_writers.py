@@ -246,6 +246,8 @@ class MdsWriter(ShardWriter):
     def shard(self, samples: list[bytes]) -> list[bytes]:
         config = json.dumps(self._config, sort_keys=True).encode()
         places = np.cumsum([0, *map(len, samples)]) + 4 * (len(samples) + 2) + len(config)
+        if places[-1] > self.most_bytes:
+            raise UsageError("a shard would be too large for MDS: type a smaller --shard-size")
         numbers = np.array([len(samples), *places], "<u4")
         return [numbers.tobytes(), config, *samples]
 

@@ -255,7 +255,7 @@ def test_two_processes_do_not_write_at_once(
 ) -> None:
     with FileLock("out.lock"):
         assert written(monkeypatch, Items(2, drawn)) == 2
-    assert "another process writes out: wait for it" in capsys.readouterr().err
+    assert "/out: wait for it" in capsys.readouterr().err
     assert written(monkeypatch, Items(2, drawn)) == 0
 
 

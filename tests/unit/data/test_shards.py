@@ -606,6 +606,7 @@ def test_shards_of_a_web_server_that_fails_now_and_then(
             assert there.content_of_files() == here.content_of_files()
         with pytest.raises(UsageError, match="FileNotFoundError"):
             Shards(f"{url}/none/")
+        assert cli.run(["index", f"{url}/wds-{{0..1}}.tar"]) == 2
 
 
 @pytest.mark.slow
@@ -629,6 +630,8 @@ def test_shards_of_an_s3_server(monkeypatch: pytest.MonkeyPatch) -> None:
             there = Shards(f"s3://bucket/set/{name}", decode=dict)
             assert [there[n] for n in range(3)] == [here[n] for n in range(3)]
             assert there.content_of_files() == here.content_of_files()
+        assert cli.run(["index", "s3://bucket/set"]) == 0
+        assert any(".hvd_train-" in path for path in system.ls("bucket/set", refresh=True))
         Shards("s3://bucket/set", cache="other", cache_size=0)
         images = Shards("s3://bucket/set", cache="other")
         system.put(f"{WRITTEN}/wds-1.tar", "bucket/set/wds-0.tar")
