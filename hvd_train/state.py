@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -272,7 +273,7 @@ class TrainState:
             self.live()  # all ranks raise UsageError if the optimizer keeps what cannot be written
         at_epoch = values if part == HEAD else self.point.own_at_epoch
         trained = [parameter.requires_grad for parameter in self._parameters()]
-        modes = [module.training for module in self.model.modules()]
+        modes = [module.training for module in self._modules]
         self.point = Point(
             epoch,
             part,
@@ -306,8 +307,13 @@ class TrainState:
         """Let the parameters and modules train that did at a point."""
         for parameter, requires_grad in zip(self._parameters(), point.trained, strict=False):
             parameter.requires_grad_(requires_grad)
-        for module, mode in zip(self.model.modules(), point.modes, strict=False):
+        for module, mode in zip(self._modules, point.modes, strict=False):
             module.training = mode
+
+    @cached_property
+    def _modules(self) -> list[nn.Module]:
+        # to walk through a small model at each step takes as long as a layer
+        return [*self.model.modules()]
 
     def _parameters(self) -> list[nn.Parameter]:
         """Return the parameters of all groups."""
