@@ -104,6 +104,8 @@ class DataConfig:
     cache_size: str | None = may_change(None)
     """How much of shards:URL is kept on a host, as in 500GB; default: until a tenth of the
     disk is left; 0: nothing."""
+    data_timeout: float = may_change(600.0, "a number above 0")
+    """Seconds that ranks wait if the store of shards fails; then the job commits and ends."""
     download: bool = may_change(False)
     """Fetch the data set into the data folder if it is not there (cifar10, cifar100)."""
     image_size: int | None = number(None, "at least 1")

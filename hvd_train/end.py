@@ -8,7 +8,14 @@ from typing import NoReturn
 
 from hvd_train import checkpoint
 from hvd_train.console import say
-from hvd_train.errors import Diverged, FaultRepeats, HvdTrainError, RankLost, UsageError
+from hvd_train.errors import (
+    DataTimeout,
+    Diverged,
+    FaultRepeats,
+    HvdTrainError,
+    RankLost,
+    UsageError,
+)
 from hvd_train.launch import exit_report
 from hvd_train.membership import Membership
 from hvd_train.network import buffers, weights
@@ -173,7 +180,7 @@ def end_with(
     is_of_user = in_training and not isinstance(error, HvdTrainError)
     if (
         ranks.steps
-        and (is_of_user or isinstance(error, (UsageError, FaultRepeats)))
+        and (is_of_user or isinstance(error, (UsageError, FaultRepeats, DataTimeout)))
         and _commit_at_end(ranks)
     ):
         say(f"step {ranks.steps} is committed; the same command resumes from there")

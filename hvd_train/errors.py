@@ -99,6 +99,12 @@ class Diverged(HvdTrainError):
     of_all_ranks = True
 
 
+class DataTimeout(HvdTrainError):
+    """The store of the data has failed for as long as `--data-timeout`."""
+
+    exit_code = 7
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """Return the error for a name that is not in `known`, with the nearest one
     or else the first twelve.

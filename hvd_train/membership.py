@@ -17,6 +17,7 @@ from hvd_train.batches import Batches
 from hvd_train.config import Config
 from hvd_train.data import identity
 from hvd_train.data.loader import Loader
+from hvd_train.data.sources import inner_sets
 from hvd_train.errors import (
     FaultRepeats,
     RankLost,
@@ -238,6 +239,8 @@ class Membership:
         kind = {"device": parts.device.type}
         world.compare({**kind, **identity.facts(parts.identity), **constants})
         check_own_gpus(world, parts.device)
+        sets = inner_sets(parts.data.train)
+        world.allow_wait(max(getattr(each, "longest_wait_s", 0.0) for each in sets))
         self.output = Output(config, world.program, name, replays)
         self.history = History()
         self.during: During = "building"

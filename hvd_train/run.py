@@ -320,7 +320,10 @@ def connect(config: Config | None = None) -> World:
             f"imported ({error}): type `python packaging/build_horovod.py` in a checkout of "
             "hvd_train, or `make env` there"
         ) from error
-    return (ElasticWorld if is_elastic else HorovodWorld)(facts=same_everywhere(config))
+    facts = same_everywhere(config)
+    if is_elastic:
+        return ElasticWorld(facts)
+    return HorovodWorld(facts, (config or Config()).data.data_timeout)
 
 
 _MAIN = sys.modules["__main__"]  # a rank that starts loader processes replaces it for a moment

@@ -29,16 +29,18 @@ from hvd_train.data.identity import SEEDED, digest_of_items
 from hvd_train.data.random_numbers import seed_on_cpu, unchanged_numbers
 from hvd_train.data.sources import follows_epochs, inner_sets
 from hvd_train.data.trees import map_tensors
-from hvd_train.errors import UsageError, first_line, place_in_user_code
+from hvd_train.errors import HvdTrainError, UsageError, first_line, place_in_user_code
 from hvd_train.launch import cause
 from hvd_train.progress import order
 from hvd_train.progress.order import Batch, Indices, MicroBatch
+from hvd_train.progress.stop import reading
 
 # Python's tracker of resources gets the options; it frees the semaphores of a rank that is killed
 _NO_TRACKER_LINES = "ignore:resource_tracker:UserWarning"
 _STARTING = threading.Lock()  # held while a loader takes the place of the program's script
 # micro-batches: to look up the samples of one alone takes as long as to fetch their images
 _AT_ONCE = 256
+_END = object()  # of the batches
 _PREFETCH = 2  # micro-batches of each loader process
 # in a key of random numbers: separates a sample's transforms from other uses of the seed
 _TRANSFORMS = 2
@@ -147,7 +149,7 @@ class Loader(ABC):
     def read(self, epoch: int, wanted: Iterable[MicroBatch]) -> Iterator[Any]:
         """Yield what these micro-batches of an epoch hold.
 
-        Raises UsageError if a sample cannot be used.
+        Raises: UsageError: if a sample cannot be used; DataTimeout.
         """
 
     def load(self, epoch: int, work: Iterable[Batch]) -> Iterator[Batch]:
@@ -254,7 +256,7 @@ def _named(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (UsageError, OSError):  # a file system may recover: the job resumes
+    except (HvdTrainError, OSError):  # a file system may recover: the job resumes
         raise
     except Exception as error:
         reason = first_line("".join(traceback.format_exception_only(error)))
@@ -273,7 +275,7 @@ class _Reader:
     epoch: int | None = None  # the one that the data set has begun
 
     def __getitem__(self, wanted: _Wanted) -> Any:
-        """Return a batch, or a UsageError, which DataLoader would wrap in a
+        """Return a batch, or an error of ours, which DataLoader would wrap in a
         traceback; of no samples, a digest.
         """
         epoch, samples, seeds = wanted
@@ -285,7 +287,7 @@ class _Reader:
                 return [tensor[samples] for tensor in self.data.tensors]
             places = zip(samples, seeds, strict=True)
             return self.batch_of([self.item(epoch, index, seed) for index, seed in places])
-        except UsageError as error:
+        except HvdTrainError as error:
             return error
 
     def item(self, epoch: int, index: int, seed: int) -> Any:
@@ -516,7 +518,7 @@ class MapLoader(Loader):
     def _read(self, epoch: int, wanted: Iterable[MicroBatch]) -> Iterator[Any]:
         """Yield batches in host memory.
 
-        Raises UsageError if an item cannot be used, or a loader process ended.
+        Raises: UsageError: if an item cannot be used, or a loader process ended; DataTimeout.
         """
         self._sampler.epoch = epoch
         self._sampler.micro_batches = wanted
@@ -524,10 +526,14 @@ class MapLoader(Loader):
         if self._num_workers > 0 and self._sent is None:
             self._sent = _Version(self._reader.data)
         try:
-            for batch in batches:
+            while True:
+                with reading:
+                    batch = next(batches, _END)
+                if batch is _END:
+                    return
                 if self._sent is not None:
                     self._sent.check(self._reader.data)
-                if isinstance(batch, UsageError):
+                if isinstance(batch, HvdTrainError):
                     raise batch
                 yield batch
         except (RuntimeError, OSError, EOFError):
@@ -593,7 +599,7 @@ class Ahead:
     def __init__(self, batches: Iterator[Batch], mark: Callable[[str], None]) -> None:
         self._batches = batches
         self._mark = mark
-        self._next: Batch | Exception | None = None
+        self._next: Batch | BaseException | None = None
 
     def prepare(self) -> None:
         """Make the next batch ready, once; keep an error until that batch is requested."""
@@ -601,8 +607,8 @@ class Ahead:
             return
         try:
             self._next = next(self._batches)
-        except Exception as error:  # noqa: BLE001
-            # a data set may raise anything; StopIteration ends the batches
+        except (Exception, SystemExit) as error:  # noqa: BLE001
+            # a data set may raise anything; StopIteration ends the batches, and SystemExit the wait
             self._next = error
         self._mark("data")
 
@@ -610,7 +616,7 @@ class Ahead:
         self.prepare()
         batch = self._next
         self._next = None
-        if isinstance(batch, Exception):
+        if isinstance(batch, BaseException):
             raise batch
         assert batch is not None
         return batch

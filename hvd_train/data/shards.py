@@ -20,7 +20,7 @@ from hvd_train.console import say
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet
 from hvd_train.data.hugging_face import VALIDATION
 from hvd_train.data.shard_formats import KEY, Sample, open_files, table_to_keep
-from hvd_train.data.store import Store, bytes_of
+from hvd_train.data.store import TIMEOUT_S, Store, bytes_of
 from hvd_train.errors import UsageError, counted, first_few, first_line, place_in_user_code
 from hvd_train.launch import launcher
 from hvd_train.plugin import SHARDS
@@ -55,16 +55,18 @@ class Shards:
         *,
         cache: str | Path | None = None,
         cache_size: str | int | None = None,
+        data_timeout: float = TIMEOUT_S,
     ) -> None:
         """`url` is a folder or a URL of fsspec, or names tar files, also by * and {000..123}.
 
         `decode` makes an item of a dict of bytes. Shards at a URL are copied to the folder `cache`
         (default: ~/.cache/hvd_train), up to `cache_size` (such as 500GB; default: until a tenth of
-        the disk is left; 0 reads each sample from the URL).
+        the disk is left; 0 reads each sample from the URL). A store that fails is tried again for
+        `data_timeout` seconds.
 
         Raises UsageError if the shards cannot be found or read.
         """
-        self._files = open_files(_store(url, cache, cache_size))
+        self._files = open_files(_store(url, cache, cache_size, data_timeout))
         self._decode = decode
 
     def __len__(self) -> int:
@@ -75,12 +77,21 @@ class Shards:
         """The number of each shard's first sample, and at last of all samples."""
         return self._files.firsts
 
+    @property
+    def longest_wait_s(self) -> float:
+        """How long a read may wait for a store that fails."""
+        store = self._files.store
+        return 0.0 if store.is_local else store.timeout_s
+
     def shards_of(self, samples: Indices) -> Indices:
         """Return the numbers of the shards of these samples, int64 [n]."""
         return np.searchsorted(self.shard_starts, samples, side="right") - 1
 
     def fetch(self, shard: int) -> None:
-        """Copy a shard to this host, unless it is read in place. Raises UsageError."""
+        """Copy a shard to this host, unless it is read in place.
+
+        Raises UsageError or DataTimeout.
+        """
         file = self._files.files[shard]
         if self._files.store.copies(file):
             self._files.store.copy(file)
@@ -90,7 +101,7 @@ class Shards:
         return self._files.identity()
 
     def __getitem__(self, index: int, /) -> Any:
-        """Return an item. Raises UsageError, which says where a damaged sample is."""
+        """Return an item. Raises: UsageError, which says where a damaged sample is; DataTimeout."""
         number = operator.index(index)
         number += len(self) if number < 0 else 0
         if not 0 <= number < len(self):
@@ -135,14 +146,26 @@ def keep_table(url: str) -> str:
 
 
 def _store(
-    url: str | Path, cache: str | Path | None = None, cache_size: str | int | None = None
+    url: str | Path,
+    cache: str | Path | None = None,
+    cache_size: str | int | None = None,
+    data_timeout: float = TIMEOUT_S,
 ) -> Store:
     folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Store(
         str(url),
         Path(cache or Path(folder, "hvd_train")).expanduser().absolute(),
         None if cache_size is None else bytes_of(cache_size),
+        data_timeout,
     )
+
+
+def _settings(config: DataConfig) -> dict[str, Any]:
+    return {
+        "cache": config.cache_dir,
+        "cache_size": config.cache_size,
+        "data_timeout": config.data_timeout,
+    }
 
 
 class LabelledShards(Shards):
@@ -158,7 +181,7 @@ class LabelledShards(Shards):
         transform: Callable[[Tensor], Tensor] | None = None,
         num_classes: int = sys.maxsize,
     ) -> None:
-        super().__init__(url, cache=config.cache_dir, cache_size=config.cache_size)
+        super().__init__(url, **_settings(config))
         self._transform = transform
         self._max_pixels = config.max_image_pixels
         self._num_classes = num_classes
@@ -219,10 +242,7 @@ def open_parts(config: DataConfig) -> tuple[Shards, Shards | None]:
 
     Raises UsageError.
     """
-    train, val = (
-        Shards(url, cache=config.cache_dir, cache_size=config.cache_size) if url else None
-        for url in _urls(config)
-    )
+    train, val = (Shards(url, **_settings(config)) if url else None for url in _urls(config))
     assert train is not None
     return train, val
 

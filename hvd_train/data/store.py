@@ -23,10 +23,10 @@ from typing import Any, TypeVar
 from hvd_train import plugin
 from hvd_train.console import say
 from hvd_train.data.identity import digest_of_bytes
-from hvd_train.errors import UsageError, first_line
+from hvd_train.errors import DataTimeout, UsageError, first_line
 
 T = TypeVar("T")
-PATIENCE_S = 600.0  # before a file that cannot be fetched ends the run
+TIMEOUT_S = 600.0  # of a store that fails, before the run ends
 CONNECTIONS = 16  # to a store at once
 _QUIET_S = 10.0  # before a line says what is waited for
 _START_S = 5.0  # before a URL counts as wrong
@@ -34,6 +34,7 @@ _LONGEST_PAUSE_S = 30.0  # between two tries
 _FREE = 0.1  # the share of the disk that stays free if there is no limit
 _COPIES = "shards"
 _PARTIAL = ".partial"
+_WAITING = "waiting.lock"  # is held by the process that says so
 _FINAL = (UsageError, ImportError, FileNotFoundError, NotADirectoryError, PermissionError)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # what file systems of fsspec call the version of a file, or the time of its last change
@@ -76,6 +77,7 @@ class Store:
     url: str
     cache: Path
     cache_size: int | None = None  # bytes; None: a tenth of the disk stays free; 0: no copies
+    timeout_s: float = TIMEOUT_S  # of a reader that waits for a store that fails
 
     @property
     def shown(self) -> str:
@@ -117,7 +119,7 @@ class Store:
                 return bytes(system.cat_file(self.path_of(name)))
             return None
 
-        return self.patiently(f"read {name}", get, _START_S)
+        return self._at_start(f"read {name}", get)
 
     def find(self, path: str) -> File | None:
         """Return a file of the file system; None if there is none, or it is forbidden.
@@ -139,9 +141,7 @@ class Store:
 
     def names(self) -> list[str]:
         """Return the names in the folder. Raises UsageError."""
-        found = self.patiently(
-            "list it", lambda system: system.ls(self.system()[1], detail=False), _START_S
-        )
+        found = self._at_start("list it", lambda system: system.ls(self.system()[1], detail=False))
         return [path.rstrip("/").rpartition("/")[2] for path in found]
 
     def files(self, suffix: str) -> list[File]:
@@ -150,7 +150,7 @@ class Store:
 
         Raises UsageError.
         """
-        return self.patiently("list it", lambda system: self._list(system, suffix), _START_S)
+        return self._at_start("list it", lambda system: self._list(system, suffix))
 
     def _list(self, system: Any, suffix: str) -> list[File]:
         _, root = self.system()
@@ -183,12 +183,12 @@ class Store:
     def read(self, file: File, start: int, stop: int) -> bytes:
         """Return bytes of a file: in place if it is local, else of the copy on this host.
 
-        Raises UsageError if the file has changed or cannot be fetched.
+        Raises UsageError if the file has changed or cannot be fetched, and DataTimeout.
         """
         if not self.copies(file) and self.is_local:
             return self._part(Path(file.path), file, start, stop)
         if not self.copies(file):
-            with _told_after(f"waiting for {file.name} of {self.shown}"):
+            with self._waiting_for(file):
                 return self.patiently(
                     f"fetch {file.name}",
                     lambda system: bytes(system.cat_file(file.path, start=start, end=stop)),
@@ -196,16 +196,18 @@ class Store:
         while True:
             with suppress(FileNotFoundError):  # others may remove it to make room
                 return self._part(self.copy_of(file), None, start, stop)
-            self.copy(file)
+            with self._waiting_for(file):
+                self.copy(file)
 
     def copies(self, file: File) -> bool:
         """Return whether a file is read from a copy on this host."""
         return file.unpacked is not None or not (self.is_local or self.cache_size == 0)
 
     def copy(self, file: File) -> None:
-        """Copy a file to this host, unless the copy is there. Raises UsageError."""
-        with _told_after(f"waiting for {file.name} of {self.shown}"):
-            self.made(self.copy_of(file), lambda partial: self._fetch(file, partial))
+        """Copy a file to this host, unless the copy is there. Raises UsageError or DataTimeout."""
+        # also if another process tries first, for as long
+        deadline = time.monotonic() + self.timeout_s
+        self.made(self.copy_of(file), lambda partial: self._fetch(file, partial, deadline))
 
     def copy_of(self, file: File) -> Path:
         """Return the path of the copy on this host."""
@@ -237,8 +239,8 @@ class Store:
                 "put back what it was"
             )
 
-    def _fetch(self, file: File, path: Path) -> None:
-        """Write a whole file to `path`. Raises UsageError, or OSError if the disk is full."""
+    def _fetch(self, file: File, path: Path, deadline: float) -> None:
+        """Write a whole file to `path`. Raises as `patiently`."""
         self._make_room(path)
 
         def get(system: Any) -> None:
@@ -248,17 +250,50 @@ class Store:
             if (size := path.stat().st_size) != file.size:
                 raise ValueError(f"got {size:,} of {file.size:,} bytes")
 
-        self.patiently(f"fetch {file.name}", get)
+        self.patiently(f"fetch {file.name}", get, deadline)
         if file.unpacked is not None:
             with self.reaching(f"unpack {file.name}"):
                 _unpack(path, file.unpacked)
 
-    def patiently(self, what: str, action: Callable[[Any], T], patience_s: float = PATIENCE_S) -> T:
+    @contextmanager
+    def _waiting_for(self, file: File) -> Iterator[None]:
+        """Print one line if the block takes long, unless another process of the host has."""
+        is_over = threading.Event()
+
+        def tell() -> None:
+            if is_over.wait(_QUIET_S):
+                return
+            with suppress(OSError), open(self.cache / _WAITING, "ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                say(
+                    f"waiting for {file.name} of {self.shown} (for {_QUIET_S:.0f} s); after "
+                    f"{self.timeout_s:.0f} s (--data-timeout) the job commits and ends"
+                )
+                is_over.wait()
+
+        threading.Thread(target=tell, daemon=True).start()
+        try:
+            yield
+        finally:
+            is_over.set()
+
+    def _at_start(self, what: str, action: Callable[[Any], T]) -> T:
+        """Return what `action` does with the file system; the URL may be wrong.
+
+        Raises UsageError.
+        """
+        try:
+            return self.patiently(what, action, time.monotonic() + _START_S)
+        except DataTimeout as error:
+            raise UsageError(str(error)) from None
+
+    def patiently(self, what: str, action: Callable[[Any], T], deadline: float | None = None) -> T:
         """Return what `action` does with the file system; if it fails, try again for a while.
 
-        Raises UsageError, or OSError if the disk is full.
+        `deadline` is on the monotonic clock; by default it is `timeout_s` from now. Raises:
+        UsageError: if a repetition would fail; DataTimeout; OSError: if the disk is full.
         """
-        deadline = time.monotonic() + patience_s
+        deadline = deadline or time.monotonic() + self.timeout_s
         for number in itertools.count():
             system, _ = self.system()
             system.invalidate_cache()
@@ -267,11 +302,15 @@ class Store:
             except Exception as error:  # a file system may raise anything
                 if getattr(error, "errno", None) in _FULL:
                     raise
-                pause = min(2.0**number, _LONGEST_PAUSE_S)
-                is_final = _is_final(error) or time.monotonic() + pause > deadline
-                with self.reaching(what):
-                    if is_final:
+                if _is_final(error):
+                    with self.reaching(what):
                         raise
+                reason = _reason(error)
+            pause = min(2.0**number, _LONGEST_PAUSE_S)
+            if time.monotonic() + pause > deadline:
+                raise DataTimeout(
+                    f"{self.shown}: cannot {what} ({reason}); try again when the store answers"
+                )
             time.sleep(pause)
         raise AssertionError
 
@@ -373,18 +412,6 @@ def _unpack(path: Path, size: int) -> None:
     path.write_bytes(zstandard.ZstdDecompressor().decompress(packed, max_output_size=size))
     if (found := path.stat().st_size) != size:
         raise ValueError(f"it has {found:,} bytes, not {size:,}")
-
-
-@contextmanager
-def _told_after(what: str) -> Iterator[None]:
-    """Print one line if the block takes long."""
-    timer = threading.Timer(_QUIET_S, say, [f"{what} (for {_QUIET_S:.0f} s)"])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _is_final(error: Exception) -> bool:

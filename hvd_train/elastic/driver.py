@@ -39,7 +39,6 @@ DEFAULTS = {
     # for a peer that is silent during an operation
     "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": "5",
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "60",  # for a rank that does not take part in an operation
-    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "180",
     "PYTHONUNBUFFERED": "1",
 }
 # No prompt for a password. Before a worker's first heartbeat, ssh ends a minute after its host is

@@ -41,11 +41,12 @@ from hvd_train.launch.exit_report import ExitReport
 from hvd_train.launch.workers import Request
 
 # Exit codes of a worker that end the whole job. UNRECOVERABLE: a fault repeats, the loss stays not
-# finite, the final files could not be written. COMMITTED: a commit before the end of the training.
+# finite, the store of the data fails, the final files could not be written. COMMITTED: a commit
+# before the end of the training.
 WRONG_SETTINGS = 2
 FAULT_REPEATS = 5
 DIFFERS = 4  # the ranks' weights: the job resumes once
-UNRECOVERABLE = (FAULT_REPEATS, 6, 74)
+UNRECOVERABLE = (FAULT_REPEATS, 6, 7, 74)
 STOPPED = (129, 130, 138, 143)  # by a signal to the worker
 NO_DRIVER = 75
 COMMITTED = (NO_DRIVER, *STOPPED)

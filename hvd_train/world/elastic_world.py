@@ -141,6 +141,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
                     self._has_had_rank = True
                 elsewhere = client.get(os.environ, f"elsewhere/{os.environ[WORKER]}", _ANSWER_S)
                 interfaces.choose(os.environ, elsewhere)
+                self.allow_wait(0.0)  # unless the data allow more
                 place = horovod_world.start()
                 break
             except (ValueError, OSError) as error:

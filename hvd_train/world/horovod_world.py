@@ -35,6 +35,8 @@ _CORE = hvd.mpi_ops._basics.MPI_LIB_CTYPES
 if _HAS_C8 := hasattr(_CORE, "horovod_squares"):
     _CORE.horovod_place.restype = ctypes.c_bool
     _CORE.horovod_squares.restype = ctypes.c_double
+_STALL_LIMIT = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
+_HANGS_AFTER_S = 180  # of a wait that no data explain
 # while one is sent, the ranks agree on the next ones, which takes as long on a fast link
 _PIECES_UNDER_WAY = 4
 
@@ -42,18 +44,19 @@ _PIECES_UNDER_WAY = 4
 class HorovodWorld(World):
     """The ranks that horovodrun, mpirun, srun or torchrun has started.
 
-    `facts` are values, by name, that must be equal on all ranks. The constructor waits for all
-    ranks.
+    `facts` are values, by name, that must be equal on all ranks; one may wait for data for
+    `longest_wait_s`. The constructor waits for all ranks.
     Raises: UsageError: if facts differ; RankLost: if a rank does not start.
     """
 
-    def __init__(self, facts: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, facts: Mapping[str, str] | None = None, longest_wait_s: float = 600.0
+    ) -> None:
         self._facts = facts or {}
+        self._longest_wait_s = longest_wait_s
         # Fusion depends on timing, and the order of additions on the place in the fused buffer:
         # runs would differ.
         os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
-        # After a minute `Notice` names a live rank that does not take part; this ends the job.
-        os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "600")
         # Horovod would only name tensors, and lost connections that we report ourselves.
         os.environ.setdefault("HOROVOD_LOG_LEVEL", "fatal")
         # NCCL connects the ranks when a communicator forms, where a peer that dies is noticed, not
@@ -71,6 +74,7 @@ class HorovodWorld(World):
         """Start Horovod with all ranks, which sets `place`, and compare their facts."""
         if roll_call.has_store(os.environ):
             roll_call.call(os.environ)
+        self.allow_wait(self._longest_wait_s)
         self.place = start()
         try:
             self.compare(self._facts)
@@ -78,6 +82,11 @@ class HorovodWorld(World):
             stop()
             raise
         self.watch(self.gather((launcher.host_name(os.environ), os.getpid())))
+
+    @override
+    def allow_wait(self, seconds: float) -> None:
+        # After a minute `Notice` names a live rank that does not take part; this ends the job.
+        os.environ.setdefault(_STALL_LIMIT, str(round(seconds + _HANGS_AFTER_S)))
 
     @override
     def watch(self, members: Sequence[tuple[str, int]]) -> None:
@@ -259,8 +268,7 @@ def as_rank_lost() -> Iterator[None]:
     except HorovodInternalError as error:
         why = first_line(error)
         if "shut down" in why:  # two sentences that send the user to a log
-            limit = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
-            why = f"Horovod was shut down; if ranks waited for {limit}, lines above say why"
+            why = f"Horovod was shut down; if ranks waited for {_STALL_LIMIT}, lines above say why"
         raise RankLost(why) from error
 
 

@@ -163,6 +163,9 @@ class World:
         if difference := roll_call.disagreement(self.gather({"who": who, **facts}, what)):
             raise UsageError(difference)
 
+    def allow_wait(self, seconds: float) -> None:
+        """Let ranks wait this long for one that waits for data; call it before they connect."""
+
     def watch(self, members: Sequence[tuple[str, int]]) -> None:
         """Let rank 0 say why ranks hang, if they do; `members` are host and process of each."""
 

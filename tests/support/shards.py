@@ -16,6 +16,10 @@ from typing import Any, ClassVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from tests.support.jpegs import encoded
 
 
 def write_samples(path: Path, samples: Iterable[Mapping[str, bytes]], first: int = 0) -> None:
@@ -41,6 +45,29 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     member = tarfile.TarInfo(name)
     member.size = len(content)
     tar.addfile(member, io.BytesIO(content))
+
+
+def write_digits(folder: Path, samples: int) -> int:
+    """Write shards of this many digits as images below train/ and val/; return their bytes."""
+    digits = load_digits()
+    for part in ("train", "val"):
+        numbers = [n for n in range(len(digits.target)) if (n % 5 == 0) == (part == "val")]
+        for first in range(0, len(numbers), samples):
+            write_samples(
+                folder / part / f"{first:04}.tar",
+                [
+                    {
+                        "png": encoded(
+                            Image.fromarray((digits.images[n] * 15).astype("u1")), "png"
+                        ),
+                        "cls": b"%d" % digits.target[n],
+                    }
+                    for n in numbers[first : first + samples]
+                ],
+                first,
+            )
+    (folder / "classes.txt").write_text("\n".join("0123456789"))
+    return sum(path.stat().st_size for path in folder.glob("train/*.tar"))
 
 
 def keys_of(shards: Any) -> list[str]:

@@ -17,7 +17,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from hvd_train.data.by_value import ByValue, digest_of_pickle
 from hvd_train.data.dataset import Arrays, Augment, DataSet
 from hvd_train.data.loader import ArrayLoader, MapLoader, Prepare
-from hvd_train.errors import UsageError
+from hvd_train.errors import DataTimeout, UsageError
 from hvd_train.progress.order import Batch, BatchLayout, EpochOrder, Order, assignments
 from hvd_train.progress.sampling import drawn_by
 from tests.support.launching import wait_for
@@ -302,6 +302,18 @@ def test_a_data_set_is_told_of_each_epoch_before_its_first_item(num_workers: int
     assert data.seen == [0, 1, 5]
     with closing(MapLoader(Told(), None, CPU, seed=3, num_workers=0)) as alone:
         assert levels(alone, 5) == found[-1:]
+
+
+class Unreachable(Curriculum):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        raise DataTimeout("the store is away")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_store_that_fails_is_reported_by_loader_processes(num_workers: int) -> None:
+    loader = MapLoader(Unreachable(), None, CPU, seed=3, num_workers=num_workers)
+    with closing(loader), pytest.raises(DataTimeout, match="the store is away"):
+        levels(loader, 0)
 
 
 class Offsets(Curriculum):

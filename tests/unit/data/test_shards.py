@@ -29,7 +29,7 @@ from hvd_train.data.read_ahead import ReadAhead
 from hvd_train.data.shards import Shards
 from hvd_train.data.sources import check_name, open_data
 from hvd_train.data.store import without_secrets
-from hvd_train.errors import UsageError
+from hvd_train.errors import DataTimeout, UsageError
 from hvd_train.progress.order import BatchLayout, Indices, Order, assignments
 from tests.support.jpegs import encoded
 from tests.support.shards import Shaky, http_server, keys_of, write_samples, write_tar
@@ -285,6 +285,15 @@ def test_a_failing_store_is_tried_again(tmp_path: Path, monkeypatch: pytest.Monk
     Shaky.errors += [TimeoutError("slow"), ConnectionResetError("gone")]
     assert keys_of(shards) == ["a", "b"]
     assert len(Shaky.fetched) == 3
+
+
+def test_a_store_that_fails_for_too_long_is_no_error_of_use(tmp_path: Path) -> None:
+    """The job commits and ends."""
+    write_tar(tmp_path / "data" / "a.tar", "ab")
+    shards = remote(tmp_path, data_timeout=0.1)
+    Shaky.errors += [TimeoutError("slow")]
+    with pytest.raises(DataTimeout, match=r"cannot fetch a\.tar \(TimeoutError: slow\); try again"):
+        shards[0]
 
 
 def test_a_forbidden_shard_is_an_error_at_once(tmp_path: Path) -> None:

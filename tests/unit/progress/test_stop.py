@@ -3,12 +3,14 @@
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from hvd_train.errors import RankLost
-from hvd_train.progress.stop import StopSignal
+from hvd_train.progress import stop as stop_module
+from hvd_train.progress.stop import StopSignal, reading
 
 ROOT = Path(__file__).parents[3]
 
@@ -21,6 +23,21 @@ def test_a_signal_is_noted_and_not_acted_on(number: signal.Signals) -> None:
         signal.raise_signal(number)
         assert stop.received == number
     assert signal.getsignal(number) == before
+
+
+def test_a_signal_ends_a_long_wait_for_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store may not answer for minutes, and the launcher kills the rank before."""
+    monkeypatch.setattr(stop_module, "_LONGEST_READ_S", 0.01)
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(SystemExit) as ended, StopSignal():
+        signal.raise_signal(signal.SIGTERM)
+        with reading:
+            threading.Event().wait(60)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0]) == (
+        before,
+        0,
+    )
 
 
 def test_a_second_signal_ends_the_process_as_usual() -> None:

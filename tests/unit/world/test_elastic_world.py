@@ -54,6 +54,22 @@ def test_a_worker_keeps_its_slot_and_so_its_gpu(
     assert world.place == Place(2, 3, 1, 1)
 
 
+@pytest.mark.parametrize(("wait_s", "limit"), [(600.0, "780"), (0.0, "180")])
+def test_ranks_wait_longer_if_one_may_wait_for_data(
+    wait_s: float, limit: str, starts: Starts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that fails for minutes is no hang; the limit of the user holds."""
+    name = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
+    world = ElasticWorld()
+    world.allow_wait(wait_s)
+    assert os.environ[name] == "set by a test"
+    monkeypatch.delenv(name)
+    world.allow_wait(wait_s)
+    starts.append(Place(0, 2, 0, 1))
+    world.meet()
+    assert os.environ[name] == limit
+
+
 def test_a_fault_and_a_change_lead_into_the_next_world(starts: Starts) -> None:
     """The ranks synchronize the state in each world."""
     world = ElasticWorld()
