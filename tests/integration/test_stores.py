@@ -1,29 +1,41 @@
 """Trainings on shards of an S3 server that is slow, fails and goes away."""
 
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+import psutil
 import pytest
+import torch
 
+from hvd_train.data.shards import Shards
+from hvd_train.run_files.ledger import audit
 from tests.support.launching import (
     HVD_TRAIN,
     PROJECT,
     launch_line,
+    output_of,
+    ranks_of,
     records,
     started,
     wait_for,
 )
+from tests.support.runs import Weights, largest_difference
 from tests.support.s3 import BUCKET, S3, serving
 from tests.support.shards import write_digits
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 OF_TESTS = {"PYTHONPATH": str(PROJECT)}
+KILLS = 20
 COPIES = Path("cache/hvd_train/shards")
 ELASTIC = [HVD_TRAIN, "launch", "--elastic", "--np", "2", "--"]
-TRAIN = "--model digits-convnet --image-size 8 --augment none --workers 1 --shuffle-window 60"
-TRAIN += " --batch-size 20 --global-batch-size 60 --ledger --output-dir run --log-steps 1"
+TRAIN = "--model tests.support.shards:network --image-size 8 --augment none --workers 1"
+TRAIN += " --batch-size 20 --global-batch-size 60 --shuffle-window 60"
+TRAIN += " --ledger --log-steps 1 --output-dir run"
 
 
 @pytest.fixture
@@ -64,3 +76,69 @@ def test_a_store_that_stays_away_ends_the_job_after_a_commit(
     assert code == (128 + signal.SIGTERM if what == "a signal" else 7), output
     last = max(path.name for path in Path("run/checkpoints").iterdir())
     assert last == f"step-{steps()[-1]:010}.ckpt", output
+
+
+def kill_all_after(job: Sequence[str], event: Callable[[], object], seconds: float = 0.0) -> None:
+    """Run a job, and kill its launcher and ranks at once some seconds after an event."""
+    folder = Path.cwd()
+    with started([*job], folder, folder / "log.txt", OF_TESTS) as process:
+        wait_for("the event", lambda: event() or process.poll() is not None)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+        launcher = psutil.Process(process.pid)
+        family = [launcher, *launcher.children(recursive=True)]
+        for one in family:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+    psutil.wait_procs(family, 60)
+
+
+def weights(folder: str) -> Weights:
+    weights: Weights = torch.load(Path(folder, "model-final.pt"), weights_only=True)
+    return weights
+
+
+def test_kills_on_changing_ranks_change_nothing(s3: S3, tmp_path: Path) -> None:
+    """3 ranks, 1, then 2 elastic workers, of which one is killed: the audit is exact, the weights
+    are those of one undisturbed local rank, and each shard is fetched about once.
+    """
+    epochs = 4
+    local = training(f"shards:{tmp_path}/set", epochs)
+    local[local.index("run")] = "alone"
+    output_of(local, tmp_path, variables=OF_TESTS)
+    size = sum(path.stat().st_size for path in Path("set").glob("*/*.tar"))
+    s3.latency_s = 0.05
+    s3.fails_every = 50
+    s3.fetched = 0
+    command = [*training(f"shards:{BUCKET}", epochs), "--commit-steps", "5"]
+    kill_all_after(launch_line("gloo", 3, *command), lambda: steps()[-1:] >= [20])
+    kill_all_after(command, lambda: steps()[-1:] >= [45])
+    log = tmp_path / "log.txt"
+    with started([*ELASTIC, *command], tmp_path, log, OF_TESTS) as process:
+        wait_for("steps", lambda: steps()[-1:] >= [60] or process.poll() is not None)
+        ranks_of(process, HVD_TRAIN)[-1].kill()
+        assert process.wait(200) == 0, log.read_text()
+    found = audit(Path("run"))
+    assert (found.faults, found.epochs) == ((), epochs), log.read_text()
+    assert {1, 2, 3} <= {*found.world_sizes}
+    assert largest_difference(weights("run"), weights("alone")) <= 1e-5
+    assert s3.fetched <= 1.3 * size
+
+
+def test_a_cache_is_whole_after_kills_at_any_moment(s3: S3, tmp_path: Path) -> None:
+    """Nothing is left to clean: the next job continues to fetch, and reads what is right."""
+    s3.latency_s = 0.02
+    command = training(f"shards:{BUCKET}", 1)
+    for moment in np.random.default_rng(0).uniform(0, 2, KILLS):
+        s3.fetched = 0
+        for path in COPIES.glob("*.tar"):
+            path.unlink()
+        kill_all_after(launch_line("gloo", 2, *command), lambda: s3.fetched, moment)
+    output_of(launch_line("gloo", 2, *command), tmp_path, variables=OF_TESTS)
+    assert audit(Path("run")).faults == ()
+    here = Shards(tmp_path / "set" / "train", decode=dict)
+    s3.fetched = 0
+    there = Shards(f"{BUCKET}/train", decode=dict)
+    assert all(there[n] == here[n] for n in range(len(here)))
+    assert not [*COPIES.glob("*.partial")]
+    assert s3.fetched < 1000, "the copies are used"
