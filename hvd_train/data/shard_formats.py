@@ -209,7 +209,7 @@ def _write_table(store: Store, files: list[File], kept: File | None, path: Path)
         )
     # a shard that is read anyway should not be fetched twice
     words = _words_of(store, files, are_kept=store.has_room_for(files))
-    path.write_bytes(words.tobytes())
+    words.tofile(path)
 
 
 def _words_of(store: Store, files: list[File], *, are_kept: bool) -> Indices:
@@ -227,7 +227,7 @@ def _words_of(store: Store, files: list[File], *, are_kept: bool) -> Indices:
                 say(f"{store.shown}: read the headers of {number:,} of {len(files):,} shards")
     firsts = np.cumsum([0, *(len(table) - 1 for table in offsets)])
     words = np.concatenate([firsts, np.array(checks, np.uint64).view(np.int64), *offsets])
-    return words.astype("<i8")
+    return words.astype("<i8", copy=False)
 
 
 def _table_of(store: Store, file: File, *, is_kept: bool) -> tuple[Indices, int]:

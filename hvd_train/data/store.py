@@ -347,17 +347,20 @@ class Store:
     def _make_room(self, partial: Path) -> None:
         """Remove the copies that were used longest ago until the one to be made fits."""
         size = _size_of(partial)
-        used = {path: _size_of(path) for path in partial.parent.iterdir()}
-        excess = sum(used.values()) - (self.cache_size or 0)
+        copies = [*partial.parent.iterdir()]
         if self.cache_size is None:
             excess = size - self._free_bytes()
-        elif size > self.cache_size:
-            raise UsageError(
-                f"a cache_size of {self.cache_size:,} bytes is less than one shard ({size:,})"
-            )
-        for path in sorted(used, key=_last_use):
+        else:
+            excess = sum(map(_size_of, copies)) - self.cache_size
+            if size > self.cache_size:
+                raise UsageError(
+                    f"a cache_size of {self.cache_size:,} bytes is less than one shard ({size:,})"
+                )
+        if excess <= 0:  # to sort many copies takes long
+            return
+        for path in sorted(copies, key=_last_use):
             if excess > 0 and _removed(path):
-                excess -= used[path]
+                excess -= _size_of(path)
 
 
 def _make_once(path: Path, make: Callable[[Path], None]) -> None:

@@ -125,6 +125,7 @@ def test_kills_on_changing_ranks_change_nothing(s3: S3, tmp_path: Path) -> None:
     assert s3.fetched <= 1.3 * size
 
 
+@pytest.mark.timeout(900)
 def test_a_cache_is_whole_after_kills_at_any_moment(s3: S3, tmp_path: Path) -> None:
     """Nothing is left to clean: the next job continues to fetch, and reads what is right."""
     s3.latency_s = 0.02
