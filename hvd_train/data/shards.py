@@ -19,8 +19,9 @@ from hvd_train.config import DataConfig
 from hvd_train.console import say
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet
 from hvd_train.data.hugging_face import VALIDATION
+from hvd_train.data.identity import digest_of_bytes
 from hvd_train.data.shard_formats import KEY, Sample, open_files, table_to_keep
-from hvd_train.data.store import TIMEOUT_S, Store, bytes_of
+from hvd_train.data.store import TIMEOUT_S, File, Store, bytes_of
 from hvd_train.errors import UsageError, counted, first_few, first_line, place_in_user_code
 from hvd_train.launch import launcher
 from hvd_train.plugin import SHARDS
@@ -76,6 +77,11 @@ class Shards:
     def shard_starts(self) -> Indices:
         """The number of each shard's first sample, and at last of all samples."""
         return self._files.firsts
+
+    @property
+    def files(self) -> list[File]:
+        """The shards, in stored order."""
+        return self._files.files
 
     @property
     def longest_wait_s(self) -> float:
@@ -225,16 +231,32 @@ def open_images(config: DataConfig) -> DataSet:
 
 
 def _classes(config: DataConfig, train: str) -> tuple[str, ...]:
-    names = _store(config.data.removeprefix(SHARDS)).content(CLASSES)
+    store = _store(config.data.removeprefix(SHARDS), config.cache_dir)
+    names = store.content(CLASSES)
     if names is not None:
         return tuple(names.decode(errors="replace").splitlines())
-    if launcher.prints(os.environ):
+    labels = LabelledShards(train, config)
+    found = [(file.path, file.size, file.version) for file in labels.files]
+    path = store.cache / "indexes" / f"{digest_of_bytes(repr((train, found)).encode())}.classes"
+    if launcher.prints(os.environ) and not path.exists():
         say(
             f"--data {config.data}: reading all labels to count the classes; a file {CLASSES} "
             "there, with a name a line, saves that"
         )
-    labels = LabelledShards(train, config)
-    return tuple(map(str, range(1 + max(labels[number] for number in range(len(labels))))))
+    if all(version for _, _, version in found):  # else other labels would not be noticed
+        store.made(path, lambda partial: _write_count(labels, partial))
+        count = int(path.read_text())
+    else:
+        count = _count_classes(labels)
+    return tuple(map(str, range(count)))
+
+
+def _count_classes(labels: LabelledShards) -> int:
+    return 1 + max(int(labels[number]) for number in range(len(labels)))
+
+
+def _write_count(labels: LabelledShards, path: Path) -> None:
+    path.write_text(str(_count_classes(labels)))
 
 
 def open_parts(config: DataConfig) -> tuple[Shards, Shards | None]:

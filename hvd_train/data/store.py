@@ -41,6 +41,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _VERSIONS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "created")
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
+_checked = dict["File", int]()  # the minute in which a file that is not copied was looked at
+
 
 def without_secrets(text: str) -> str:
     """Return a text whose URLs have no user, password and query."""
@@ -191,13 +193,21 @@ class Store:
             with self._waiting_for(file):
                 return self.patiently(
                     f"fetch {file.name}",
-                    lambda system: bytes(system.cat_file(file.path, start=start, end=stop)),
+                    lambda system: self._part_of_store(system, file, start, stop),
                 )
         while True:
             with suppress(FileNotFoundError):  # others may remove it to make room
                 return self._part(self.copy_of(file), None, start, stop)
             with self._waiting_for(file):
                 self.copy(file)
+
+    def _part_of_store(self, system: Any, file: File, start: int, stop: int) -> bytes:
+        minute = int(time.monotonic() // 60)
+        if _checked.get(file) != minute:  # to ask before each read would double the requests
+            now = self._file(system.info(file.path))
+            self._check(file, now.size, now.version)
+            _checked[file] = minute
+        return bytes(system.cat_file(file.path, start=start, end=stop))
 
     def copies(self, file: File) -> bool:
         """Return whether a file is read from a copy on this host."""

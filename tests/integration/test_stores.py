@@ -142,4 +142,4 @@ def test_a_cache_is_whole_after_kills_at_any_moment(s3: S3, tmp_path: Path) -> N
     there = Shards(f"{BUCKET}/train", decode=dict)
     assert all(there[n] == here[n] for n in range(len(here)))
     assert not [*COPIES.glob("*.partial")]
-    assert s3.fetched < 1000, "the copies are used"
+    assert s3.fetched < min(path.stat().st_size for path in COPIES.iterdir())

@@ -168,14 +168,16 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-@pytest.mark.parametrize("url", ["{}", "shaky://{}"])
+@pytest.mark.parametrize(
+    ("url", "cache_size"), [("{}", None), ("shaky://{}", None), ("shaky://{}", 0)]
+)
 def test_a_shard_that_changes_is_not_read(
-    change: Callable[[Path], object], url: str, tmp_path: Path
+    change: Callable[[Path], object], url: str, cache_size: int | None, tmp_path: Path
 ) -> None:
     """One line names it; a new start makes a new table."""
     path = write_tar(tmp_path / "a.tar", "ab")
     Shards(url.format(tmp_path), cache_size=0)
-    shards = Shards(url.format(tmp_path), decode=dict)
+    shards = Shards(url.format(tmp_path), decode=dict, cache_size=cache_size)
     change(path)
     with pytest.raises(UsageError, match=r"a\.tar has changed.*start again"):
         shards[0]
@@ -522,6 +524,9 @@ def test_images_of_shards_are_cropped_as_those_of_class_folders(
         image, found = data.train[number]
         assert (image.shape, image.dtype, found) == ((3, 4, 4), torch.uint8, label)
         assert image.unique().tolist() == [100 + label]
+    (counted,) = (tmp_path / "copies" / "indexes").glob("*.classes")
+    counted.write_text("4")
+    assert len(open_data(config, 0).classes) == 4, "they are counted once a host"
     (root / "classes.txt").write_text("cat\ndog\n")
     data = open_data(config, 0)
     assert data.classes == ("cat", "dog")
