@@ -32,6 +32,7 @@ from hvd_train.data.store import without_secrets
 from hvd_train.errors import DataTimeout, UsageError
 from hvd_train.progress.order import BatchLayout, Indices, Order, assignments
 from tests.support.jpegs import encoded
+from tests.support.s3 import BUCKET, serving
 from tests.support.shards import Shaky, http_server, keys_of, write_samples, write_tar
 
 WRITTEN = Path(__file__).parent / "shards"
@@ -626,30 +627,18 @@ def test_shards_of_a_web_server_that_fails_now_and_then(
 @pytest.mark.slow
 def test_shards_of_an_s3_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are read as local ones; a shard that is replaced is noticed."""
-    moto = pytest.importorskip("moto.server")
-    pytest.importorskip("s3fs")
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(f"AWS_{name}", "any")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    system = fsspec.filesystem("s3", skip_instance_cache=True)
-    system.mkdir("bucket")
-    system.put(f"{WRITTEN}/", "bucket/set/", recursive=True)
-    try:
+    with serving(WRITTEN, monkeypatch):
         for name in ("wds-*.tar", "", "mds"):
             here = Shards(f"{WRITTEN}/{name}", decode=dict)
-            there = Shards(f"s3://bucket/set/{name}", decode=dict)
+            there = Shards(f"{BUCKET}/{name}", decode=dict)
             assert [there[n] for n in range(3)] == [here[n] for n in range(3)]
             assert there.content_of_files() == here.content_of_files()
-        assert cli.run(["index", "s3://bucket/set"]) == 0
-        assert any(".hvd_train-" in path for path in system.ls("bucket/set", refresh=True))
-        Shards("s3://bucket/set", cache="other", cache_size=0)
-        images = Shards("s3://bucket/set", cache="other")
-        system.put(f"{WRITTEN}/wds-1.tar", "bucket/set/wds-0.tar")
-        with pytest.raises(UsageError, match=r"wds-0\.tar has changed"):
-            images[0]
-    finally:
-        server.stop()
+        assert cli.run(["index", BUCKET]) == 0
+        system = fsspec.filesystem("s3", skip_instance_cache=True)
+        assert any(".hvd_train-" in path for path in system.ls(BUCKET))
+        in_place = Shards(BUCKET, cache="other", cache_size=0)
+        images = Shards(BUCKET, cache="other")
+        system.put(f"{WRITTEN}/wds-1.tar", f"{BUCKET}/wds-0.tar")
+        for each in (in_place, images):
+            with pytest.raises(UsageError, match=r"wds-0\.tar has changed"):
+                each[0]
