@@ -110,11 +110,10 @@ class Batches:
         return numbers == self._shares.owned(self._state.progress.step, batch.num_micro_batches)
 
     def _work(self, epoch: int) -> Iterator[Batch]:
-        """Yield what this rank reads of an epoch, from the next step on."""
+        """Return an iterator over what this rank reads of an epoch, from the next step on."""
         order = self._order(epoch)
         layout = self._state.layout
         progress = self._state.progress
-        step = progress.step
         samples = range(progress.cursor, self.epoch_size)
         work = assignments(
             order,
@@ -123,27 +122,31 @@ class Batches:
             self._place.rank,
             self._place.size,
             samples.stop,
-            partial(self._owned, step) if self._shares.follow_speed else None,
+            partial(self._owned, progress.step) if self._shares.follow_speed else None,
         )
+        return self._rechecked(work, order, layout, samples, progress.step)
+
+    def _rechecked(
+        self, work: Iterator[Batch], order: Order, layout: BatchLayout, samples: range, step: int
+    ) -> Iterator[Batch]:
+        """Yield these batches of the steps after `step`, with micro-batches to compute again."""
         for number, batch in enumerate(work):
             if self._recheck_steps and (step + number + 1) % self._recheck_steps == 0:
                 pieces = layout.micro_batches(layout.batches(samples)[number])
-                other = self._of_another_rank(order, pieces, step + number)
+                other = self._of_next_rank(order, pieces)
                 batch = replace(batch, is_rechecked=True, rechecked=other)
             yield batch
 
-    def _of_another_rank(self, order: Order, pieces: Pieces, step: int) -> MicroBatch | None:
-        """Return the first micro-batch of the next rank that has one after this many steps."""
-        place = self._place
-        owners = self._shares.owners(step, len(pieces))
-        for distance in range(1, place.size):
-            other = (place.rank + distance) % place.size
-            if other in owners:
-                number = owners.index(other)
-                positions = np.array(pieces[number], dtype=np.int64)
-                seeds = positions if order.repeats else None
-                return MicroBatch(number, order.at(positions), None, seeds)
-        return None
+    def _of_next_rank(self, order: Order, pieces: Pieces) -> MicroBatch | None:
+        """Return the first micro-batch of the next rank that has one, if it is another rank."""
+        rank = self._place.rank
+        # rank r has micro-batch r first, with any shares
+        number = rank + 1 if rank + 1 < min(len(pieces), self._place.size) else 0
+        if number == rank:
+            return None
+        positions = np.array(pieces[number], dtype=np.int64)
+        seeds = positions if order.repeats else None
+        return MicroBatch(number, order.at(positions), None, seeds)
 
     def _owned(self, first: int, number: int, count: int) -> list[int]:
         return self._shares.owned(first + number, count)

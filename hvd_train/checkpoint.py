@@ -26,6 +26,8 @@ from hvd_train.state import Snapshot, TrainState, result_in, to_host
 
 BEST = "model-best.pt"
 FINAL = "model-final.pt"
+DISTRUSTED = ".distrusted"
+_BEST = "model-best.*[!d]"  # the best weights in any format, but no distrusted ones
 MAGIC = b"hvd_train checkpoint 2\n"
 _FORMER = b"hvd_train checkpoint\n"
 _PAYLOAD_AT = 1 << 16  # bytes; a multiple of every page size, for mmap
@@ -65,31 +67,20 @@ class Store:
                 )
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._keep = config.run.keep_checkpoints
-        self._trusted_step: int | None = None  # whose micro-batches the ranks compared last
+        self._trusted_step = 0  # of the last commit
         self._last: Future[bool] | None = None
         self._unwritten: dict[str, dict[str, Tensor]] = {}
 
-    def trust(self, step: int) -> None:
-        """Note that ranks have computed the same in this step; an earlier commit stays from now on
-        until they have done so again.
-        """
-        self._trusted_step = step
+    def distrust(self, trusted_step: int) -> None:
+        """Put aside commits and best weights after a step: a rank may have computed wrongly."""
+        self._writer.submit(self._put_aside, trusted_step).result()
 
-    def distrust(self) -> None:
-        """Put aside the commits since `trust`: a rank may have computed wrongly."""
-        self._writer.submit(self._put_aside).result()
-
-    def _put_aside(self) -> None:
-        for path in committed(self.folder):
-            if not self._is_trusted(path):
-                with suppress(OSError):
-                    path.rename(path.with_suffix(".distrusted"))
-
-    def _is_trusted(self, path: Path) -> bool:
-        """Return whether the ranks have compared a commit, and later what they compute."""
-        if self._trusted_step is None:
-            return is_verified(path)
-        return is_verified(path) and path.name <= path_of(self.folder, self._trusted_step).name
+    def _put_aside(self, trusted_step: int) -> None:
+        kept = [path for path in committed(self.folder) if _is_trusted(path, trusted_step)]
+        before = kept[0].stat().st_mtime_ns if kept else 0
+        best = [path for path in self.folder.glob(_BEST) if path.stat().st_mtime_ns > before]
+        for path in {*committed(self.folder)} - {*kept} | {*best}:
+            path.rename(path.with_name(path.name + DISTRUSTED))
 
     @property
     def is_free(self) -> bool:
@@ -112,6 +103,7 @@ class Store:
         """Write a checkpoint, as `commit` does, and `final_weights` after earlier writes; the
         result is whether all is on disk.
         """
+        self._trusted_step = state.trusted_step
         snapshot = {
             **state.snapshot(),
             "config": self._config.as_dict(),
@@ -157,16 +149,21 @@ class Store:
         self._committed()
         return True
 
-    def _remove_all_but(self, number: int, newest_first: Sequence[Path]) -> None:
-        """Remove all but the newest checkpoints and the newest trusted one."""
-        trusted = next(filter(self._is_trusted, newest_first), None)
-        for path in newest_first[number:]:
-            if path != trusted:
-                with suppress(OSError):
-                    path.unlink(missing_ok=True)
+    def _remove_all_but(self, number: int, newest_first: Sequence[Path]) -> bool:
+        """Remove all but the newest checkpoints, but never the newest trusted one; return whether
+        one was removed.
+        """
+        verified = [*filter(is_verified, newest_first)]
+        trusted = [path for path in verified if _is_trusted(path, self._trusted_step)]
+        stays = [*newest_first[:number], *(trusted or verified or newest_first)[:1]]
+        superfluous = [path for path in newest_first if path not in stays]
+        for path in superfluous:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+        return bool(superfluous)
 
     def _write(self, name: str, write: Callable[[BinaryIO], object]) -> None:
-        """Write a file; if the disk is full, again without older checkpoints than the newest.
+        """Write a file; if the disk is full, again with fewer checkpoints, but never without one.
 
         Raises OSError.
         """
@@ -174,14 +171,16 @@ class Store:
             with self._run_folder.writing(name) as file:
                 write(file)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or self._keep == 1:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            self._keep = 1
-            self._report("the disk is full: from now on only the newest checkpoint stays")
             there = committed(self.folder)
             while there and not _is_whole(there[0]):
                 del there[0]
-            self._remove_all_but(1, there)
+            if not self._remove_all_but(0 if self._keep == 1 else 1, there):
+                raise
+            if self._keep > 1:
+                self._report("the disk is full: from now on only the newest checkpoint stays")
+            self._keep = 1
             with self._run_folder.writing(name) as file:
                 write(file)
 
@@ -343,6 +342,11 @@ def is_verified(path: Path) -> bool:
             return json.loads(file.readline(_PAYLOAD_AT))["verified"] is True
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def _is_trusted(path: Path, trusted_step: int) -> bool:
+    """Return whether ranks have compared a commit, and then what they compute."""
+    return is_verified(path) and path.name <= path_of(path.parents[1], trusted_step).name
 
 
 def read_weights(path: Path) -> dict[str, Tensor] | None:

@@ -69,7 +69,8 @@ def has_diverged(state: TrainState) -> bool:
 def give_up(ranks: Membership, last: Answer) -> NoReturn:
     """Commit the weights, which skipped steps have not changed, and raise Diverged."""
     progress = ranks.state.progress
-    saved = result_of_rank_0(ranks.world, ranks.output.commit_last(ranks.state))
+    confirm_equal(ranks.state, ranks.world, "a commit")
+    saved = result_of_rank_0(ranks.world, ranks.output.commit_last(ranks.state, verified=True))
     finite = last.has_finite_loss
     cause = "the loss is finite, but not its gradient" if finite else "the loss is not finite"
     kept = "committed" if saved else "NOT committed (see above)"

@@ -73,10 +73,14 @@ class ReplicasDiffer(HvdTrainError):
 class PassesDiffer(HvdTrainError):
     """Two ranks have computed a micro-batch differently; all ranks raise it, before the update."""
 
-    def __init__(self, what: str, ranks: Sequence[int]) -> None:
-        """Say what they have computed; `ranks` is one rank if the others show that it is wrong."""
+    def __init__(self, what: str, ranks: Sequence[int], *, is_again: bool) -> None:
+        """Say what they have computed; `ranks` is one rank if the others show that it is wrong.
+
+        `is_again`: in this step not for the first time.
+        """
         super().__init__(what)
         self.ranks = ranks
+        self.is_again = is_again
 
 
 class RankDiffers(ReplicasDiffer):

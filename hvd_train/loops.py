@@ -361,20 +361,22 @@ class Loops:
         RankDiffers on the wrong rank, if the others show which one it is.
         """
         ranks = self.ranks
+        journal = ranks.output.journal
         step = ranks.steps + 1
-        names = [f"rank {rank} on {ranks.members[rank].host}" for rank in error.ranks]
-        who = " and ".join(names)
+        self._differing_step = step
+        who = " and ".join(f"rank {rank} on {ranks.members[rank].host}" for rank in error.ranks)
         text = f"{who} computed {error} differently"
-        if self._differing_step != step:
-            self._differing_step = step
-            text = f"{text}: the step is taken again"
-            ranks.output.journal.event("recheck", text, step=step, ranks=[*error.ranks])
+        if not error.is_again:
+            journal.event("recheck", f"{text}: the step is taken again", step=step)
             return
+        # without a step, which the resumed run would forget
+        journal.event("recheck", f"{text} twice", in_step=step)
         if ranks.output.store is not None:
-            ranks.output.store.distrust()
+            ranks.output.store.distrust(ranks.state.trusted_step)
         text = (
-            f"{text}, twice, so a machine computes wrongly; the same command resumes from the last "
-            "commit that a comparison has confirmed"
+            f"{text} twice: a machine computes wrongly, or passes depend on more than weights and "
+            "samples (--recheck-steps 0); the same command resumes from the last commit that a "
+            "comparison has confirmed"
         )
         is_wrong = [*error.ranks] == [ranks.world.place.rank]
         raise RankDiffers(text) if is_wrong else ReplicasDiffer(text)
@@ -510,9 +512,9 @@ class Loops:
         ranks.clock.split.mark("other")
         batch = ranks.batches.next(step.epoch - 1)
         turn = sum(earlier == key_of(optimizers) for earlier, _ in step.answers)
-        to_the_bit = self._differing_step != step.number
+        is_again = self._differing_step == step.number
         attempt = ranks.updater.begin(
-            ranks.state, batch, self._votes(), optimizers, turn, to_the_bit=to_the_bit
+            ranks.state, batch, self._votes(), optimizers, turn, is_again=is_again
         )
         self._attempt = attempt
         measuring = attempt.measuring
@@ -537,8 +539,9 @@ class Loops:
                     "not count a loss of 0, or leave them out of the data"
                 )
         done = attempt.finish(ranks.batches.prepare, self._before)
-        if batch.is_rechecked and ranks.output.store is not None:
-            ranks.output.store.trust(step.number)
+        # a rank alone has none to compare with
+        if attempt.has_compared or ranks.world.place.size == 1:
+            ranks.state.trust(step.number)
         return done
 
     def _give_up(self, attempt: Attempt) -> None:
@@ -553,14 +556,14 @@ class Loops:
         ranks = self.ranks
         every = ranks.config.run.commit_steps
         by_steps = every is not None and (ranks.state.progress.step + 1) % every == 0
+        # as long as the last checkpoint is being written, ranks need not compare
         store = ranks.output.store
-        is_free = store is None or store.is_free
+        by_time = ranks.clock.commits.due and store is not None and store.is_free
         got_signal = self._stop.received is not None
         request = ranks.world.requested(got_signal=got_signal)
         return Votes(
             stop=request == "stop",
-            commit=(is_free and (by_steps or ranks.clock.commits.due))
-            or (got_signal and request == "change"),
+            commit=by_steps or by_time or (got_signal and request == "change"),
             change=request == "change",
             seconds=ranks.clock.seconds if ranks.world.place.rank == 0 else 0.0,
         )

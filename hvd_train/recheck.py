@@ -48,6 +48,7 @@ class Passes:
     """What a rank has computed for a comparison."""
 
     machine: str  # ranks with the same one get the same bits; empty: they may not
+    is_again: bool  # whether two passes of this step have differed before
     own: Pass | None  # its first micro-batch
     other: Pass | None  # a micro-batch of another rank
 
@@ -89,14 +90,14 @@ def rounding(arithmetic: str) -> float:
     return _OF_SUMS + _OF_LAYERS[arithmetic]
 
 
-def differences(of_ranks: Sequence[Passes], bound: float, *, to_the_bit: bool) -> list[Difference]:
+def differences(of_ranks: Sequence[Passes], bound: float) -> list[Difference]:
     """Return where ranks have computed the same micro-batch differently.
 
-    Gradients may differ by this part of their norm; if `to_the_bit` and all ranks have the same
+    Gradients may differ by this part of their norm; the first time, if all ranks have the same
     machine, not at all.
     """
     machines = {passes.machine for passes in of_ranks}
-    if to_the_bit and len(machines) == 1 and "" not in machines:
+    if not is_again(of_ranks) and len(machines) == 1 and "" not in machines:
         bound = 0.0
     owners = {passes.own.number: rank for rank, passes in enumerate(of_ranks) if passes.own}
     found = list[Difference]()
@@ -111,6 +112,11 @@ def differences(of_ranks: Sequence[Passes], bound: float, *, to_the_bit: bool) -
         if size > bound:
             found.append(Difference((owner, rank), other.number, parameter, size))
     return found
+
+
+def is_again(of_ranks: Sequence[Passes]) -> bool:
+    """Return whether two passes of this step have differed before: newcomers do not know."""
+    return any(passes.is_again for passes in of_ranks)
 
 
 def _largest(one: Pass, other: Pass) -> tuple[int, float]:

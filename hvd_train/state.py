@@ -143,6 +143,8 @@ class TrainState:
     # of training until the last step, without pauses before a resume; the same on all ranks
     seconds: float = 0.0
     totals: Totals = Totals()
+    # the last one in which ranks have computed the same, compared by a second computation
+    trusted_step: int = 0
     # By update, if its loss is divided by a count: the power of two near the count for each sample
     # in the last step.
     exponents: dict[str, int] = field(default_factory=dict)
@@ -204,6 +206,10 @@ class TrainState:
         """Note the seconds of training until this update, and the counts that its losses had."""
         self.seconds = seconds
         self.exponents |= exponents
+
+    def trust(self, step: int) -> None:
+        """Note that ranks have computed the same in this step."""
+        self.trusted_step = step
 
     def log_step(self, record: StepRecord) -> None:
         """Keep the record of the last step that has one."""
@@ -393,6 +399,7 @@ class TrainState:
             "answers": [(label, _fields(answer)) for label, answer in self.history.results.items()],
             "recent": [_fields(entry) for entry in self.recent],
             "seconds": self.seconds,
+            "trusted_step": self.trusted_step,
             "exponents": dict(self.exponents),
             "data": self.data,
         }
@@ -448,6 +455,7 @@ class TrainState:
         self.recent = [Entry(**entry) for entry in snapshot["recent"]]
         self.data = snapshot["data"]
         self.seconds = snapshot["seconds"]
+        self.trusted_step = snapshot.get("trusted_step", 0)
         self.exponents = dict(snapshot.get("exponents", {}))
         if self.average is not None:
             weights.load(snapshot["average"], self.average)

@@ -152,11 +152,11 @@ class Updater:
         names: Sequence[str] = ("",),
         turn: int = 0,
         *,
-        to_the_bit: bool = True,
+        is_again: bool = False,
     ) -> Attempt:
         """Begin an attempt at the next update of `state`, with this rank's part of its samples.
 
-        If ranks compare micro-batches in this step, they do so `to_the_bit`, if they can.
+        `is_again`: two ranks have computed a micro-batch of this step differently before.
 
         The optimizers of these names have done `turn` updates in this step. Parameters of the
         others get no gradient meanwhile. Raises RankLost, and UsageError as
@@ -195,7 +195,7 @@ class Updater:
             digest,
             trains_others,
         )
-        return Attempt(self, state, batch, votes, of, to_the_bit=to_the_bit)
+        return Attempt(self, state, batch, votes, of, is_again=is_again)
 
     def name_of(self, parameter: nn.Parameter) -> str:
         """Return the name of a parameter in the model."""
@@ -296,7 +296,7 @@ class Attempt:
         votes: Votes,
         trained: Trained,
         *,
-        to_the_bit: bool,
+        is_again: bool,
     ) -> None:
         """Hold the parameters of other optimizers fixed until `finish` or `undo`."""
         self.batch = batch
@@ -313,7 +313,8 @@ class Attempt:
         # of a step in which ranks compare micro-batches: the own one, and that of another rank
         self._own: Pass | None = None
         self._other: Pass | None = None
-        self._to_the_bit = to_the_bit
+        self._is_again = is_again
+        self.has_compared = False  # whether ranks have computed the same in this update
         # gradients of each term of the loss, if several
         self._of_terms = dict[int, dict[nn.Parameter, Tensor]]()
         self._held_fixed = trained.fixed
@@ -402,8 +403,11 @@ class Attempt:
         updater.mark("backward")
 
     def _noted(self) -> Pass | None:
-        # The gradients of several terms are added up in the last pass.
-        if len(self.measuring.terms) > 1:
+        """Return the gradients of a pass, unless another rank could not compute them again."""
+        # Those of several terms are added up in the last pass; and what a pass leaves in attributes
+        # of the model may change the next one.
+        is_pure = attributes.IN_PASSES not in self._updater.changed
+        if len(self.measuring.terms) > 1 or not is_pure:
             return None
         return recheck.noted(self._micro.number, self._trained.parameters)
 
@@ -413,9 +417,11 @@ class Attempt:
         Raises RankLost.
         """
         updater = self._updater
-        mine = Passes(recheck.machine_of(updater.device), self._own, self._other)
+        machine = recheck.machine_of(updater.device)
+        mine = Passes(machine, self._is_again, self._own, self._other)
         of_ranks = updater.world.gather(mine, "a step")
-        found = recheck.differences(of_ranks, updater.rounding, to_the_bit=self._to_the_bit)
+        self.has_compared = any(passes.other for passes in of_ranks)
+        found = recheck.differences(of_ranks, updater.rounding)
         if not found:
             return
         largest = max(found, key=lambda difference: difference.size)
@@ -425,6 +431,7 @@ class Attempt:
             f"micro-batch {largest.number} of step {self._state.progress.step + 1} (by "
             f"{largest.size:.1e} of the gradient's norm, in {name})",
             largest.ranks if wrong is None else [wrong],
+            is_again=recheck.is_again(of_ranks),
         )
 
     def _exponent(self, term: int) -> int:

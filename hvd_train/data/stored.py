@@ -103,6 +103,8 @@ def _image_file(index: int, stored: Any) -> ImageFile | None:
     try:
         content = stored["bytes"] or plain_file.read_bytes(stored["path"])
         with Image.open(io.BytesIO(content)) as image:
-            return ImageFile(content, str(image.format).lower())
+            kind = str(image.format).lower()
+            # what many phones write: a JPEG with further images after it
+            return ImageFile(content, "jpeg" if kind == "mpo" else kind)
     except OSError as error:
         raise UsageError(f"cannot read the image of row {index}: {first_line(error)}") from None

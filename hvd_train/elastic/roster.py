@@ -220,7 +220,9 @@ class Roster:
     _errors: int = 0  # how many workers in a row an error has ended at about one place
     _error_place: int = BUILDING
     _error_code: int = FAULT_REPEATS  # the exit code of the job if the errors end it
-    _differing_world: int = 0  # the last one whose ranks held different weights
+    # the last world whose ranks held different weights, or computed differently
+    _differing: tuple[Worker, ...] = ()
+    _notices: list[Notice] = field(default_factory=list)
     _fault_step: int = 0  # the steps before the last fault
     _asked_at: float = math.inf  # when the driver last asked for commands
     _rejoining_since: float = math.inf
@@ -326,10 +328,16 @@ class Roster:
             ]
             if len(usable) < self.min_workers:
                 self._finish = Finish(DIFFERS, f"{worker} differed from the others (see above)")
-        elif self._differing_world not in (0, self.worlds_formed):
+            self._notices.append(
+                Notice(
+                    f"{worker.host} is not used any more, unless the list changes for it: {worker} "
+                    "differed from the others"
+                )
+            )
+        elif self._differing not in ((), worker.world):
             self._finish = Finish(DIFFERS, "ranks differed again (see above)")
         else:
-            self._differing_world = self.worlds_formed
+            self._differing = worker.world
 
     def commands(self, now: float) -> list[Command]:
         """Return what to do now; the roster takes it as done."""
@@ -345,6 +353,8 @@ class Roster:
 
     def _next_commands(self, now: float) -> Iterator[Command]:
         """Yield what to do while the job is not over."""
+        yield from self._notices
+        self._notices.clear()
         yield from self._after_pause(now)
         yield from self._end_unresponsive(now)
         for worker in self._in(Stage.STARTING, Stage.READY):

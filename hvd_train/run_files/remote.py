@@ -28,6 +28,7 @@ OWNER = ".owner.json"
 BEAT_S = 10.0  # from one change of it to the next
 PATIENCE_S = 30.0  # without a change the job is gone
 _CHECKPOINTS = "checkpoints"
+_LOCAL = (".partial", ".distrusted")  # suffixes of files that are not copied
 _FETCHED = ".fetched"
 _PROBE = ".probe"
 
@@ -241,7 +242,7 @@ class Copies:
             ):
                 name = str(path.relative_to(folder))
                 is_own = path.is_file() and not path.is_symlink()  # wandb, too, makes symlinks
-                if is_own and not path.name.startswith(".") and path.suffix != ".partial":
+                if is_own and not path.name.startswith(".") and path.suffix not in _LOCAL:
                     self._put(path, name)
             self._system.invalidate_cache()
             there = self._system.find(f"{self._root}/{_CHECKPOINTS}")

@@ -228,6 +228,21 @@ def test_the_newest_verified_checkpoint_stays() -> None:
     assert steps_on_disk() == [6, 5]
 
 
+def test_commits_since_the_last_comparison_are_put_aside() -> None:
+    """An earlier one stays meanwhile; also with room for two on the disk."""
+    disk = store(keep=1)
+    trusted = state_at(2)
+    for state in (trusted, state_at(3), state_at(4)):
+        state.trust(2)
+        assert disk.commit_last(state, verified=True).result()
+    assert steps_on_disk() == [4, 2]
+    disk.save_weights(checkpoint.BEST, trusted)
+    disk.distrust(2)
+    disk.close()
+    assert steps_on_disk() == [2]
+    assert not (RUN / checkpoint.BEST).exists()
+
+
 def test_commits_are_written_one_at_a_time_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy disk postpones a commit, but not the last one; closing the store loses none."""
     may_write = threading.Event()

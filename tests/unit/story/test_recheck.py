@@ -3,6 +3,7 @@
 import functools
 import itertools
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.support.elastic import (
     TWO,
     ElasticThreadWorld,
     Job,
+    Kill,
     run_elastic,
     undisturbed,
 )
@@ -31,9 +33,11 @@ from tests.support.runs import largest_difference, small_config, trained
 PLAIN = functools.cache(undisturbed)
 
 
-def play(wrong: Any, *hosts: tuple[str, int], **settings: Any) -> tuple[Job, Path]:
+def play(
+    wrong: Any, *hosts: tuple[str, int], factor: float = 1.5, **settings: Any
+) -> tuple[Job, Path]:
     """Train 20 steps, with a comparison in each fifth; `wrong(world, call)` says whether the
-    gradient of this call of a hook, counted in each worker, is wrong.
+    gradient of this call of a hook, counted in each worker, is wrong, by this factor.
     """
     folder = Path(f"run-{next(NUMBERS)}")
     config = small_config(
@@ -44,7 +48,7 @@ def play(wrong: Any, *hosts: tuple[str, int], **settings: Any) -> tuple[Job, Pat
         calls = itertools.count()
 
         def spoil(gradient: Tensor) -> Tensor:
-            return gradient * 1.5 if wrong(world, next(calls)) else gradient
+            return gradient * factor if wrong(world, next(calls)) else gradient
 
         def make(num_classes: int) -> nn.Module:
             model = runs.convnet(num_classes)
@@ -97,7 +101,10 @@ def test_a_rank_that_computes_wrongly_leaves_and_its_steps_are_taken_again() -> 
     )
     check(job, folder)
     assert {worker.host for worker in job.roster.world} == {"h1", "h3"}
-    assert len([*folder.glob("checkpoints/*.distrusted")]) == 2  # of steps 6 and 8
+    distrusted = {path.name[5:15] for path in folder.glob("checkpoints/*.distrusted")}
+    assert distrusted
+    assert min(map(int, distrusted)) > 5
+    assert any(event.startswith("rank 1 on") and "twice" in event for event in events(folder))
 
 
 def test_two_ranks_resume_once_if_one_computes_wrongly() -> None:
@@ -105,6 +112,26 @@ def test_two_ranks_resume_once_if_one_computes_wrongly() -> None:
     job, _ = play(lambda world, _: world.place.rank == 1 and world._step >= 8, ONE, TWO)
     assert job.finish is not None
     assert job.finish.exit_code == 4
+
+
+@pytest.mark.parametrize("factor", [1.5, 1 + 1e-6], ids=["a fault", "rounding"])
+def test_newcomers_decide_as_survivors_about_a_difference(factor: float) -> None:
+    """Rank 2 dies in the second attempt at the step; another worker takes its place."""
+    calls = Counter[int]()
+
+    def wrong(world: ElasticThreadWorld, _: int) -> bool:
+        rank = world.place.rank
+        if world._step < 5 or len(world._job.sizes) > 2:
+            return False
+        calls[rank] += 1
+        if rank == 2 and calls[rank] == 3:  # it has two passes in an attempt
+            world._job.events.append(Kill(5, rank=2))
+        return rank == 1 and calls[rank] <= 9  # it has three
+
+    job, folder = play(wrong, ONE, TWO, THREE, factor=factor)
+    check(job, folder)
+    assert len(job.sizes) > 1
+    assert any("twice" in event for event in events(folder)) == (factor == 1.5)
 
 
 def of(number: int, *norms: float) -> Pass:
@@ -116,29 +143,32 @@ def test_passes_are_compared_to_the_bit_or_up_to_rounding() -> None:
     nearly = of(0, 1.0, 2.0 + 1e-6)
     bound = rounding("fp32")
 
-    def found(*machines: str, to_the_bit: bool = True, other: Pass = nearly) -> int:
-        own, again = machines
-        of_ranks = [Passes(own, one, None), Passes(again, None, other)]
-        return len(differences(of_ranks, bound, to_the_bit=to_the_bit))
+    def found(*machines: str, is_again: bool = False, other: Pass = nearly) -> int:
+        first, second = machines
+        of_ranks = [Passes(first, is_again, one, None), Passes(second, False, None, other)]
+        return len(differences(of_ranks, bound))
 
     assert found("cpu", "cpu") == 1
-    assert found("cpu", "another") == found("", "") == found("cpu", "cpu", to_the_bit=False) == 0
+    assert found("cpu", "another") == found("", "") == found("cpu", "cpu", is_again=True) == 0
     assert found("", "", other=of(0, 1.0, 2.1)) == found("", "", other=of(0, 1.0, torch.inf)) == 1
     assert found("cpu", "cpu", other=of(7, 9.0, 9.0)) == 0  # no rank has it
 
 
 def test_gradients_that_overflow_are_no_difference() -> None:
-    of_ranks = [Passes("", of(0, torch.inf), None), Passes("", None, of(0, torch.nan))]
-    assert differences(of_ranks, 0.1, to_the_bit=True) == []
+    of_ranks = [
+        Passes("", False, of(0, torch.inf), None),
+        Passes("", False, None, of(0, torch.nan)),
+    ]
+    assert differences(of_ranks, 0.1) == []
 
 
 def test_the_wrong_rank_is_in_all_differences() -> None:
     right, wrong = of(0, 1.0), of(0, 2.0)
     passes = [
-        Passes("cpu", right, of(1, 1.0)),
-        Passes("cpu", of(1, 2.0), of(2, 2.0)),  # it is wrong
-        Passes("cpu", of(2, 1.0), right),
+        Passes("", False, right, of(1, 1.0)),
+        Passes("", False, of(1, 2.0), of(2, 2.0)),  # it is wrong
+        Passes("", False, of(2, 1.0), right),
     ]
-    assert wrong_rank(differences(passes, 0.1, to_the_bit=False), 3) == 1
-    two = [Passes("cpu", right, of(1, 1.0)), Passes("cpu", of(1, 2.0), wrong)]
-    assert wrong_rank(differences(two, 0.1, to_the_bit=False), 2) is None
+    assert wrong_rank(differences(passes, 0.1), 3) == 1
+    two = [Passes("", False, right, of(1, 1.0)), Passes("", False, of(1, 2.0), wrong)]
+    assert wrong_rank(differences(two, 0.1), 2) is None
