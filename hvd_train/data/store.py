@@ -135,11 +135,11 @@ class Store:
                 return self._file(system.info(path))
             return None
 
-        return self.patiently(f"look for {path}", look, _START_S)
+        return self._at_start(f"look for {path}", look)
 
     def write(self, path: str, content: bytes) -> None:
         """Write a small file of the file system. Raises UsageError."""
-        self.patiently(f"write {path}", lambda system: system.pipe_file(path, content), _START_S)
+        self._at_start(f"write {path}", lambda system: system.pipe_file(path, content))
 
     def names(self) -> list[str]:
         """Return the names in the folder. Raises UsageError."""

@@ -49,7 +49,7 @@ class S3:
 def serving(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
     """Serve the files of a folder at BUCKET, for this process and those that it starts."""
     moto = pytest.importorskip("moto.server", reason=NEEDED)
-    pytest.importorskip("s3fs", reason=NEEDED)
+    s3fs = pytest.importorskip("s3fs", reason=NEEDED)
     from werkzeug.serving import make_server
 
     s3 = S3(moto.DomainDispatcherApplication(moto.create_backend_app))
@@ -60,6 +60,7 @@ def serving(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
         monkeypatch.setenv(f"AWS_{name}", "any")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
+    s3fs.S3FileSystem.clear_instance_cache()  # they have the address of an earlier server
     try:
         system = fsspec.filesystem("s3", skip_instance_cache=True)
         with suppress(FileExistsError):  # moto keeps it for this process
