@@ -4,8 +4,6 @@ import errno
 import hashlib
 import json
 import mmap
-import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -21,6 +19,7 @@ from hvd_train.config import Config
 from hvd_train.errors import UsageError, first_few
 from hvd_train.network.weights import UNREADABLE, for_file, tensors_in, why_not_read_again
 from hvd_train.run_files import durable
+from hvd_train.run_files.commits import MAGIC, PAYLOAD_AT, committed, is_verified, path_of
 from hvd_train.run_files.run_folder import NoneReadable, RunFolder
 from hvd_train.state import Snapshot, TrainState, result_in, to_host
 
@@ -28,10 +27,7 @@ BEST = "model-best.pt"
 FINAL = "model-final.pt"
 DISTRUSTED = ".distrusted"
 _BEST = "model-best.*[!d]"  # the best weights in any format, but no distrusted ones
-MAGIC = b"hvd_train checkpoint 2\n"
 _FORMER = b"hvd_train checkpoint\n"
-_PAYLOAD_AT = 1 << 16  # bytes; a multiple of every page size, for mmap
-_NAME = re.compile(r"step-[0-9]{10}\.ckpt")
 Report = Callable[[str], None]  # prints a line for the user
 
 
@@ -210,24 +206,6 @@ def _is_whole(path: Path) -> bool:
     return True
 
 
-def path_of(folder: Path, step: int) -> Path:
-    """Return the path of the checkpoint after `step` steps."""
-    return folder / "checkpoints" / f"step-{step:010d}.ckpt"
-
-
-def committed(folder: Path) -> list[Path]:
-    """Return the checkpoints of a run folder, newest first; they may be damaged. Raises OSError."""
-    try:
-        # Path.glob would find nothing in a folder that it cannot read
-        names = os.listdir(folder / "checkpoints")
-    except FileNotFoundError:
-        return []
-    return [
-        folder / "checkpoints" / name
-        for name in sorted(filter(_NAME.fullmatch, names), reverse=True)
-    ]
-
-
 def newest_good(folder: Path, report: Report) -> Snapshot | None:
     """Return the newest whole checkpoint, None if there is no checkpoint; damaged
     ones are reported and stay.
@@ -255,7 +233,7 @@ def newest_good(folder: Path, report: Report) -> Snapshot | None:
 def write_into(file: BinaryIO, snapshot: Snapshot) -> None:
     """Write a checkpoint into an open file, without a copy in between. Raises OSError."""
     file.write(MAGIC)
-    file.write(b" " * (_PAYLOAD_AT - len(MAGIC)))  # the header is known when the rest is written
+    file.write(b" " * (PAYLOAD_AT - len(MAGIC)))  # the header is known when the rest is written
     payload = _Digested(file)
     _save(snapshot, payload)
     header = {
@@ -263,7 +241,7 @@ def write_into(file: BinaryIO, snapshot: Snapshot) -> None:
         "verified": snapshot.get("verified", False),
         **snapshot["progress"],
     }
-    line = json.dumps(header).encode().ljust(_PAYLOAD_AT - len(MAGIC) - 1) + b"\n"
+    line = json.dumps(header).encode().ljust(PAYLOAD_AT - len(MAGIC) - 1) + b"\n"
     file.seek(len(MAGIC))
     file.write(line)
 
@@ -313,11 +291,9 @@ def read(path: Path) -> Snapshot:
                 )
             if first != MAGIC:
                 raise BadCheckpoint(f"{path} is not a checkpoint of hvd_train")
-            header = json.loads(file.readline(_PAYLOAD_AT))
+            header = json.loads(file.readline(PAYLOAD_AT))
             # The file is mapped, so that loading needs no second copy in memory.
-            with mmap.mmap(
-                file.fileno(), 0, access=mmap.ACCESS_READ, offset=_PAYLOAD_AT
-            ) as payload:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, offset=PAYLOAD_AT) as payload:
                 if hashlib.blake2b(payload, digest_size=32).hexdigest() != header["digest"]:
                     raise BadCheckpoint(
                         f"{path} is damaged: its contents do not match their checksum"
@@ -332,16 +308,6 @@ def read(path: Path) -> Snapshot:
         raise BadCheckpoint(
             f"{path} holds more than plain values and tensors; it is not loaded"
         ) from None
-
-
-def is_verified(path: Path) -> bool:
-    """Return whether all ranks had compared the state in a checkpoint before it was written."""
-    try:
-        with plain_file.opened(path) as file:
-            file.readline(64)
-            return json.loads(file.readline(_PAYLOAD_AT))["verified"] is True
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 def _is_trusted(path: Path, trusted_step: int) -> bool:

@@ -36,7 +36,7 @@ from hvd_train.parts import NOTHING, Optimizers, Own, Parts, build, warm_parts
 from hvd_train.progress import schedule
 from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, Stopped
-from hvd_train.run_files import remote, run_folder, trackers
+from hvd_train.run_files import commits, remote, run_folder, trackers
 from hvd_train.tasks import builtin as tasks
 from hvd_train.tasks.builtin import CLASSIFICATION, OwnTask
 from hvd_train.tasks.task import Each, Measure, Measuring, Scores, Task
@@ -284,7 +284,7 @@ def check(config: Config, name: str = "") -> None:
     # A job that continues has read the file.
     named = config.run.resume not in ("auto", "never") and not os.environ.get(workers.RUN_DIR)
     path = Path(config.run.resume, name)
-    if named and not path.is_file() and not checkpoint.committed(path):
+    if named and not path.is_file() and not commits.committed(path):
         it_may_be = "auto, never, a checkpoint file, or a run folder with checkpoints"
         raise UsageError(f"--resume {path}: no such file; it must be {it_may_be}")
 

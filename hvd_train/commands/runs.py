@@ -110,14 +110,16 @@ def predict(options: Namespace) -> int:
 
 
 def audit(options: Namespace) -> int:
-    """Print the verdict; return 0 if every sample counted once, or as drawn, else 1.
+    """Print the verdict and the commits; return 0 if every sample counted once, or as drawn.
 
-    Raises UsageError without a ledger.
+    Otherwise return 1. Raises UsageError without a ledger.
     """
-    from hvd_train.run_files import ledger
+    from hvd_train.run_files import commits, ledger
 
-    verdict = ledger.audit(options.run or _newest())
+    run = options.run or _newest()
+    verdict = ledger.audit(run)
     show(verdict)
+    show(commits.described(run))
     return 1 if verdict.faults else 0
 
 

@@ -96,6 +96,7 @@ def test_evaluate_and_audit_agree_with_the_training(capsys: pytest.CaptureFixtur
     assert json.loads(capsys.readouterr().out)["count"] == 1437
     assert scores["weights"] == "best weights"
     assert cli.run(["audit", "out"]) == 0
+    assert "all ranks had compared: 23; other commits: none" in capsys.readouterr().out
     ledger = Path("out/ledger.jsonl")
     steps = ledger.read_text().splitlines(keepends=True)
     ledger.write_text("".join(steps[:7] + steps[8:]))
