@@ -49,6 +49,8 @@ def write_shards(options: Namespace) -> int:
     out = Path(options.out).resolve()
     size = bytes_of(options.shard_size)
     data = open_stored(options.data)
+    if data.test is not None:
+        say("the test set is left out: shards have a training and a validation set")
     sets = {"val": data.val, "train": data.train}
     writers = {}
     made_of = {"--format": options.format, "--shard-size": f"{size:,}"}
@@ -104,25 +106,24 @@ class _Writing:
         self._shards: dict[str, list[list[int]]] = {}
         self._said = time.monotonic()
         with suppress(FileNotFoundError):
-            state = self._read()
-            for name in sorted({*made_of} | {*state["made_of"]}):
-                before = state["made_of"].get(name, "none")
+            made_before, self._shards = self._read()
+            for name in sorted({*made_of} | {*made_before}):
+                before = made_before.get(name, "none")
                 now = made_of.get(name, "none")
                 if now != before:
                     raise UsageError(
                         f"{folder} has shards of other options or data: {name} was {before}, now "
                         f"it is {now}: type the same command, or name another folder"
                     )
-            self._shards = state["shards"]
         self._save()
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> tuple[dict[str, str], dict[str, list[list[int]]]]:
         path = self._folder / _STATE
         try:
-            state: dict[str, Any] = json.loads(plain_file.read_text(path))
-        except ValueError:
+            state = json.loads(plain_file.read_text(path))
+            return dict(state["made_of"]), dict(state["shards"])
+        except (ValueError, KeyError, TypeError):
             raise UsageError(f"{path} is damaged: delete {self._folder}, or name another") from None
-        return state
 
     def _save(self) -> None:
         state = {"made_of": self._made_of, "shards": self._shards}
