@@ -281,9 +281,7 @@ class _Found:
         self.snapshot = checkpoint.newest_good(folder, note) if folder else None
         if self.snapshot is not None and not self.snapshot.get("verified", True):
             step = self.snapshot["progress"]["step"]
-            note(
-                f"step {step} was committed after a fault, so ranks could not compare their weights"
-            )
+            note(f"step {step} was committed after a fault, by one rank alone")
         self.is_of_user = self.snapshot is None and resume not in ("auto", "never")
         if self.is_of_user:
             path = Path(resume, self._name)

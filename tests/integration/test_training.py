@@ -222,7 +222,7 @@ def test_a_killed_rank_ends_the_job_and_loses_nothing(
     output = output_of(
         launch_line(launcher, 2, HVD_TRAIN, "train", *DISTURBED), tmp_path, variables=OF_TESTS
     )
-    assert "resuming at epoch" in output.splitlines()[0]
+    assert "resuming at epoch" in output
     assert equal(final_weights(tmp_path), undisturbed)
 
 
