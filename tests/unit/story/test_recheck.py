@@ -3,16 +3,22 @@
 import functools
 import itertools
 import re
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from typing_extensions import override
 
 from hvd_train.recheck import Pass, Passes, differences, rounding, wrong_rank
 from hvd_train.run_files.ledger import audit
+from hvd_train.world.world import Gradients
 from tests.support import runs
 from tests.support.elastic import (
     NUMBERS,
@@ -28,13 +34,17 @@ from tests.support.elastic import (
     undisturbed,
 )
 from tests.support.launching import json_lines
-from tests.support.runs import largest_difference, small_config, trained
+from tests.support.runs import Weights, largest_difference, small_config, trained
 
 PLAIN = functools.cache(undisturbed)
 
 
 def play(
-    wrong: Any, *hosts: tuple[str, int], factor: float = 1.5, **settings: Any
+    wrong: Any,
+    *hosts: tuple[str, int],
+    factor: float = 1.5,
+    kind: type[ElasticThreadWorld] = ElasticThreadWorld,
+    **settings: Any,
 ) -> tuple[Job, Path]:
     """Train 20 steps, with a comparison in each fifth; `wrong(world, call)` says whether the
     gradient of this call of a hook, counted in each worker, is wrong, by this factor.
@@ -57,7 +67,7 @@ def play(
 
         return trained(world, config, make)
 
-    return run_elastic(body, dict(hosts), first=len(hosts)), folder
+    return run_elastic(body, dict(hosts), first=len(hosts), kind=kind), folder
 
 
 def events(folder: Path) -> list[str]:
@@ -65,12 +75,13 @@ def events(folder: Path) -> list[str]:
     return [line["message"] for line in lines if line.get("name") == "recheck"]
 
 
-def check(job: Job, folder: Path) -> None:
+def check(job: Job, folder: Path, expected: Weights | None = None) -> None:
     assert job.finish is not None
     assert job.finish.exit_code == 0
     report = audit(folder)
     assert (report.faults, report.epochs, report.steps) == ((), 2, STEPS)
-    assert all(largest_difference(weights, PLAIN()) <= TOLERANCE for _, weights in job.results)
+    plain = expected or PLAIN()
+    assert all(largest_difference(weights, plain) <= TOLERANCE for _, weights in job.results)
 
 
 @pytest.mark.parametrize("turn", [0, 1], ids=["in the pass for another rank", "in its own"])
@@ -132,6 +143,73 @@ def test_newcomers_decide_as_survivors_about_a_difference(factor: float) -> None
     check(job, folder)
     assert len(job.sizes) > 1
     assert any("twice" in event for event in events(folder)) == (factor == 1.5)
+
+
+class Faulty(ElasticThreadWorld):
+    """A world in which bits flip once on one rank, after the sum of a step."""
+
+    fault = "", 0, 0, 0  # what, the seed of the bits, the rank and the step
+
+    @override
+    def reduce(self) -> Gradients:
+        gradients = super().reduce()
+        what, seed, rank, step = self.fault
+        if len(self._job.sizes) > 1 or (self.place.rank, self._steps) != (rank, step):
+            return gradients
+        random = np.random.default_rng(seed)
+        parameter = self._parameters[random.integers(len(self._parameters))]
+        if what == "received gradient":
+            _flip(parameter.grad, random)
+        elif what == "weight":
+            _flip(parameter.data, random)
+        else:
+            FLIPS[threading.get_ident()] = what, random
+        return gradients
+
+
+FLIPS: dict[int, tuple[str, np.random.Generator]] = {}
+"""What flips after the step of this thread's optimizer."""
+
+
+def _flip(tensor: Tensor, random: np.random.Generator) -> None:
+    """Flip three bits."""
+    bits = tensor.detach().view(torch.int32).view(-1)
+    for _ in range(3):
+        bits[random.integers(len(bits))] ^= 1 << int(random.integers(31))
+
+
+def flip_after_step(optimizer: Optimizer, *_: object) -> None:
+    what, random = FLIPS.pop(threading.get_ident(), ("", None))
+    if what == "momentum":
+        states = [*optimizer.state.values()]
+        _flip(states[random.integers(len(states))]["momentum_buffer"], random)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "seed"), [*((3, seed) for seed in range(13)), *((2, seed) for seed in range(5))]
+)
+@pytest.mark.parametrize("what", ["weight", "momentum", "received gradient", "later gradients"])
+def test_a_fault_at_any_place_changes_no_result(
+    what: str, ranks: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks notice it when they commit or compare, and resume from a commit before it."""
+    random = np.random.default_rng([seed, ranks])
+    rank = int(random.integers(ranks))
+    step = int(random.integers(1, STEPS))
+    monkeypatch.setattr(Faulty, "fault", (what, seed, rank, step))
+    hook = register_optimizer_step_post_hook(flip_after_step)
+    factor = float(random.choice([0.5, 0.99, 1.001, -1.0, 1e20]))
+
+    def wrong(world: ElasticThreadWorld, _: int) -> bool:
+        lasts = what == "later gradients" and len(world._job.sizes) == 1
+        return lasts and world.place.rank == rank and world._step >= step
+
+    hosts = (ONE, TWO, THREE)[:ranks]
+    job, folder = play(wrong, *hosts, factor=factor, kind=Faulty, momentum=0.9)
+    hook.remove()
+    check(job, folder, undisturbed(momentum=0.9))
+    assert len(job.sizes) > 1  # it was noticed
 
 
 def of(number: int, *norms: float) -> Pass:
