@@ -311,6 +311,23 @@ class PrecisionConfig:
     """Compile the model with torch.compile: faster steps after a start of a minute or more."""
     deterministic: bool = False
     """Use only deterministic operations on a GPU; slower. CPUs always use them."""
+    reduction: Literal["fast", "exact"] = "fast"
+    """How gradients are added up: exact as 64-bit integers, which gives the same bits on any
+    number of workers, and sends 8 bytes for each parameter."""
+    threads: int | None = number(None, "at least 1")
+    """Threads of a worker on a CPU; default: its share of the host's cores, or 1 with --reduction
+    exact, since the last bits of a gradient depend on it."""
+
+    def __post_init__(self) -> None:
+        if self.reduction == "exact" and self.compression in ("fp16", "bf16"):
+            raise UsageError(
+                f"--reduction exact sends integers: leave out --compression {self.compression}"
+            )
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the result has the same bits on any number of workers."""
+        return self.reduction == "exact"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -447,6 +464,11 @@ class Config:
             raise UsageError(
                 "--balance on: --sync-batch-norm needs equal shares, since the passes that run at "
                 "once decide its statistics; leave out one of them"
+            )
+        if self.precision.is_exact and self.model.sync_batch_norm:
+            raise UsageError(
+                "--reduction exact: with --sync-batch-norm the passes that run at once decide the "
+                "statistics; leave out one of them"
             )
         if self.run.recheck_steps and self.model.sync_batch_norm:
             raise UsageError(

@@ -70,6 +70,10 @@ class ReplicasDiffer(HvdTrainError):
     of_all_ranks = True
 
 
+class SumsOverflow(HvdTrainError):
+    """A gradient is too large for its sum; all ranks raise it, before the update."""
+
+
 class PassesDiffer(HvdTrainError):
     """Two ranks have computed a micro-batch differently; all ranks raise it, before the update."""
 

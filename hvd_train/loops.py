@@ -24,6 +24,7 @@ from hvd_train.errors import (
     RankDiffers,
     RankLost,
     ReplicasDiffer,
+    SumsOverflow,
     UsageError,
     first_few,
 )
@@ -348,11 +349,12 @@ class Loops:
                 self._attempt = None
             self.ranks.meet(lost)
             self.writes.note()
-        except PassesDiffer as error:
+        except (PassesDiffer, SumsOverflow) as error:
             assert self._attempt is not None
             self._attempt.undo()
             self._attempt = None
-            self._take_again(error)
+            if isinstance(error, PassesDiffer):
+                self._take_again(error)
 
     def _take_again(self, error: PassesDiffer) -> None:
         """Let the ranks take a step again in which two have computed a micro-batch differently.

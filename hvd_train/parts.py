@@ -454,7 +454,8 @@ def fresh_state(
             "complex parameters have no loss scale: leave out --precision fp16 "
             "and --compression fp16"
         )
-    world.wrap(parts.model, wire_format(config, parts.device))
+    if not config.precision.is_exact:
+        world.wrap(parts.model, wire_format(config, parts.device))
     decay = config.optimizer.ema_decay
     average = None if decay is None else optim.MovingAverage(parts.model, decay)
     return TrainState(

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from hvd_train import recheck
 from hvd_train.config import Config
-from hvd_train.errors import PassesDiffer, RankLost, UsageError
+from hvd_train.errors import PassesDiffer, RankLost, SumsOverflow, UsageError
 from hvd_train.network import attributes, optim
 from hvd_train.network.buffers import StepBuffers
 from hvd_train.network.device import arithmetic, autocast, seed
@@ -43,6 +43,7 @@ from hvd_train.tasks.task import (
     totals_in,
     totals_of,
 )
+from hvd_train.world.exact import ExactSums
 from hvd_train.world.world import Gradients, World, own_gradients
 
 _WATCHED_UPDATES = 3
@@ -82,6 +83,9 @@ def fields(measures: int, samples: int, times: int) -> Fields:
     return Fields(*map(slice, [0, *ends], [*ends, None]))
 
 
+Named = dict[str, nn.Parameter]
+
+
 class Updater:
     """Updates the weights once a step: `begin` returns an attempt.
 
@@ -110,14 +114,16 @@ class Updater:
         self.changes = dict[int, Slow | None]()
         self.autocast = autocast(config, device)
         self.rounding = recheck.rounding(arithmetic(config, device))
-        self.buffers = StepBuffers(model, device)
+        is_exact = config.precision.is_exact
+        self.sums = ExactSums(world) if is_exact else None
+        self.buffers = StepBuffers(model, device, is_exact=is_exact)
         self.sums_of_layers = sums_of_layers(model, world)
         self.sums_of_layers.mark = self.mark
         self._model = model
         self._measurings = measuring
         self._parameters = list[nn.Parameter]()
-        # by optimizer: ids, and a digest
-        self._trained: dict[str, tuple[list[int], tuple[float, ...]]] = {}
+        # by update: ids, the parameters by name, and a digest
+        self._trained: dict[str, tuple[list[int], Named, tuple[float, ...]]] = {}
         self._watched_updates = _WATCHED_UPDATES + 1
         # names of plain attributes in their order, by what changes them
         self.changed = dict[str, dict[str, None]]()
@@ -139,6 +145,9 @@ class Updater:
                 attempt.start(micro)
                 attempt.backward(attempt.measuring.function(state.model, micro.batch))
             return attempt.finish(meanwhile)[0]
+        except SumsOverflow:
+            attempt.undo()
+            return self.take(state, batch, meanwhile)
         except (ValueError, RuntimeError) as error:
             if (advice := advice_for(error, batch)) is None:
                 raise
@@ -174,15 +183,17 @@ class Updater:
             )
         self._check_last_gradients()
         trains_others = self._note_trained(name, trained, state)
+        _, named, digest = self._trained[name]
         for parameter in self._parameters:
             parameter.grad = None
         # More passes than there are, so that no gradient is summed before it has been noted.
         more = 2 * batch.is_rechecked
         self.world.begin_update(trained, len(batch.micro_batches) + more)
+        if self.sums is not None:
+            self.sums.begin(name, named, batch.num_micro_batches, state.exponents)
         self.sums_of_layers.begin_step(len(batch.micro_batches), batch.num_micro_batches)
-        self.buffers.begin()
+        self.buffers.begin(batch.num_micro_batches)
         self._watched_updates = max(0, self._watched_updates - 1)
-        digest = self._trained[name][1]
         optimizers = [state.optimizers[each] for each in names]
         of = Trained(
             name,
@@ -218,12 +229,14 @@ class Updater:
         optim.check_parameters(self._model, state.optimizers)
         self._parameters = [*self._model.parameters()]
         mine = set(ids)
-        names = [
-            each for each, parameter in self._model.named_parameters() if id(parameter) in mine
-        ]
-        digest = xxhash.xxh3_64_intdigest("\n".join(names).encode())
+        named = {
+            each: parameter
+            for each, parameter in self._model.named_parameters()
+            if id(parameter) in mine
+        }
+        digest = xxhash.xxh3_64_intdigest("\n".join(named).encode())
         bits = tuple(float(digest >> place & 1) for place in range(16))
-        self._trained[name] = ids, bits
+        self._trained[name] = ids, named, bits
         return True
 
     def note_last_gradients(self) -> None:
@@ -371,15 +384,25 @@ class Attempt:
                 )
             else:
                 self._backward_of_loss(measures)
+            self.lost = self.lost or updater.sums_of_layers.lost
+            if self.batch.is_rechecked and self._micro is self.batch.micro_batches[0]:
+                self._own = self._noted()
+            self._end_pass()
         except RankLost as error:
             self.lost = error
-        self.lost = self.lost or updater.sums_of_layers.lost
-        if self.batch.is_rechecked and self._micro is self.batch.micro_batches[0]:
-            self._own = self._noted()
-        if not self._is_last:
-            updater.world.end_pass()
         self._note_gradients()
         updater.mark("backward")
+
+    def _end_pass(self) -> None:
+        """Add up the gradients of a backward pass. Raises RankLost."""
+        updater = self._updater
+        if updater.sums is None:
+            if not self._is_last:
+                updater.world.end_pass()
+            return
+        updater.sums.end_pass()
+        if self._is_last:
+            updater.sums.start()
 
     def _backward_of_loss(self, measures: Measures) -> None:
         # The ranks' gradients are added. As `grad_tensors` the share would make torch import sympy.
@@ -454,8 +477,10 @@ class Attempt:
         for all, by their counts.
 
         Raises: RankLost; UsageError: if layers of other ranks would wait for a pass of this one
-        meanwhile.
+        meanwhile, and for exact sums.
         """
+        if self._updater.sums is not None:
+            raise UsageError("--reduction exact needs a loss of one Mean, not a sum of several")
         if self._is_last:
             factors = self._factors_of_terms()
             self._add_up_terms(factors)
@@ -545,22 +570,19 @@ class Attempt:
         """Start the sum that travels with the gradients."""
         updater = self._updater
         device = updater.device
-        dtype = self.measuring.dtype
         votes = self._votes
-        passes = self._sums_of_passes
         samples: Sequence[float] = ()
         if updater.ledger:
             mine = np.concatenate(
                 [np.zeros(0, np.int64), *[micro.samples for micro in self.batch.micro_batches]]
             )
             samples = in_bytes(fingerprint(mine))
-        nothing = (0.0,) * self.measuring.num_sums
         of_votes = (votes.stop, votes.commit, votes.change)
         changed = updater.buffers.others_changed
         of_host = (*of_votes, changed, votes.seconds, *self._trained.digest, *samples)
         times = [updater.times_of_ranks()] if updater.pace.is_due else []
         message = [
-            reduce(operator.add, passes) if passes else _constant(nothing, device, dtype),
+            self._measured(),
             torch.from_numpy(np.array(of_host, np.float32)).to(device, non_blocking=True),
             *times,
             *updater.buffers.changes,
@@ -568,14 +590,45 @@ class Attempt:
         self._at = fields(len(message[0]), len(samples), sum(map(len, times)))
         # a message of another length needs another name: ranks negotiate each once
         name = "step with times" if times else "step"
+        if updater.sums is not None:
+            name = f"{name}, {self.batch.num_micro_batches} micro-batches"
         # A tensor of its own: the sum over the ranks is written into it.
         self._pending = updater.world.start_sum(torch.cat(message), name)
         self._arrived: Tensor | None = None
+
+    def _measured(self) -> Tensor:
+        """Return the sums of the measures on this rank or, for exact sums, those of each
+        micro-batch of all ranks, with zeros for the others.
+        """
+        updater = self._updater
+        passes = self._sums_of_passes
+        num_sums = self.measuring.num_sums
+        if updater.sums is None:
+            nothing = _constant((0.0,) * num_sums, updater.device, self.measuring.dtype)
+            return reduce(operator.add, passes) if passes else nothing
+        rows = torch.zeros(
+            self.batch.num_micro_batches,
+            num_sums,
+            dtype=self.measuring.dtype,
+            device=updater.device,
+        )
+        for micro, numbers in zip(self.batch.micro_batches, passes, strict=True):
+            rows[micro.number] = numbers
+        return rows.flatten()
 
     def _summed(self) -> Tensor:
         """Return the message summed over all ranks, with `_at` its fields. Raises RankLost."""
         if self._arrived is None:
             self._arrived = self._pending()
+            if self._updater.sums is not None:
+                rows = self._arrived[self._at.measures].view(-1, self.measuring.num_sums)
+                self._arrived = torch.cat([rows.sum(0), self._arrived[self._at.measures.stop :]])
+                at = self._at
+                self._at = fields(
+                    self.measuring.num_sums,
+                    at.samples.stop - at.samples.start,
+                    at.times.stop - at.times.start,
+                )
         return self._arrived
 
     def finish(
@@ -601,6 +654,8 @@ class Attempt:
         self._check_gradients()
         if not batch.micro_batches:
             self._send_message()
+            if updater.sums is not None:
+                updater.sums.start()
         updater.mark("other")
         updater.sums_of_layers.end_step(updater.device)
         meanwhile()
@@ -608,7 +663,7 @@ class Attempt:
         message = self._summed()
         at = self._at
         self._check_trained_alike(message)
-        gradients = updater.world.reduce()
+        gradients = (updater.sums or updater.world).reduce()
         if batch.is_rechecked:
             self._compare_passes()
         if buffers.others and message[at.other_buffers] > 0:
@@ -702,6 +757,8 @@ class Attempt:
         if updater.pace.is_due:
             updater.changes |= updater.pace.add(np.array(message[at.times]))
         updater.pace.come_to(seconds)
+        if updater.sums is not None:
+            exponents |= updater.sums.exponents
         state.end_update(seconds, exponents)
         answer = Answer(
             Scores(totals.means(), totals.count, *kept),

@@ -1,6 +1,7 @@
 """Exact evaluation: every sample counts once, for any number of ranks."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 import torch
@@ -50,18 +51,33 @@ def evaluate(
         kept = {
             f.name: torch.zeros(loader.num_samples, *f.shape) for f in fields if f.kind == "each"
         }
-        sums = torch.zeros(sum(field.size for field in fields), dtype=torch.float64, device=device)
+        # Numbers of micro-batches are added in their order, which gives the same bits on any number
+        # of ranks. Totals may be large, so each rank adds up its own; most are whole numbers.
+        num_means = sum(field.size for field in fields if field.is_mean)
+        rows = torch.zeros(
+            math.ceil(loader.num_samples / micro_batch),
+            num_means,
+            dtype=torch.float64,
+            device=device,
+        )
+        num_totals = sum(field.size for field in fields) - num_means
+        totals = torch.zeros(num_totals, dtype=torch.float64, device=device)
         for micro in (micro for batch in loader.load(0, work) for micro in batch.micro_batches):
             with precision:
                 measures = measuring(model, micro.batch, len(micro.samples))
-            if len(sums) > 0:  # else there are only values of each sample
-                sums += numbers_of(measures, fields, torch.float64)
+            if num_means + num_totals > 0:  # else there are only values of each sample
+                measured = numbers_of(measures, fields, torch.float64)
+                rows[micro.samples[0] // micro_batch] = measured[:num_means]
+                totals += measured[num_means:]
             for name, values in kept_of(measures).items():
                 kept[name][torch.from_numpy(micro.samples)] = values
     # others have zeros there
     kept = {name: world.sum(rows, f"evaluation.{name}") for name, rows in kept.items()}
-    if len(sums) > 0:
-        sums = world.sum(sums, "evaluation")
+    if num_means + num_totals > 0:
+        summed = world.sum(torch.cat([rows.view(-1), totals]), "evaluation")
+        rows = summed[: rows.numel()].view(rows.shape)
+        totals = summed[rows.numel() :]
+    sums = torch.cat([rows.sum(0), totals])
     return scores_of(task, fields, sums.cpu(), loader.num_samples, kept)
 
 

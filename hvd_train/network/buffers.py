@@ -202,8 +202,9 @@ class StepBuffers:
     shape, are left to their modules.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        """`device` is the model's."""
+    def __init__(self, model: nn.Module, device: torch.device, *, is_exact: bool = False) -> None:
+        """`device` is the model's; `is_exact`: changes are added in the order of micro-batches."""
+        self._is_exact = is_exact
         self._model = model
         self._device = device
         self._tables = [module._buffers for module in model.modules()]
@@ -226,10 +227,12 @@ class StepBuffers:
         # the buffers that have got other values in one micro-batch than in another
         self.differing = set[str]()
 
-    def begin(self) -> None:
-        """Save the values at the beginning of a step."""
-        for kind in self._kinds:
-            kind.begin()
+    def begin(self, num_micro_batches: int) -> None:
+        """Save the values at the beginning of a step of so many micro-batches of all ranks."""
+        for mean in self._means:
+            mean.begin(num_micro_batches if self._is_exact else 1)
+        for other in self.others:
+            other.begin()
         self._new = {}
         self._begun = True
         self._has_run = False
@@ -256,7 +259,7 @@ class StepBuffers:
         Raises UsageError for some new buffers.
         """
         for mean in self._means:
-            mean.add_changes()
+            mean.add_changes(number if self._is_exact else 0)
         changed = [saved.buffer for saved in self.others if saved.changed_by_pass()]
         # A GPU would have to wait for the comparison.
         is_watched = self._device.type == "cpu" or self._steps <= _WATCHED_STEPS
@@ -296,7 +299,7 @@ class StepBuffers:
     @property
     def changes(self) -> list[Tensor]:
         """This rank's changes of averaged buffers: floating point, 1-D, with the
-        same lengths on all ranks.
+        same lengths on all ranks. If they are exact, those of each micro-batch of all ranks.
         """
         return [mean.changes for mean in self._means]
 
@@ -326,9 +329,11 @@ class StepBuffers:
         for other in self.others:
             other.put_back()
         for mean, part in zip(
-            self._means, torch.split(total, [mean.length for mean in self._means]), strict=True
+            self._means,
+            torch.split(total, [len(mean.changes) for mean in self._means]),
+            strict=True,
         ):
-            mean.add(part / num_micro_batches)
+            mean.add(part, num_micro_batches)
         for other in self.others:
             if other.buffer.name in self._new:
                 copy_into(other.buffer, self._new[other.buffer.name])
@@ -349,29 +354,32 @@ class _Means:
         self._before, self._views_before = _row(self._tensors, device)
         self._now, self._views_now = _row(self._tensors, device)
         dtype = of_buffers if self._counts else torch.promote_types(of_buffers, torch.float32)
-        self._sum = torch.zeros_like(self._now, dtype=dtype)  # of the changes
-        self.length = len(self._sum)
+        # of the changes, in one row or in one for each micro-batch
+        self._sums = torch.zeros(1, len(self._now), dtype=dtype, device=device)
 
     @property
     def changes(self) -> Tensor:
-        return self._sum.float() if self._counts else self._sum
+        return (self._sums.float() if self._counts else self._sums).view(-1)
 
-    def begin(self) -> None:
+    def begin(self, rows: int) -> None:
         self._tensors = [buffer.tensor for buffer in self._buffers]
         torch._foreach_copy_(self._views_before, self._tensors)
-        self._sum.zero_()
+        if rows != len(self._sums):
+            self._sums = self._sums.new_empty(rows, len(self._now))
+        self._sums.zero_()
 
     def put_back(self) -> None:
         for buffer, tensor in zip(self._buffers, self._tensors, strict=True):
             buffer.put(tensor)  # a layer of the user's own may have assigned another
         torch._foreach_copy_(self._tensors, self._views_before)
 
-    def add_changes(self) -> None:
+    def add_changes(self, row: int) -> None:
         torch._foreach_copy_(self._views_now, [buffer.tensor for buffer in self._buffers])
-        self._sum.add_(self._now.sub_(self._before))
+        self._sums[row].add_(self._now.sub_(self._before))
 
-    def add(self, mean: Tensor) -> None:
-        self._before.add_((mean.round() if self._counts else mean).to(self._sum.dtype))
+    def add(self, total: Tensor, num_micro_batches: int) -> None:
+        mean = total.view(self._sums.shape).sum(0) / num_micro_batches
+        self._before.add_((mean.round() if self._counts else mean).to(self._sums.dtype))
         self.put_back()
 
 

@@ -47,7 +47,9 @@ def choose_device(config: Config, place: Place) -> torch.device:
     if config.precision.deterministic:
         torch.use_deterministic_algorithms(True)
     if count == 0:
-        if not any(name in os.environ for name in _THREADS):  # torch has read them
+        if threads := config.precision.threads or (1 if config.precision.is_exact else None):
+            torch.set_num_threads(threads)
+        elif not any(name in os.environ for name in _THREADS):  # torch has read them
             torch.set_num_threads(num_cores(place))
         _keep_freed_memory()
         return torch.device("cpu")
@@ -253,7 +255,7 @@ def wire_format(config: Config, device: torch.device) -> str:
 
     `auto` is fp16 on GPUs; casts on a CPU cost more than they save.
     """
-    choice = config.precision.compression
+    choice = "none" if config.precision.is_exact else config.precision.compression
     return ("fp16" if device.type == "cuda" else "none") if choice == "auto" else choice
 
 
