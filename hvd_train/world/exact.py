@@ -14,7 +14,7 @@ from hvd_train.world.world import Gradients, PendingSum, World, numbers_in
 _SUM_BITS = 62  # of the largest sum over all micro-batches
 _MARGIN = 6  # bits by which the norm of a gradient may be larger than that of the last sum
 _LEAST = -60  # the least exponent of a norm; a float32 has room for its scale
-_ON_CPU = 1 << 16  # numbers that stay in the cache of a core between two operations
+_ON_CPU = 1 << 15  # numbers that stay in the cache of a core between two operations
 _PIECE = 1 << 22  # integers that are sent at once
 
 
@@ -101,6 +101,9 @@ class ExactSums:
             self._larger = self._exponents_of_all_ranks(large)
             raise SumsOverflow
         layout.receive(sums, self._scales)
+        if not layout.is_shared and layout.sums.device.type == "cpu":
+            # All ranks are here with the same parameters.
+            layout.share(self._world.share(layout.sums.nbytes))
         for number, parameter in enumerate(layout.parameters):
             if broken[number] or large[number]:
                 layout.results[number].fill_(math.nan)
@@ -146,12 +149,20 @@ class _Layout:
         device = numbers[0].device if numbers else None
         self.sums = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
         self._parts = torch.split(self.sums, sizes)
+        self.is_shared = False  # whether ranks of this world have tried to share memory for it
         self.results = [
             torch.zeros(each.numel(), dtype=each.dtype, device=device) for each in numbers
         ]
         # passes with a gradient, with one that is not finite, and with one that is too large
         self.counts = torch.zeros(3, len(sizes), dtype=torch.int64, device=device)
         self.norms = torch.zeros(len(sizes), dtype=torch.float64, device=device)  # the largest
+
+    def share(self, memory: Tensor | None) -> None:
+        """Let the next sums lie in this memory, [bytes of `sums`] uint8, if there is any."""
+        self.is_shared = True
+        if memory is not None:
+            self.sums = memory.view(torch.int64)
+            self._parts = torch.split(self.sums, [*map(len, self.results)])
 
     def begin(self) -> None:
         """Forget what the update before has left."""

@@ -179,7 +179,7 @@ class HorovodWorld(World):
 
         if self.place.size > 1 or os.environ.get("HOROVOD_ELASTIC") == "1":  # as Horovod decides it
             self._reducer = Reducer(
-                self, model, compressor, distributed, self._start_bucket, self._share, _squares_at
+                self, model, compressor, distributed, self._start_bucket, self.share, _squares_at
             )
 
     def _start_bucket(self, tensor: Tensor, name: str) -> int:
@@ -189,13 +189,9 @@ class HorovodWorld(World):
         """
         return self._begin(lambda: hvd.grouped_allreduce_async_([tensor], name=name, op=hvd.Sum))
 
-    def _share(self, num_bytes: int) -> Tensor | None:
-        """Return memory of this rank, [num_bytes] uint8, in which Horovod's patch
-        C8 sums tensors in place.
-
-        Returns None if not all ranks are on one host. The memory before it is not used for sums any
-        more.
-        """
+    @override
+    def share(self, num_bytes: int) -> Tensor | None:
+        # in which Horovod's patch C8 sums tensors in place
         if not (_HAS_C8 and _CORE.horovod_place(None, ctypes.c_size_t(0))):
             self._placed = []  # of an earlier world
             return None

@@ -93,6 +93,14 @@ class World:
         """Sum `tensor` over all ranks as `start_sum` does, wait, and return the result."""
         return self.start_sum(tensor, name)()
 
+    def share(self, num_bytes: int) -> Tensor | None:
+        """Return memory of this rank, zeros [num_bytes] uint8, in which sums need no copies.
+
+        Returns None if not all ranks are on one host. Sums in the memory before it need copies
+        again. Communicates.
+        """
+        return None
+
     def broadcast(self, value: T, root: int) -> T:
         """Return rank `root`'s `value`, sent as a pickle; tensors in it must be on the CPU."""
         return value

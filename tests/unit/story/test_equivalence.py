@@ -181,3 +181,32 @@ def test_each_sample_counts_once(data: st.DataObject) -> None:
         assert len(sizes) == len(layout.batches(range(num_samples)))
     assert taken == epoch_order[:].tolist()
     assert sorted(taken) == list(range(num_samples))
+
+
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [
+        (runs.convnet, {"clip_norm": 0.5, "ema_decay": 0.9}),
+        (runs.batch_norm, {**ADAMW, "drop_last": True}),
+        (runs.remembers, {"balance": "on", "recheck_steps": 3}),
+    ],
+)
+def test_exact_sums_give_the_same_bits_on_any_ranks(make: Any, settings: dict[str, object]) -> None:
+    """Weights, buffers, scores and records."""
+    config = small_config(epochs=2, reduction="exact", **settings)
+    results = []
+    for size in (1, 2, 3):
+        folder = Path(f"on-{size}")
+        of_ranks = run_ranks(
+            size, lambda world, to=folder: trained(world, config.replace(output_dir=to), make)
+        )
+        lines = [
+            {name: value for name, value in line.items() if name != "world_size"}
+            for line in written(folder)
+        ]
+        results.append((of_ranks[0], lines))
+    (alone, weights), lines = results[0]
+    for (result, others), other_lines in results[1:]:
+        assert equal(others, weights)
+        assert result.scores == alone.scores
+        assert other_lines == lines
