@@ -6,6 +6,7 @@ programs that take turns.
     python -m benchmarks.speed own_cost      microseconds that a step of ours takes longer; about 1
                                              minute
     python -m benchmarks.speed elastic       an elastic job over a static one; about 20 minutes
+    python -m benchmarks.speed exact         --reduction exact over the fast one; about 10 minutes
     python -m benchmarks.speed commits       what a commit a minute costs; about 3 minutes
     ... --quick                              half a minute to two minutes each; no record
 
@@ -100,6 +101,20 @@ def elastic(quick: bool) -> list[dict[str, Any]]:
     return found
 
 
+def exact(quick: bool) -> list[dict[str, Any]]:
+    """Return how many times as long a step with exact sums takes, in one thread of each rank."""
+    found = []
+    for network, aim in [("resnet18", 1.1), ("resnet50", 1.05)]:
+        line = ours(network)
+        start = LAUNCHERS["gloo"]
+        commands = {"exact": [*start, *line, "--reduction", "exact"], "fast": [*start, *line]}
+        times = (1, 3, 1.0) if quick else (4, 10, 1.0)
+        of_programs, seconds = compare(commands, *times, variables=ONE_THREAD)
+        values = summary(f"{network}: exact over fast", of_programs["exact"], "at most", aim)
+        found.append({**values, "seconds_per_step": seconds})
+    return found
+
+
 def commits(quick: bool) -> list[dict[str, Any]]:
     """Return the share of the time that one commit a minute takes, which is the default."""
     epochs, every = (2, 14) if quick else (14, 20)
@@ -129,5 +144,5 @@ if __name__ == "__main__":
     main(
         __doc__,
         "benchmarks.speed",
-        {**networks, "own_cost": own_cost, "elastic": elastic, "commits": commits},
+        {**networks, "own_cost": own_cost, "elastic": elastic, "exact": exact, "commits": commits},
     )

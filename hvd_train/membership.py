@@ -436,6 +436,9 @@ class Membership:
         self.updater = Updater(config, self.world, parts.model, parts.device, parts.training, split)
         balance = config.run.balance
         devices = {report.device for report in reports}
+        if config.precision.is_exact and len(devices) > 1:
+            which = first_few(sorted(devices))
+            journal.event("note", f"ranks have different processors, so bits may differ: {which}")
         # the passes of batch norm over ranks, which wait for one another, decide its statistics
         follow = not config.model.sync_batch_norm and (
             balance == "on" or (balance == "auto" and len(devices) > 1)

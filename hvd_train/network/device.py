@@ -44,7 +44,9 @@ def choose_device(config: Config, place: Place) -> torch.device:
             "--device cuda: torch sees no GPU here; type --device cpu, or "
             "`hvd-train doctor` for why"
         )
-    if config.precision.deterministic:
+    # CPUs always are, and refuse some operations then
+    deterministic = config.precision.deterministic or (config.precision.is_exact and count > 0)
+    if deterministic:
         torch.use_deterministic_algorithms(True)
     if count == 0:
         if threads := config.precision.threads or (1 if config.precision.is_exact else None):
@@ -63,8 +65,8 @@ def choose_device(config: Config, place: Place) -> torch.device:
     device = torch.device("cuda", place.local_rank % count)
     torch.cuda.set_device(device)
     # it may choose other algorithms each run
-    torch.backends.cudnn.benchmark = not config.precision.deterministic
-    if config.precision.deterministic:
+    torch.backends.cudnn.benchmark = not deterministic
+    if deterministic:
         # else torch refuses to use cuBLAS
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return device

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -100,7 +101,7 @@ class ExactSums:
         if any(large) and not any(broken):
             self._larger = self._exponents_of_all_ranks(large)
             raise SumsOverflow
-        layout.receive(sums, self._scales)
+        norms = layout.receive(sums, self._scales)
         if not layout.is_shared and layout.sums.device.type == "cpu":
             # All ranks are here with the same parameters.
             layout.share(self._world.share(layout.sums.nbytes))
@@ -108,11 +109,11 @@ class ExactSums:
             if broken[number] or large[number]:
                 layout.results[number].fill_(math.nan)
             parameter.grad = layout.gradient_of(number) if given[number] else None
-        norms = torch.stack(torch._foreach_norm(layout.results)).tolist()
         for key, norm in zip(layout.keys, norms, strict=True):
             self.exponents[key] = _exponent(norm, self.exponents[key])
         trained = [p for p, count in zip(layout.parameters, given, strict=True) if count]
-        return Gradients([numbers_in(parameter) for parameter in trained])
+        squares = math.nan if any(broken) else math.fsum(norm * norm for norm in norms)
+        return Gradients([numbers_in(parameter) for parameter in trained], squares)
 
     def _exponents_of_all_ranks(self, large: Sequence[int]) -> dict[str, int]:
         """Return exponents for the parameters of these numbers whose gradients were too large."""
@@ -208,14 +209,21 @@ class _Layout:
             if not is_here:
                 part.zero_()
 
-    def receive(self, sums: Sequence[Tensor], scales: Sequence[float]) -> None:
-        """Turn the sums of all ranks, in pieces, into the gradients."""
+    def receive(self, sums: Sequence[Tensor], scales: Sequence[float]) -> list[float]:
+        """Turn the sums of all ranks, in pieces, into the gradients, and return their norms."""
         for mine, total in zip(torch.split(self.sums, _PIECE), sums, strict=True):
             if total.data_ptr() != mine.data_ptr():
                 mine.copy_(total)
+        of_pieces = list[Tensor]()
+        counts = list[int]()
         for result, part, scale in zip(self.results, self._parts, scales, strict=True):
+            before = len(of_pieces)
             for target, piece in _pieces(result, part):
                 torch.mul(piece.to(_dtype(target)), 1.0 / scale, out=target)
+                of_pieces.append(torch.linalg.vector_norm(target).double())
+            counts.append(len(of_pieces) - before)
+        norms = iter(torch.stack(of_pieces).tolist() if of_pieces else [])
+        return [math.hypot(*islice(norms, count)) for count in counts]
 
     def gradient_of(self, number: int) -> Tensor:
         """Return a result in the shape of its parameter."""

@@ -102,9 +102,11 @@ def test_ranks_get_the_bits_of_one_rank() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_broken_gradient_stays_broken(bad: float) -> None:
     passes = [{"x": torch.tensor([1.0, bad])}, {"x": torch.tensor([1.0, 1.0])}]
-    result = summed(ExactSums(LocalWorld()), {"x": parameter_of(2)}, passes, 2)["x"]
+    sums = ExactSums(LocalWorld())
+    result = summed(sums, {"x": parameter_of(2)}, passes, 2)["x"]
     assert result is not None
     assert not result.isfinite().any()
+    assert math.isnan(sums.reduce().squares or 0.0)
 
 
 def test_gradients_of_every_form() -> None:

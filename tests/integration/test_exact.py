@@ -1,0 +1,87 @@
+"""`--reduction exact`: the same file of weights from any ranks, launchers and faults."""
+
+import hashlib
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from hvd_train.run_files.ledger import audit
+from tests.support import jpegs
+from tests.support.hosts import Training
+from tests.support.launching import (
+    HVD_TRAIN,
+    PROJECT,
+    SCRIPTS,
+    launch_line,
+    output_of,
+    ranks_of,
+    started,
+)
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
+
+EXACT = ["--reduction", "exact", "--global-batch-size", "24", "--batch-size", "3"]
+RESNET = (
+    "train digits --model resnet18 --data synthetic --synthetic-samples 96 --synthetic-classes 4 "
+    "--image-size 32 --epochs 1 --mixup 0.2 --optimizer adamw --learning-rate 0.001 --no-nesterov "
+    "--clip-norm 1 --ema-decay 0.9"
+)
+GPT = "tokens --epochs 1 --dtype uint16 --vocabulary 1000 --width 32 --layers 1 --block 8"
+GAN = "--data-dir data/train --width 4 --epochs 2"
+PROGRAMS = {
+    "sgd": f"{HVD_TRAIN} train digits --epochs 2",
+    "batch norm, mixup, AdamW, clip, average": f"{HVD_TRAIN} {RESNET}",
+    "dropout": f"{sys.executable} {PROJECT}/examples/gpt.py {GPT}",
+    "two optimizers": f"{sys.executable} {PROJECT}/examples/dcgan.py {GAN}",
+}
+
+
+def workers_of(script: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    return [one for one in ranks_of(script, "train") if HVD_TRAIN in one.cmdline()[:2]]
+
+
+def digest_of(folder: Path) -> str:
+    """Return the digest of the final weights of a run."""
+    return hashlib.sha256((folder / "model-final.pt").read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_any_number_of_ranks_gives_the_same_file(program: str, tmp_path: Path) -> None:
+    """One, two, three and four, by Gloo and MPI, more ranks than cores."""
+    jpegs.digits(tmp_path / "data", classes=range(2), most=24)
+    (np.arange(4000) * 7 % 1000).astype("uint16").tofile(tmp_path / "tokens")
+    digests = set[str]()
+    for launcher, ranks in (("none", 1), ("gloo", 2), ("mpi", 3), ("gloo", 4)):
+        line = launch_line(launcher, ranks, *PROGRAMS[program].split())
+        output_of([*line, *EXACT, "--output-dir", str(ranks)], tmp_path)
+        digests.add(digest_of(tmp_path / str(ranks)))
+    assert len(digests) == 1
+
+
+def test_kills_and_a_resume_elsewhere_give_the_same_file(tmp_path: Path) -> None:
+    """Workers of an elastic job are killed four times; one rank alone ends the run."""
+    training = ["train", "digits", "--epochs", "30", "--learning-rate", "0.01", *EXACT, "--ledger"]
+    output_of([HVD_TRAIN, *training, "--output-dir", "alone"], tmp_path)
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost slots=3\n")
+    command = [str(SCRIPTS / "train_elastic.sh"), "--hosts", str(hosts), "--", *training[1:]]
+    with started([*command, "--output-dir", "run"], tmp_path, tmp_path / "output.txt") as script:
+        running = Training(tmp_path, script)
+        for kills in range(4):
+            running.wait_for(
+                "three ranks", lambda: [w["world_size"] for w in running.worlds[-1:]] == [3]
+            )
+            workers_of(script)[kills % 3].kill()
+            running.wait_for(
+                "two ranks", lambda: running.changes[-1:] and running.changes[-1]["world_size"] < 3
+            )
+        script.send_signal(signal.SIGTERM)
+        assert script.wait(200) == 128 + signal.SIGTERM, running.output
+    output_of([HVD_TRAIN, *training, "--output-dir", "run"], tmp_path)
+    assert audit(tmp_path / "run").faults == ()
+    assert digest_of(tmp_path / "run") == digest_of(tmp_path / "alone")
