@@ -23,7 +23,7 @@ help:
 	@echo "make test          set up .venv, then run the tests (seven minutes on 2 idle cores)"
 	@echo "make test-slow     the tests that take minutes (30 on 2 idle cores; HVD_TRAIN_NO_SKIPS=1: none may be skipped)"
 	@echo "make test-image    build the container image and run it (podman or docker; 20 GB, 15 minutes)"
-	@echo "make campaign      random faults, a state of 500 MB, half an hour (as root); SECONDS=600 SEED=1"
+	@echo "make campaign      random faults, a state of 500 MB, half an hour (as root); SECONDS=600 SEED=1 REDUCTION=exact"
 	@echo "make bench         every benchmark and its record, on an idle machine (three hours; as root)"
 	@echo "make bench-quick   the ratios, in less than five minutes"
 	@echo "make gpu-check     the trainer on this machine's GPUs (30 minutes); ARGS=\"--stages sums,fp16\": under three minutes each"
@@ -65,6 +65,7 @@ test-image: env
 
 campaign: env
 	@$(WITH_PATH) CAMPAIGN_SECONDS="$(or $(SECONDS),1800)" CAMPAIGN_SEED="$(or $(SEED),0)" \
+		CAMPAIGN_REDUCTION="$(or $(REDUCTION),fast)" \
 		$(BIN)/python -m pytest -m campaign tests/integration/test_campaign.py $(ARGS)
 
 bench: env
