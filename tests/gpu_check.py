@@ -256,6 +256,24 @@ def equality(check: Check, *, several: bool) -> None:
             check.find(name, partial(compare, name))
 
 
+def bits(check: Check) -> None:
+    """Train with exact sums on one rank and on several: their weights are equal to the bit."""
+
+    def look(ranks: int) -> str:
+        found = list[torch.Tensor]()
+        for number in (1, ranks):
+            folder = f"exact-{number}"
+            flags = f"--reduction exact --device {check.device}"
+            check.run(f"hvd-train train {DIGITS} {flags} --output-dir {folder}", number)
+            found.append(weights_of(check.folder / folder))
+            shutil.rmtree(check.folder / folder)
+        assert torch.equal(*found), f"difference {float((found[0] - found[1]).abs().max()):.1e}"
+        return "equal"
+
+    for ranks in range(2, min(3, check.most_ranks) + 1):
+        check.find(f"exact sums on {ranks} ranks", partial(look, ranks))
+
+
 def faults(check: Check) -> None:
     """Kill a rank of a static job, and keep the GPU busy before a sum for longer
     than a rank may be silent.
@@ -646,6 +664,7 @@ STAGES: dict[str, Callable[[Check], object]] = {
     "sums": sums,
     "equality": partial(equality, several=False),
     "equality-of-ranks": partial(equality, several=True),
+    "bits": bits,
     "faults": faults,
     "elastic": elastic,
     "fp16": lambda check: speed(check, "fp16", ("torch", 1)),

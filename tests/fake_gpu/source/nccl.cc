@@ -209,7 +209,9 @@ API ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclData
     }
     if (shared->state != ncclSuccess) return shared->state;
     bool is_half = type == ncclFloat16, is_bf16 = type == ncclBfloat16, is_double = type == ncclFloat64;
-    if ((!is_half && !is_bf16 && !is_double && type != ncclFloat32) || (op != ncclSum && op != ncclAvg)) {
+    bool is_integer = type == ncclInt64;
+    if ((!is_half && !is_bf16 && !is_double && !is_integer && type != ncclFloat32) ||
+        (op != ncclSum && op != ncclAvg)) {
         report("ncclAllReduce of type %d with operation %d is not in the stand-in", type, op);
         return ncclInvalidArgument;
     }
@@ -219,11 +221,15 @@ API ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclData
         shared->wait_until([&] { return shared->finished == number; });
         if (is_error) shared->state = ncclRemoteError;
         shared->wait_until([&] { return !hangs; }); // until the abort
-        auto *summed = is_half ? sum<__half> : is_bf16 ? sum<__nv_bfloat16> : is_double ? sum<double> : sum<float>;
+        auto *summed = is_half      ? sum<__half>
+                       : is_bf16    ? sum<__nv_bfloat16>
+                       : is_double  ? sum<double>
+                       : is_integer ? sum<int64_t>
+                                    : sum<float>;
         if (!shared->aborted) summed(*shared, in, out, count, op == ncclAvg);
         ++shared->finished;
     };
-    size_t bytes = count * (is_half || is_bf16 ? 2 : is_double ? 8 : 4);
+    size_t bytes = count * (is_half || is_bf16 ? 2 : is_double || is_integer ? 8 : 4);
     stream_of(stream, current_device).push({"ncclAllReduce", {{in, bytes, false}, {out, bytes, true}}, work});
     shared->caller = std::this_thread::get_id();
     shared->looks = 2;

@@ -75,6 +75,7 @@ def on_gpu(gpu: OnGpu, ranks: int, *flags: str, **settings: object) -> Weights:
     [
         pytest.param(2, FP32, {}, id="two ranks over NCCL"),
         pytest.param(3, ("--compression", "bf16"), {}, id="three ranks with the bf16 wire"),
+        pytest.param(3, ("--reduction", "exact"), {"delay_us": 3000}, id="three ranks, exact sums"),
         pytest.param(2, FP16_WIRE, {"seed": 0, "delay_us": 3000}, id="late streams"),
     ],
 )
