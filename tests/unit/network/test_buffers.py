@@ -23,7 +23,7 @@ INPUTS = [torch.sin(torch.arange(12.0).view(4, 3) * (n + 1)) for n in range(5)]
 
 
 def take(world: World, held: StepBuffers, model: nn.Module, micros: list[Tensor]) -> None:
-    held.begin()
+    held.begin(len(micros))
     for number, micro in list(enumerate(micros))[world.place.rank :: world.place.size]:
         held.put_back()
         model(micro).square().sum().backward()
