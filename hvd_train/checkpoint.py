@@ -26,7 +26,7 @@ from hvd_train.state import Snapshot, TrainState, result_in, to_host
 BEST = "model-best.pt"
 FINAL = "model-final.pt"
 DISTRUSTED = ".distrusted"
-_BEST = "model-best.*[!d]"  # the best weights in any format, but no distrusted ones
+_BEST_FILES = (BEST, "model-best.safetensors")
 _FORMER = b"hvd_train checkpoint\n"
 Report = Callable[[str], None]  # prints a line for the user
 
@@ -74,7 +74,8 @@ class Store:
     def _put_aside(self, trusted_step: int) -> None:
         kept = [path for path in committed(self.folder) if _is_trusted(path, trusted_step)]
         before = kept[0].stat().st_mtime_ns if kept else 0
-        best = [path for path in self.folder.glob(_BEST) if path.stat().st_mtime_ns > before]
+        files = [self.folder / name for name in _BEST_FILES if (self.folder / name).exists()]
+        best = [path for path in files if path.stat().st_mtime_ns > before]
         for path in {*committed(self.folder)} - {*kept} | {*best}:
             path.rename(path.with_name(path.name + DISTRUSTED))
 
