@@ -28,7 +28,6 @@ from hvd_train.world.world import Place
 
 # add up the micro-batches of a rank in the opposite order, for `hvd-train prove`
 REVERSED = "HVD_TRAIN_REVERSED"
-_RECHECK_STEPS = 500  # a pass of one in so many steps costs 0.2% at most
 
 
 class Batches:
@@ -51,10 +50,9 @@ class Batches:
         self._shares = shares
         every = config.run.recheck_steps
         is_possible = place.size > 1 and not config.model.sync_batch_norm
-        is_proof = REVERSED in os.environ
-        self._recheck_steps = (
-            0 if is_proof or not is_possible else _RECHECK_STEPS if every is None else every
-        )
+        self._recheck_steps = 0
+        if is_possible and REVERSED not in os.environ:
+            self._recheck_steps = parts.recheck_steps if every is None else every
         self._ahead: Ahead | None = None
         self._read_ahead: ReadAhead | None = None
         self._last: tuple[int, Batch] | None = None  # the last batch, and the steps before it

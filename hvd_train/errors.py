@@ -88,7 +88,7 @@ class PassesDiffer(HvdTrainError):
 
 
 class RankDiffers(ReplicasDiffer):
-    """This rank holds other weights than most ranks, so its host may compute wrongly."""
+    """This rank computes wrongly, or holds other weights than most ranks."""
 
 
 class FaultRepeats(HvdTrainError):

@@ -49,6 +49,7 @@ class Passes:
 
     machine: str  # ranks with the same one get the same bits; empty: they may not
     is_again: bool  # whether two passes of this step have differed before
+    is_right: bool  # whether its device computes whole numbers rightly
     own: Pass | None  # its first micro-batch
     other: Pass | None  # a micro-batch of another rank
 
@@ -77,12 +78,15 @@ def noted(number: int, parameters: Sequence[nn.Parameter]) -> Pass:
     norms = list[Tensor]()
     sums = list[Tensor]()
     for parameter in parameters:
-        numbers = torch.zeros(1) if parameter.grad is None else numbers_in(parameter)
-        norms.append(torch.linalg.vector_norm(numbers, dtype=torch.float64).cpu())
-        sums.append(numbers.sum(dtype=torch.float64).cpu() / math.sqrt(max(1, numbers.numel())))
+        nothing = torch.zeros(1, device=parameter.device)
+        numbers = nothing if parameter.grad is None else numbers_in(parameter)
+        norms.append(torch.linalg.vector_norm(numbers, dtype=torch.float64))
+        sums.append(numbers.sum(dtype=torch.float64) / math.sqrt(max(1, numbers.numel())))
     if not norms:
         return Pass(number, (), ())
-    return Pass(number, tuple(torch.stack(norms).tolist()), tuple(torch.stack(sums).tolist()))
+    # one copy from the device
+    of_norms, of_sums = torch.stack([*norms, *sums]).view(2, -1).tolist()
+    return Pass(number, tuple(of_norms), tuple(of_sums))
 
 
 def rounding(arithmetic: str) -> float:
@@ -136,7 +140,11 @@ def _distance(one: float, other: float) -> float:
     return 0.0 if math.isfinite(one) == math.isfinite(other) else math.inf
 
 
-def wrong_rank(found: Sequence[Difference], num_ranks: int) -> int | None:
-    """Return the one rank that all differences have in common, if another rank shows it."""
+def wrong_rank(found: Sequence[Difference], of_ranks: Sequence[Passes]) -> int | None:
+    """Return the one rank that computes whole numbers wrongly, or else the one that all
+    differences have in common, if another rank shows it.
+    """
+    if len(wrong := [rank for rank, passes in enumerate(of_ranks) if not passes.is_right]) == 1:
+        return wrong[0]
     common = set.intersection(*({*difference.ranks} for difference in found))
-    return common.pop() if num_ranks > 2 and len(found) > 1 and len(common) == 1 else None
+    return common.pop() if len(of_ranks) > 2 and len(found) > 1 and len(common) == 1 else None

@@ -41,6 +41,7 @@ from hvd_train.tasks import builtin as tasks
 from hvd_train.tasks.builtin import CLASSIFICATION, OwnTask
 from hvd_train.tasks.task import Each, Measure, Measuring, Scores, Task
 from hvd_train.validate import evaluate as evaluate_model
+from hvd_train.world import known_answer
 from hvd_train.world.world import AloneWorld, LocalWorld, Place, World, together
 
 
@@ -104,9 +105,16 @@ def opened(
         job = here
         replays = output.finished(here.joins_folder, config, name)
         here = job if replays is None else AloneWorld(job)
-        parts, optimizers = here.prepare(lambda: build(here))
+        parts, optimizers = here.prepare(lambda: _on_sound_device(config, build(here)))
         with closing(Membership(config, here, parts, optimizers, name, replays)) as ranks:
             yield ranks, stop
+
+
+def _on_sound_device(config: Config, built: tuple[Parts, Optimizers]) -> tuple[Parts, Optimizers]:
+    """Return what this rank has built. Raises RankDiffers if its device computes wrongly."""
+    if config.run.recheck_steps != 0:
+        known_answer.check(built[0].device, launcher.host_name(os.environ))
+    return built
 
 
 def begin(world: World, config: Config, name: str) -> None:

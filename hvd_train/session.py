@@ -134,8 +134,6 @@ class Session:
             for thing in given.values() if isinstance(given, Mapping) else [given]:
                 check_kind(thing)
         config = of_script(config.replace(model=OWN, data=OWN, task=OWN))
-        if config.run.recheck_steps is None:
-            config = config.replace(recheck_steps=0)  # the program would see more micro-batches
         check(config, name)
         self._collate = collate
         self._constants = 0

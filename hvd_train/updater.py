@@ -43,6 +43,7 @@ from hvd_train.tasks.task import (
     totals_in,
     totals_of,
 )
+from hvd_train.world import known_answer
 from hvd_train.world.exact import ExactSums
 from hvd_train.world.world import Gradients, World, own_gradients
 
@@ -441,14 +442,15 @@ class Attempt:
         """
         updater = self._updater
         machine = recheck.machine_of(updater.device)
-        mine = Passes(machine, self._is_again, self._own, self._other)
+        is_right = not self._is_again or known_answer.is_right(updater.device)
+        mine = Passes(machine, self._is_again, is_right, self._own, self._other)
         of_ranks = updater.world.gather(mine, "a step")
         self.has_compared = any(passes.other for passes in of_ranks)
         found = recheck.differences(of_ranks, updater.rounding)
         if not found:
             return
         largest = max(found, key=lambda difference: difference.size)
-        wrong = recheck.wrong_rank(found, len(of_ranks))
+        wrong = recheck.wrong_rank(found, of_ranks)
         name = updater.name_of(self._trained.parameters[largest.parameter])
         raise PassesDiffer(
             f"micro-batch {largest.number} of step {self._state.progress.step + 1} (by "

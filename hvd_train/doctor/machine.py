@@ -259,7 +259,9 @@ def run(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def check_trial(name: str, launch: Sequence[str], ranks: int, found: Facts) -> Finding:
-    """Check that all ranks took part in an allreduce and that their sum is right."""
+    """Check that all ranks took part in an allreduce, that their sum is right, and that each
+    rank computes rightly.
+    """
     if "error" in found:
         command = " ".join([Path(launch[0]).name, *launch[1:], sys.executable])
         todo = (
@@ -283,6 +285,9 @@ def check_trial(name: str, launch: Sequence[str], ranks: int, found: Facts) -> F
         return Finding(
             name, "broken", what, f"do not train with this build; rebuild it: {REBUILD_AGAIN}"
         )
+    if wrong := found["wrong"]:
+        what = f"rank {wrong[0]}: its machine computes wrongly (convolutions of whole numbers)"
+        return Finding(name, "broken", what, "do not train on this machine")
     return Finding(name, "ok", f"{ranks} ranks, the sum is right, {found['seconds']:.1f} s")
 
 

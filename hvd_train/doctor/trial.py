@@ -48,17 +48,25 @@ def probe() -> None:
 
 
 def allreduce(device: str) -> None:
-    """Sum over all ranks, and let rank 0 answer the sums."""
+    """Sum over all ranks, and let rank 0 answer the sums, and which ranks compute wrongly."""
     import horovod.torch as hvd
     import torch
+
+    from hvd_train.world import known_answer
 
     hvd.init()
     if device == "cuda":
         torch.cuda.set_device(hvd.local_rank())
     mine = torch.full((_MEGABYTE,), hvd.rank() + 1.0, device=device)
     total = hvd.allreduce(mine, op=hvd.Sum, name="doctor")
+    devices = ["cpu"]
+    if torch.cuda.is_available():
+        devices.append(f"cuda:{hvd.local_rank() % torch.cuda.device_count()}")
+    wrong = sum(not known_answer.is_right(torch.device(name)) for name in devices)
+    of_ranks = hvd.allgather(torch.tensor([wrong]), name="doctor.results").tolist()
     if hvd.rank() == 0:
-        answer(size=hvd.size(), sums=total.unique().tolist()[:4])
+        wrong_ranks = [rank for rank, wrong in enumerate(of_ranks) if wrong]
+        answer(size=hvd.size(), sums=total.unique().tolist()[:4], wrong=wrong_ranks)
     hvd.shutdown()
 
 

@@ -53,6 +53,16 @@ def off_and_other_versions(hosts: Hosts, folder: Path) -> None:
     on(hosts, "h2", "mount", "--bind", str(code), str(ROOT / "hvd_train/loop.py"))
 
 
+def computes_wrongly(hosts: Hosts, folder: Path) -> None:
+    """Let convolutions on h2 be wrong by a part in a thousand."""
+    (functions,) = (PROGRAMS.parent / "lib").glob("python3*/site-packages/torch/nn/functional.py")
+    changed = folder / "functional.py"
+    wrong = "_right = conv2d\n\ndef conv2d(*given, **options):\n"
+    wrong += "    return 1.001 * _right(*given, **options)\n"
+    changed.write_text(f"{functions.read_text()}\n{wrong}")
+    on(hosts, "h2", "mount", "--bind", str(changed), str(functions))
+
+
 FAULTS: dict[str, tuple[Callable[[Hosts, Path], None], list[tuple[str, str, str, str]]]] = {
     "off and other versions": (
         off_and_other_versions,
@@ -65,6 +75,10 @@ FAULTS: dict[str, tuple[Callable[[Hosts, Path], None], list[tuple[str, str, str,
     "a firewall": (
         lambda hosts, _: hosts.part("h2", "h3"),
         [("allreduce", "broken", "h3, rank 2: ", "all TCP ports between hosts must be open")],
+    ),
+    "a machine that computes wrongly": (
+        computes_wrongly,
+        [("h2: horovodrun --gloo", "broken", "its machine computes wrongly", "do not train")],
     ),
 }
 

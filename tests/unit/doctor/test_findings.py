@@ -178,7 +178,7 @@ def test_a_rank_that_cannot_connect_is_named_with_its_host(monkeypatch: pytest.M
 
 
 TWO = "horovodrun --gloo", ("/env/horovodrun", "-np", "2", "--gloo"), 2
-RIGHT: dict[str, Any] = {"size": 2, "sums": [3.0], "seconds": 5.0}
+RIGHT: dict[str, Any] = {"size": 2, "sums": [3.0], "seconds": 5.0, "wrong": []}
 
 
 @pytest.mark.parametrize(
@@ -191,6 +191,7 @@ RIGHT: dict[str, Any] = {"size": 2, "sums": [3.0], "seconds": 5.0}
             "broken",
             "the sum of 1 to 2 is 1.5, 3.0",
         ),
+        (check_trial(*TWO, {**RIGHT, "wrong": [1]}), "broken", "rank 1: its machine computes"),
         (check_trial(*TWO, {**RIGHT, "error": "shutdown"}), "broken", "horovodrun -np 2"),
     ],
 )

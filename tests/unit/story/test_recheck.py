@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from hvd_train.recheck import Pass, Passes, differences, rounding, wrong_rank
 from hvd_train.run_files.ledger import audit
+from hvd_train.world import known_answer
 from hvd_train.world.world import Gradients
 from tests.support import runs
 from tests.support.elastic import (
@@ -70,6 +71,12 @@ def play(
     return run_elastic(body, dict(hosts), first=len(hosts), kind=kind), folder
 
 
+def host_of(world: ElasticThreadWorld) -> str:
+    worker = world._job.roster.worker(world._number)
+    assert worker is not None
+    return worker.host
+
+
 def events(folder: Path) -> list[str]:
     lines = json_lines(folder / "metrics.jsonl")
     return [line["message"] for line in lines if line.get("name") == "recheck"]
@@ -105,7 +112,7 @@ def test_a_step_with_a_wrong_gradient_is_taken_again(turn: int) -> None:
 def test_a_rank_that_computes_wrongly_leaves_and_its_steps_are_taken_again() -> None:
     """It begins in the eighth step; the comparison of the tenth finds it."""
     job, folder = play(
-        lambda world, _: world._job.roster.worker(world._number).host == "h2" and world._step >= 8,
+        lambda world, _: host_of(world) == "h2" and world._step >= 8,
         ONE,
         TWO,
         THREE,
@@ -123,6 +130,24 @@ def test_two_ranks_resume_once_if_one_computes_wrongly() -> None:
     job, _ = play(lambda world, _: world.place.rank == 1 and world._step >= 8, ONE, TWO)
     assert job.finish is not None
     assert job.finish.exit_code == 4
+
+
+def test_of_two_ranks_the_one_with_a_wrong_answer_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second time they compute what has a known answer."""
+    threads = set[threading.Thread]()
+
+    def wrong(world: ElasticThreadWorld, _: int) -> bool:
+        if host_of(world) != "h2" or world._step < 8:
+            return False
+        threads.add(threading.current_thread())
+        return True
+
+    monkeypatch.setattr(
+        known_answer, "is_right", lambda _: threading.current_thread() not in threads
+    )
+    job, folder = play(wrong, ONE, TWO)
+    check(job, folder)
+    assert {worker.host for worker in job.roster.world} == {"h1"}
 
 
 @pytest.mark.parametrize("factor", [1.5, 1 + 1e-6], ids=["a fault", "rounding"])
@@ -223,7 +248,10 @@ def test_passes_are_compared_to_the_bit_or_up_to_rounding() -> None:
 
     def found(*machines: str, is_again: bool = False, other: Pass = nearly) -> int:
         first, second = machines
-        of_ranks = [Passes(first, is_again, one, None), Passes(second, False, None, other)]
+        of_ranks = [
+            Passes(first, is_again, True, one, None),
+            Passes(second, False, True, None, other),
+        ]
         return len(differences(of_ranks, bound))
 
     assert found("cpu", "cpu") == 1
@@ -234,8 +262,8 @@ def test_passes_are_compared_to_the_bit_or_up_to_rounding() -> None:
 
 def test_gradients_that_overflow_are_no_difference() -> None:
     of_ranks = [
-        Passes("", False, of(0, torch.inf), None),
-        Passes("", False, None, of(0, torch.nan)),
+        Passes("", False, True, of(0, torch.inf), None),
+        Passes("", False, True, None, of(0, torch.nan)),
     ]
     assert differences(of_ranks, 0.1) == []
 
@@ -243,10 +271,10 @@ def test_gradients_that_overflow_are_no_difference() -> None:
 def test_the_wrong_rank_is_in_all_differences() -> None:
     right, wrong = of(0, 1.0), of(0, 2.0)
     passes = [
-        Passes("", False, right, of(1, 1.0)),
-        Passes("", False, of(1, 2.0), of(2, 2.0)),  # it is wrong
-        Passes("", False, of(2, 1.0), right),
+        Passes("", False, True, right, of(1, 1.0)),
+        Passes("", False, True, of(1, 2.0), of(2, 2.0)),  # it is wrong
+        Passes("", False, True, of(2, 1.0), right),
     ]
-    assert wrong_rank(differences(passes, 0.1), 3) == 1
-    two = [Passes("", False, right, of(1, 1.0)), Passes("", False, of(1, 2.0), wrong)]
-    assert wrong_rank(differences(two, 0.1), 2) is None
+    assert wrong_rank(differences(passes, 0.1), passes) == 1
+    two = [Passes("", False, True, right, of(1, 1.0)), Passes("", False, True, of(1, 2.0), wrong)]
+    assert wrong_rank(differences(two, 0.1), two) is None

@@ -1,0 +1,81 @@
+"""Devices whose arithmetic is checked before they train."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hvd_train.errors import RankDiffers
+from hvd_train.world import known_answer
+from hvd_train.world.world import World
+from tests.support.elastic import ONE, THREE, TWO, ElasticThreadWorld, run_elastic
+from tests.support.runs import RUN, small_config, trained
+from tests.support.worlds import run_ranks
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(("dtype", "largest", "right"), known_answer.ANSWERS)
+def test_the_answers_are_those_of_exact_arithmetic(
+    dtype: torch.dtype, largest: int, right: str
+) -> None:
+    """Also with inexact modes that the program has set."""
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert known_answer.digest(CPU, dtype, largest) == right
+    found = known_answer.computed(CPU, dtype, largest)
+    exact = known_answer.computed(CPU, torch.float64, largest)
+    assert all(torch.equal(one.double(), other) for one, other in zip(found, exact, strict=True))
+
+
+class Conv2d:
+    """The convolution of torch, which in some threads makes one number wrong."""
+
+    def __init__(self) -> None:
+        self.wrong = set[threading.Thread]()
+
+    def conv2d(self, *given: Any, **options: Any) -> torch.Tensor:
+        result = torch.conv2d(*given, **options)
+        if threading.current_thread() in self.wrong:
+            result = result.index_add(3, torch.tensor([2]), torch.ones(8, 16, 8, 1))
+        return result
+
+
+@pytest.fixture
+def conv2d(monkeypatch: pytest.MonkeyPatch) -> Conv2d:
+    found = Conv2d()
+    monkeypatch.setattr(known_answer, "functional", found)
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_rank_that_computes_wrongly_is_refused_with_its_host(
+    size: int, conv2d: Conv2d, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends before it writes; --recheck-steps 0 trains without the check."""
+    monkeypatch.setenv("HOROVOD_HOSTNAME", "h2")
+
+    def body(world: World, **settings: Any) -> None:
+        if world.place.rank == 1:
+            conv2d.wrong.add(threading.current_thread())
+        trained(world, small_config(epochs=1, **settings))
+
+    with pytest.raises(RankDiffers, match=r"^h2 computes wrongly \(cpu\)"):
+        run_ranks(size, body)
+    assert not RUN.exists()
+    run_ranks(size, lambda world: body(world, recheck_steps=0))
+    assert RUN.exists()
+
+
+def test_an_elastic_job_continues_without_a_host_that_computes_wrongly(conv2d: Conv2d) -> None:
+    def body(world: ElasticThreadWorld) -> Any:
+        worker = world._job.roster.worker(world._number)
+        if worker is not None and worker.host == "h2":
+            conv2d.wrong.add(threading.current_thread())
+        return trained(world, small_config(epochs=1, output_dir=Path("run")))
+
+    job = run_elastic(body, dict((ONE, TWO, THREE)), first=2)
+    assert job.finish is not None
+    assert job.finish.exit_code == 0
+    assert {worker.host for worker in job.roster.world} == {"h1", "h3"}
