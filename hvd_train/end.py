@@ -13,7 +13,10 @@ from hvd_train.errors import (
     Diverged,
     FaultRepeats,
     HvdTrainError,
+    PassesDiffer,
+    RankDiffers,
     RankLost,
+    ReplicasDiffer,
     UsageError,
 )
 from hvd_train.launch import exit_report
@@ -79,6 +82,32 @@ def give_up(ranks: Membership, last: Answer) -> NoReturn:
         f"{progress.step}, {cause}; the weights are those before them, and {kept}; try a smaller "
         "--learning-rate or --clip-norm"
     )
+
+
+def note_difference(ranks: Membership, error: PassesDiffer) -> None:
+    """Note that ranks have computed a micro-batch differently, and take the step again.
+
+    Raises the second time, since earlier steps may be wrong, too: ReplicasDiffer, which is
+    RankDiffers on the wrong rank, if it is known. Commits after the last comparison go aside.
+    """
+    journal = ranks.output.journal
+    who = " and ".join(f"rank {rank} on {ranks.members[rank].host}" for rank in error.ranks)
+    text = f"{who} computed {error} differently"
+    step = ranks.steps + 1
+    if not error.is_again:
+        journal.event("recheck", f"{text}: the step is taken again", step=step)
+        return
+    # without a step, which the resumed run would forget
+    journal.event("recheck", f"{text} twice", in_step=step)
+    if ranks.output.store is not None:
+        ranks.output.store.distrust(ranks.state.trusted_step)
+    text = (
+        f"{text} twice: a machine computes wrongly, or passes depend on more than weights and "
+        "samples (--recheck-steps 0); the same command resumes from the last commit that a "
+        "comparison has confirmed"
+    )
+    is_wrong = [*error.ranks] == [ranks.world.place.rank]
+    raise RankDiffers(text) if is_wrong else ReplicasDiffer(text)
 
 
 def write_final_files(

@@ -21,9 +21,7 @@ from hvd_train.data.loader import Loader
 from hvd_train.data.trees import map_tensors
 from hvd_train.errors import (
     PassesDiffer,
-    RankDiffers,
     RankLost,
-    ReplicasDiffer,
     SumsOverflow,
     UsageError,
     first_few,
@@ -339,7 +337,7 @@ class Loops:
     def _surviving(self) -> Iterator[None]:
         """Meet the other ranks again if one is lost in this block.
 
-        Raises as `Membership.meet` does.
+        Raises as `Membership.meet` and `end.note_difference` do.
         """
         try:
             yield
@@ -354,34 +352,8 @@ class Loops:
             self._attempt.undo()
             self._attempt = None
             if isinstance(error, PassesDiffer):
-                self._take_again(error)
-
-    def _take_again(self, error: PassesDiffer) -> None:
-        """Let the ranks take a step again in which two have computed a micro-batch differently.
-
-        Raises the second time, since earlier steps may be wrong, too: ReplicasDiffer, which is
-        RankDiffers on the wrong rank, if the others show which one it is.
-        """
-        ranks = self.ranks
-        journal = ranks.output.journal
-        step = ranks.steps + 1
-        self._differing_step = step
-        who = " and ".join(f"rank {rank} on {ranks.members[rank].host}" for rank in error.ranks)
-        text = f"{who} computed {error} differently"
-        if not error.is_again:
-            journal.event("recheck", f"{text}: the step is taken again", step=step)
-            return
-        # without a step, which the resumed run would forget
-        journal.event("recheck", f"{text} twice", in_step=step)
-        if ranks.output.store is not None:
-            ranks.output.store.distrust(ranks.state.trusted_step)
-        text = (
-            f"{text} twice: a machine computes wrongly, or passes depend on more than weights and "
-            "samples (--recheck-steps 0); the same command resumes from the last commit that a "
-            "comparison has confirmed"
-        )
-        is_wrong = [*error.ranks] == [ranks.world.place.rank]
-        raise RankDiffers(text) if is_wrong else ReplicasDiffer(text)
+                self._differing_step = self.ranks.steps + 1
+                end.note_difference(self.ranks, error)
 
     def _begin_collective(self) -> None:
         """Come to an update or evaluation of all ranks. Raises as `Membership.compare` does."""
