@@ -28,6 +28,8 @@ from hvd_train.world.world import Place
 
 # add up the micro-batches of a rank in the opposite order, for `hvd-train prove`
 REVERSED = "HVD_TRAIN_REVERSED"
+# the first steps of a world in which ranks compare, so that early commits are trusted, too
+_FIRST_COMPARED = 1, 10, 100
 
 
 class Batches:
@@ -50,6 +52,7 @@ class Batches:
         self._shares = shares
         every = config.run.recheck_steps
         is_possible = place.size > 1 and not config.model.sync_batch_norm
+        self._steps_before = state.progress.step  # this world
         self._recheck_steps = 0
         if is_possible and REVERSED not in os.environ:
             self._recheck_steps = parts.recheck_steps if every is None else every
@@ -129,11 +132,16 @@ class Batches:
     ) -> Iterator[Batch]:
         """Yield these batches of the steps after `step`, with micro-batches to compute again."""
         for number, batch in enumerate(work):
-            if self._recheck_steps and (step + number + 1) % self._recheck_steps == 0:
+            if self._compares_in(step + number + 1):
                 pieces = layout.micro_batches(layout.batches(samples)[number])
                 other = self._of_next_rank(order, pieces)
                 batch = replace(batch, is_rechecked=True, rechecked=other)
             yield batch
+
+    def _compares_in(self, step: int) -> bool:
+        """Return whether ranks compute micro-batches of one another again in this step."""
+        every = self._recheck_steps
+        return every > 0 and (step % every == 0 or step - self._steps_before in _FIRST_COMPARED)
 
     def _of_next_rank(self, order: Order, pieces: Pieces) -> MicroBatch | None:
         """Return the first micro-batch of the next rank that has one, if it is another rank."""

@@ -48,6 +48,7 @@ from hvd_train.updater import Updater
 from hvd_train.validate import evaluate
 from hvd_train.world.world import World, together
 
+MIXED = "ranks have different processors or GPUs, so they may differ by rounding:"
 START_OF_PROGRAM = Place().label(-1)
 # a fault that repeats this often at one step is in the step, not in the cluster
 _SAME_STEP_FAULTS = 5
@@ -253,6 +254,7 @@ class Membership:
         job = os.environ.get("SLURM_JOB_ID", "")
         self._member = Member(launcher.host_name(os.environ), os.getpid(), job)
         self._device = gpu_name(parts.device) or processor()
+        self._devices = list[str]()  # of all ranks, each once
         self._reason = ""  # why it left, for the user
         self._speed: Speed | None = None  # there, if that is known
         self._run_dir: Path | None = None  # the run folder, once rank 0 has claimed one
@@ -435,13 +437,10 @@ class Membership:
         split = self.clock.split
         self.updater = Updater(config, self.world, parts.model, parts.device, parts.training, split)
         balance = config.run.balance
-        devices = {report.device for report in reports}
-        if config.precision.is_exact and len(devices) > 1:
-            which = first_few(sorted(devices))
-            journal.event("note", f"ranks have different processors, so bits may differ: {which}")
+        self._devices = sorted({report.device for report in reports})
         # the passes of batch norm over ranks, which wait for one another, decide its statistics
         follow = not config.model.sync_batch_norm and (
-            balance == "on" or (balance == "auto" and len(devices) > 1)
+            balance == "on" or (balance == "auto" and len(self._devices) > 1)
         )
         read_ahead = max(report.read_ahead for report in reports)
         self.shares = Shares(place.size, place.rank, follow_speed=follow, read_ahead=read_ahead)
@@ -490,6 +489,8 @@ class Membership:
         self.output.write(run_folder.DATA, state.data)
         if self.config.run.ledger and parts.sample_weights is not None:
             self.output.write(run_folder.WEIGHTS, parts.sample_weights)
+        if len(self._devices) > 1:
+            journal.event("note", f"{MIXED} {first_few(self._devices)}")
         if state.progress.step == 0:
             for note in parts.notes:
                 journal.event("note", note)

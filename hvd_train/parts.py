@@ -38,6 +38,7 @@ from hvd_train.progress import order
 from hvd_train.progress.order import ORDERS, Indices, Orders
 from hvd_train.progress.sampling import BucketOrder, Numbers, drawn_by
 from hvd_train.progress.shard_order import ShardOrder
+from hvd_train.recheck import NOT_COMPARED
 from hvd_train.state import TrainState
 from hvd_train.tasks.builtin import CLASSIFICATION, OwnTask, open_task
 from hvd_train.tasks.task import (
@@ -101,9 +102,11 @@ def warm_parts(config: Config, world: World, own: Own = NOTHING) -> tuple[Parts,
     Raises UsageError.
     """
     parts = _in_its_order(config, build(config, world.place, own))
+    notes = notes_on_arithmetic(config, parts.device, parts.model)
     if config.model.sync_batch_norm:
         normalization.synchronise(parts.model, world)
-    notes = notes_on_arithmetic(config, parts.device, parts.model)
+        if config.run.recheck_steps != 0:
+            notes.append(NOT_COMPARED.format("passes need other ranks (--sync-batch-norm)"))
     if config.model.weights is not None:
         name = config.model.model
         classes = len(parts.data.classes)

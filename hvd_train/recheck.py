@@ -16,6 +16,10 @@ from hvd_train.errors import sendable
 from hvd_train.run_files.environment import processor
 from hvd_train.world.world import numbers_in
 
+NOT_COMPARED = (
+    "no rank computes a micro-batch of another one again, so a machine that computes wrongly may "
+    "stay unnoticed: {}"
+)
 # Ranks with other processors or numbers of threads add up in another order. The error of a sum of
 # n numbers is below n * eps of their magnitudes, and about its root in practice (Higham, "Accuracy
 # and stability of numerical algorithms", chapter 4): these are sums of four million numbers. Half

@@ -126,7 +126,7 @@ class Updater:
         # by update: ids, the parameters by name, and a digest
         self._trained: dict[str, tuple[list[int], Named, tuple[float, ...]]] = {}
         self._watched_updates = _WATCHED_UPDATES + 1
-        # names of plain attributes in their order, by what changes them
+        # notes for the user, each with the names in it, such as the attributes that passes change
         self.changed = dict[str, dict[str, None]]()
         # of the last update, if it was watched, with their versions
         self._last_gradients = list[tuple[nn.Parameter, Tensor, int]]()
@@ -432,6 +432,8 @@ class Attempt:
         # of the model may change the next one.
         is_pure = attributes.IN_PASSES not in self._updater.changed
         if len(self.measuring.terms) > 1 or not is_pure:
+            why = "passes change attributes" if not is_pure else "the loss has several Means"
+            self._updater.changed.setdefault(recheck.NOT_COMPARED, {})[why] = None
             return None
         return recheck.noted(self._micro.number, self._trained.parameters)
 

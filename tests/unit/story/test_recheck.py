@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from typing_extensions import override
 
-from hvd_train.recheck import Pass, Passes, differences, rounding, wrong_rank
+from hvd_train.recheck import NOT_COMPARED, Pass, Passes, differences, rounding, wrong_rank
 from hvd_train.run_files.ledger import audit
+from hvd_train.tasks.task import Mean, Task
 from hvd_train.world import known_answer
-from hvd_train.world.world import Gradients
+from hvd_train.world.world import Gradients, PendingSum
 from tests.support import runs
 from tests.support.elastic import (
     NUMBERS,
@@ -34,8 +36,9 @@ from tests.support.elastic import (
     run_elastic,
     undisturbed,
 )
-from tests.support.launching import json_lines
+from tests.support.launching import json_lines, notes
 from tests.support.runs import Weights, largest_difference, small_config, trained
+from tests.support.worlds import run_ranks
 
 PLAIN = functools.cache(undisturbed)
 
@@ -45,15 +48,15 @@ def play(
     *hosts: tuple[str, int],
     factor: float = 1.5,
     kind: type[ElasticThreadWorld] = ElasticThreadWorld,
+    network: Any = runs.convnet,
     **settings: Any,
 ) -> tuple[Job, Path]:
     """Train 20 steps, with a comparison in each fifth; `wrong(world, call)` says whether the
     gradient of this call of a hook, counted in each worker, is wrong, by this factor.
     """
     folder = Path(f"run-{next(NUMBERS)}")
-    config = small_config(
-        epochs=2, ledger=True, output_dir=folder, recheck_steps=5, commit_steps=2, **settings
-    )
+    settings = {"recheck_steps": 5, "commit_steps": 2, **settings}
+    config = small_config(epochs=2, ledger=True, output_dir=folder, **settings)
 
     def body(world: ElasticThreadWorld) -> Any:
         calls = itertools.count()
@@ -62,7 +65,7 @@ def play(
             return gradient * factor if wrong(world, next(calls)) else gradient
 
         def make(num_classes: int) -> nn.Module:
-            model = runs.convnet(num_classes)
+            model: nn.Module = network(num_classes)
             model.get_parameter("0.weight").register_hook(spoil)
             return model
 
@@ -125,6 +128,19 @@ def test_a_rank_that_computes_wrongly_leaves_and_its_steps_are_taken_again() -> 
     assert any(event.startswith("rank 1 on") and "twice" in event for event in events(folder))
 
 
+def test_ranks_compare_in_the_first_steps_of_a_world() -> None:
+    job, folder = play(
+        lambda world, _: host_of(world) == "h2" and world._step >= 5,
+        ONE,
+        TWO,
+        THREE,
+        recheck_steps=None,
+    )
+    check(job, folder)
+    assert {worker.host for worker in job.roster.world} == {"h1", "h3"}
+    assert any("of step 10" in event for event in events(folder))
+
+
 def test_two_ranks_resume_once_if_one_computes_wrongly() -> None:
     """Neither knows which of them it is; the second time the job ends."""
     job, _ = play(lambda world, _: world.place.rank == 1 and world._step >= 8, ONE, TWO)
@@ -170,16 +186,80 @@ def test_newcomers_decide_as_survivors_about_a_difference(factor: float) -> None
     assert any("twice" in event for event in events(folder)) == (factor == 1.5)
 
 
+class Counts(nn.Module):
+    """A layer whose forward pass changes an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.passes += 1
+        return images
+
+
+def two_means(model: nn.Module, batch: Any) -> dict[str, Any]:
+    losses = functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+    return {"loss": Mean(losses.sum(), losses.numel()) + Mean(losses[:1].sum(), 1)}
+
+
+@pytest.mark.parametrize(
+    ("why", "layer", "settings", "task"),
+    [
+        ("passes change attributes", Counts, {}, None),
+        ("the loss has several Means", nn.Identity, {}, Task(two_means)),
+        ("--sync-batch-norm", nn.Identity, {"sync_batch_norm": True, "batch_size": 10}, None),
+        ("", nn.Identity, {"recheck_steps": 0}, Task(two_means)),
+        ("", nn.Identity, {}, None),
+    ],
+)
+def test_what_ranks_cannot_compare_is_said(
+    why: str, layer: type[nn.Module], settings: dict[str, Any], task: Task | None
+) -> None:
+    config = small_config(epochs=1, **settings)
+    run_ranks(
+        2,
+        lambda world: trained(
+            world, config, lambda num: nn.Sequential(layer(), runs.batch_norm(num)), task=task
+        ),
+    )
+    said = [note for note in notes() if note.startswith(NOT_COMPARED.partition("{")[0])]
+    assert [why in note for note in said] == ([True] if why else [])
+
+
 class Faulty(ElasticThreadWorld):
     """A world in which bits flip once on one rank, after the sum of a step."""
 
     fault = "", 0, 0, 0  # what, the seed of the bits, the rank and the step
 
+    def is_faulty(self, step: int) -> bool:
+        """Return whether bits flip here in this step."""
+        return len(self._job.sizes) == 1 and (self.place.rank, step) == self.fault[2:]
+
+    @override
+    def wrap(self, model: nn.Module, compression: str = "none") -> None:
+        super().wrap(model, compression)
+        self.statistics = [each for each in model.buffers() if each.is_floating_point()]
+
+    @override
+    def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
+        pending = super().start_sum(tensor, name)
+        is_message = name.startswith("step") and self.fault[0] == "received statistics"
+        if not is_message or not self.is_faulty(self._steps + 1):
+            return pending
+
+        def wait() -> Tensor:
+            message = pending()
+            _flip(message[-16:], np.random.default_rng(self.fault[1]))
+            return message
+
+        return wait
+
     @override
     def reduce(self) -> Gradients:
         gradients = super().reduce()
-        what, seed, rank, step = self.fault
-        if len(self._job.sizes) > 1 or (self.place.rank, self._steps) != (rank, step):
+        what, seed, *_ = self.fault
+        if not self.is_faulty(self._steps):
             return gradients
         random = np.random.default_rng(seed)
         parameter = self._parameters[random.integers(len(self._parameters))]
@@ -187,13 +267,15 @@ class Faulty(ElasticThreadWorld):
             _flip(parameter.grad, random)
         elif what == "weight":
             _flip(parameter.data, random)
-        else:
-            FLIPS[threading.get_ident()] = what, random
+        elif what == "running statistic":
+            FLIPS[threading.get_ident()] = self.statistics, random
+        elif what == "momentum":
+            FLIPS[threading.get_ident()] = [], random
         return gradients
 
 
-FLIPS: dict[int, tuple[str, np.random.Generator]] = {}
-"""What flips after the step of this thread's optimizer."""
+FLIPS: dict[int, tuple[list[Tensor], np.random.Generator]] = {}
+"""What flips after the step of this thread's optimizer: one of these tensors, or its momentum."""
 
 
 def _flip(tensor: Tensor, random: np.random.Generator) -> None:
@@ -204,17 +286,28 @@ def _flip(tensor: Tensor, random: np.random.Generator) -> None:
 
 
 def flip_after_step(optimizer: Optimizer, *_: object) -> None:
-    what, random = FLIPS.pop(threading.get_ident(), ("", None))
-    if what == "momentum":
-        states = [*optimizer.state.values()]
-        _flip(states[random.integers(len(states))]["momentum_buffer"], random)
+    if (found := FLIPS.pop(threading.get_ident(), None)) is None:
+        return
+    tensors, random = found
+    tensors = tensors or [state["momentum_buffer"] for state in optimizer.state.values()]
+    _flip(tensors[random.integers(len(tensors))], random)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "seed"), [*((3, seed) for seed in range(13)), *((2, seed) for seed in range(5))]
 )
-@pytest.mark.parametrize("what", ["weight", "momentum", "received gradient", "later gradients"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "weight",
+        "momentum",
+        "running statistic",
+        "received gradient",
+        "received statistics",
+        "later gradients",
+    ],
+)
 def test_a_fault_at_any_place_changes_no_result(
     what: str, ranks: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,9 +324,10 @@ def test_a_fault_at_any_place_changes_no_result(
         return lasts and world.place.rank == rank and world._step >= step
 
     hosts = (ONE, TWO, THREE)[:ranks]
-    job, folder = play(wrong, *hosts, factor=factor, kind=Faulty, momentum=0.9)
+    network = runs.batch_norm
+    job, folder = play(wrong, *hosts, factor=factor, kind=Faulty, network=network, momentum=0.9)
     hook.remove()
-    check(job, folder, undisturbed(momentum=0.9))
+    check(job, folder, undisturbed(network, momentum=0.9))
     assert len(job.sizes) > 1  # it was noticed
 
 

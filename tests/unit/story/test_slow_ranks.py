@@ -28,7 +28,7 @@ from hvd_train.run_files.ledger import audit
 from hvd_train.session import Session
 from hvd_train.world.world import PendingSum, Place
 from tests.support.elastic import TOLERANCE
-from tests.support.launching import records
+from tests.support.launching import notes, records
 from tests.support.programs import Outcome, Stop, played
 from tests.support.runs import RUN, largest_difference
 from tests.support.worlds import ThreadWorld, own_generator, run_ranks
@@ -215,6 +215,7 @@ def test_a_slow_rank_takes_fewer_micro_batches(monkeypatch: pytest.MonkeyPatch) 
     shared = run_ranks(3, train, kind=TimedWorld)[0]
     first, *_, last = [event for event in records("event") if event["name"] == "shares"]
     assert first["owners"].count(1) < 4
+    assert any(note.startswith(membership.MIXED) for note in notes())
     assert last["message"] == "all ranks take equal shares of the micro-batches again"
     assert largest_difference(equal[0], shared[0]) < TOLERANCE
     assert not audit(Path(RUN)).faults
@@ -247,6 +248,7 @@ def test_loader_processes_read_no_item_again_for_other_shares(tmp_path: Path) ->
         train_loader=loader,
         orders=lambda _seed, _epoch, size, _layout: EpochOrder(0, 0, size),
         shards=None,
+        recheck_steps=0,
     )
     batches = Batches(Config(), parts, state, Place(1, 2), Split(), shares)  # type: ignore[arg-type]
     taken = list[int]()
