@@ -96,7 +96,8 @@ class Batches:
             if (shards := self._parts.shards) is not None:
                 micro_batch = self._state.layout.micro_batch
                 window = self._config.batch.shuffle_window // micro_batch
-                self._read_ahead = ReadAhead(shards, self._work(epoch), 1 + window)
+                work = self._work(epoch)
+                self._read_ahead = ReadAhead(shards, work, 1 + window, self._place.local_size)
             work = self._work(epoch)
             if os.environ.get(REVERSED):
                 work = (replace(batch, micro_batches=batch.micro_batches[::-1]) for batch in work)

@@ -12,6 +12,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,7 +30,8 @@ INDEX = "index.json"
 KEY = "__key__"
 _TAR = ".tar"
 _BLOCK = 512  # bytes, of tar
-_AHEAD = 1 << 15  # bytes, of a request for a header: smaller files are read, not skipped
+_LEAST = 1 << 12  # bytes of a request for headers; smaller files are read, not skipped
+_MOST = 1 << 20
 _LINES_S = 10.0  # between two lines of progress
 _VERSION = 1  # of the table of tar files
 _HEAD = 4096  # bytes at the start of a tar file that a kept table knows
@@ -92,7 +95,7 @@ def table_to_keep(store: Store) -> tuple[str, bytes, int]:
     if _index_of_mds(store) is not None:
         raise UsageError(f"{store.shown} is in MDS format, whose {INDEX} is all that it needs")
     files = _tar_files(store)
-    words = _words_of(store, files, are_kept=False)
+    words = _words_of(store, files, room=0)
     content = words.tobytes()
     return _kept_path(files), content + _seal(store, files, content), int(words[len(files)])
 
@@ -184,10 +187,7 @@ def _seal(store: Store, files: list[File], table: bytes) -> bytes:
     """Return a digest of a table and of the first bytes of each tar file."""
 
     def head(file: File) -> bytes:
-        stop = min(file.size, _HEAD)
-        return store.patiently(
-            f"read {file.name}", lambda system: bytes(system.cat_file(file.path, 0, stop))
-        )
+        return store.read_listed(file, 0, min(file.size, _HEAD))
 
     with ThreadPoolExecutor(CONNECTIONS) as threads:
         heads = threads.map(head, files)
@@ -208,17 +208,21 @@ def _write_table(store: Store, files: list[File], kept: File | None, path: Path)
             f"`hvd-train index {store.shown}` to make it again"
         )
     # a shard that is read anyway should not be fetched twice
-    words = _words_of(store, files, are_kept=store.has_room_for(files))
+    words = _words_of(store, files, room=0 if store.is_local else store.room())
     words.tofile(path)
 
 
-def _words_of(store: Store, files: list[File], *, are_kept: bool) -> Indices:
-    """Return the table of tar files, after one pass over their headers."""
+def _words_of(store: Store, files: list[File], room: int) -> Indices:
+    """Return the table of tar files, after one pass over their headers.
+
+    Files that `room` bytes of this host have place for are copied.
+    """
     said = time.monotonic()
+    ends = np.cumsum([file.size for file in files])
     offsets = []
     checks = []
     with ThreadPoolExecutor(CONNECTIONS) as threads:
-        tables = threads.map(lambda file: _table_of(store, file, is_kept=are_kept), files)
+        tables = threads.map(partial(_table_of, store), files, (ends <= room).tolist())
         for number, (table, check) in enumerate(tables, 1):
             offsets.append(table)
             checks.append(check)
@@ -230,33 +234,69 @@ def _words_of(store: Store, files: list[File], *, are_kept: bool) -> Indices:
     return words.astype("<i8", copy=False)
 
 
-def _table_of(store: Store, file: File, *, is_kept: bool) -> tuple[Indices, int]:
+class _Headers(io.RawIOBase):
+    """A tar file in a store. Requests for its headers grow while one follows another."""
+
+    def __init__(self, store: Store, file: File) -> None:
+        self._store = store
+        self._file = file
+        self._place = 0
+        self._begin = 0  # of the bytes that are here
+        self._bytes = b""
+
+    @override
+    def tell(self) -> int:
+        return self._place
+
+    @override
+    def seek(self, place: int, whence: int = io.SEEK_SET, /) -> int:
+        self._place = place
+        return place
+
+    @override
+    def read(self, size: int = -1, /) -> bytes:
+        end = min(self._place + size, self._file.size)
+        if end <= self._place:
+            return b""
+        if not self._begin <= self._place < end <= self._begin + len(self._bytes):
+            gap = self._place - self._begin - len(self._bytes)
+            length = min(2 * len(self._bytes), _MOST) if gap < len(self._bytes) else _LEAST
+            self._begin = self._place
+            stop = min(max(end, self._begin + length), self._file.size)
+            self._bytes = self._store.read_listed(self._file, self._begin, stop)
+        found = self._bytes[self._place - self._begin : end - self._begin]
+        self._place += len(found)
+        return found
+
+
+def _opened(store: Store, file: File, is_copied: bool) -> BinaryIO | _Headers:
+    if is_copied:
+        store.copy(file)
+        with suppress(FileNotFoundError):  # others may remove it to make room
+            return open(store.copy_of(file), "rb")
+    if store.is_local:
+        with store.reaching(f"read {file.name}"):
+            return open(file.path, "rb")
+    return _Headers(store, file)
+
+
+def _table_of(store: Store, file: File, is_copied: bool) -> tuple[Indices, int]:
     """Return where the samples of a shard begin, and where the last one ends; and a digest of all
     names, sizes and times.
 
-    If the shard `is_kept` on this host, it is copied first. Raises UsageError if it cannot be read.
+    Raises UsageError if it cannot be read.
     """
-    if is_kept:
-        store.copy(file)
-
-    def read(system: Any) -> tuple[Indices, int]:
-        with (
-            open(store.copy_of(file), "rb")
-            if is_kept
-            else system.open(file.path, "rb", block_size=_AHEAD, cache_type="readahead")
-        ) as content:
-            try:
-                return _table_in(content)
-            except tarfile.TarError as error:
-                raise UsageError(
-                    f"{store.shown}: cannot read {file.name}: {first_line(error)}; write the "
-                    "shard again"
-                ) from None
-
-    return store.patiently(f"read {file.name}", read)
+    with _opened(store, file, is_copied) as content:
+        try:
+            return _table_in(content)
+        except tarfile.TarError as error:
+            raise UsageError(
+                f"{store.shown}: cannot read {file.name}: {first_line(error)}; write the "
+                "shard again"
+            ) from None
 
 
-def _table_in(content: BinaryIO) -> tuple[Indices, int]:
+def _table_in(content: BinaryIO | _Headers) -> tuple[Indices, int]:
     starts = [0]
     words = []
     last = ""

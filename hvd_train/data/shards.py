@@ -5,7 +5,7 @@ import json
 import operator
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,19 @@ class Shards:
         file = self._files.files[shard]
         if self._files.store.copies(file):
             self._files.store.copy(file)
+
+    def have_room(self, shards: Collection[int], num_ranks: int) -> bool:
+        """Return whether copies of these shards, and as many of other ranks, fit on this host."""
+        store = self._files.store
+        files = [self._files.files[shard] for shard in shards]
+        size = sum(file.size_of_copy for file in files if store.copies(file))
+        return not size or store.has_room_for(num_ranks * size)
+
+    def release(self, shard: int) -> None:
+        """Let the copy of a shard make room for others first."""
+        file = self._files.files[shard]
+        if self._files.store.copies(file):
+            self._files.store.release(file)
 
     def content_of_files(self) -> bytes:
         """Return bytes that are others if the shards are others."""

@@ -12,10 +12,11 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,6 +32,7 @@ CONNECTIONS = 16  # to a store at once
 _QUIET_S = 10.0  # before a line says what is waited for
 _START_S = 5.0  # before a URL counts as wrong
 _LONGEST_PAUSE_S = 30.0  # between two tries
+_LOOK_S = 1.0  # between two looks whether a store has answered
 _FREE = 0.1  # the share of the disk that stays free if there is no limit
 _COPIES = "shards"
 _PARTIAL = ".partial"
@@ -67,6 +69,11 @@ class File:
     size: int  # bytes
     version: str = ""  # changes with the content; empty if unknown
     unpacked: int | None = None  # bytes of what zstd makes of it; None if it is not compressed
+
+    @property
+    def size_of_copy(self) -> int:
+        """How many bytes its copy has."""
+        return self.size if self.unpacked is None else self.unpacked
 
 
 @dataclass(frozen=True)
@@ -190,7 +197,7 @@ class Store:
         if not self.copies(file) and self.is_local:
             return self._part(Path(file.path), file, start, stop)
         if not self.copies(file):
-            with self._waiting_for(file):
+            with self._waiting_for(file.name):
                 return self.patiently(
                     f"fetch {file.name}",
                     lambda system: self._part_of_store(system, file, start, stop),
@@ -198,8 +205,16 @@ class Store:
         while True:
             with suppress(FileNotFoundError):  # others may remove it to make room
                 return self._part(self.copy_of(file), None, start, stop)
-            with self._waiting_for(file):
+            with self._waiting_for(file.name):
                 self.copy(file)
+
+    def read_listed(self, file: File, start: int, stop: int) -> bytes:
+        """Return bytes of a file in the store that was listed just now. Raises as `read` does."""
+        with self._waiting_for(file.name):
+            return self.patiently(
+                f"read {file.name}",
+                lambda system: bytes(system.cat_file(file.path, start=start, end=stop)),
+            )
 
     def _part_of_store(self, system: Any, file: File, start: int, stop: int) -> bytes:
         minute = int(time.monotonic() // 60)
@@ -217,13 +232,20 @@ class Store:
         """Copy a file to this host, unless the copy is there. Raises UsageError or DataTimeout."""
         # also if another process tries first, for as long
         deadline = time.monotonic() + self.timeout_s
-        self.made(self.copy_of(file), lambda partial: self._fetch(file, partial, deadline))
+        path = self.copy_of(file)
+        self.made(path, lambda unfinished: self._fetch(file, unfinished, deadline))
+        with suppress(FileNotFoundError):  # others may have removed it
+            os.utime(path)  # it will be used, and may have been released before
+
+    def release(self, file: File) -> None:
+        """Let the copy of a file be the first that makes room for others."""
+        with suppress(OSError):
+            os.utime(self.copy_of(file), (0, 0))
 
     def copy_of(self, file: File) -> Path:
         """Return the path of the copy on this host."""
         key = digest_of_bytes(f"{self.url}\n{file.path}\n{file.version}".encode())
-        size = file.size if file.unpacked is None else file.unpacked
-        return self.cache / _COPIES / f"{key}.{size}.{Path(file.name).name[-100:]}"
+        return self.cache / _COPIES / f"{key}.{file.size_of_copy}.{Path(file.name).name[-100:]}"
 
     def _part(self, path: Path, listed: File | None, start: int, stop: int) -> bytes:
         # A file that is removed meanwhile can be read until it is closed.
@@ -260,26 +282,28 @@ class Store:
             if (size := path.stat().st_size) != file.size:
                 raise ValueError(f"got {size:,} of {file.size:,} bytes")
 
-        self.patiently(f"fetch {file.name}", get, deadline)
+        self.patiently(f"fetch {file.name}", get, deadline, growing=path)
         if file.unpacked is not None:
             with self.reaching(f"unpack {file.name}"):
                 _unpack(path, file.unpacked)
 
     @contextmanager
-    def _waiting_for(self, file: File) -> Iterator[None]:
+    def _waiting_for(self, what: str) -> Iterator[None]:
         """Print one line if the block takes long, unless another process of the host has."""
         is_over = threading.Event()
 
         def tell() -> None:
             if is_over.wait(_QUIET_S):
                 return
-            with suppress(OSError), open(self.cache / _WAITING, "ab") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                say(
-                    f"waiting for {file.name} of {self.shown} (for {_QUIET_S:.0f} s); after "
-                    f"{self.timeout_s:.0f} s (--data-timeout) the job commits and ends"
-                )
-                is_over.wait()
+            with suppress(OSError):
+                self.cache.mkdir(parents=True, exist_ok=True)
+                with open(self.cache / _WAITING, "ab") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    say(
+                        f"waiting for {what} of {self.shown} (for {_QUIET_S:.0f} s); after "
+                        f"{self.timeout_s:.0f} s (--data-timeout) the job commits and ends"
+                    )
+                    is_over.wait()
 
         threading.Thread(target=tell, daemon=True).start()
         try:
@@ -293,22 +317,35 @@ class Store:
         Raises UsageError.
         """
         try:
-            return self.patiently(what, action, time.monotonic() + _START_S)
+            with self._waiting_for("an answer"):
+                return self.patiently(what, action, tries_s=_START_S)
         except DataTimeout as error:
             raise UsageError(str(error)) from None
 
-    def patiently(self, what: str, action: Callable[[Any], T], deadline: float | None = None) -> T:
+    def patiently(
+        self,
+        what: str,
+        action: Callable[[Any], T],
+        deadline: float | None = None,
+        *,
+        tries_s: float | None = None,
+        growing: Path | None = None,
+    ) -> T:
         """Return what `action` does with the file system; if it fails, try again for a while.
 
-        `deadline` is on the monotonic clock; by default it is `timeout_s` from now. Raises:
-        UsageError: if a repetition would fail; DataTimeout; OSError: if the disk is full.
+        `deadline` is on the monotonic clock; by default it is `timeout_s` from now. No try begins
+        after it, or after `tries_s` seconds. A try ends then, too, unless the file `growing` has
+        grown in the last `timeout_s`. Raises: UsageError: if a repetition would fail; DataTimeout;
+        OSError: if the disk is full.
         """
-        deadline = deadline or time.monotonic() + self.timeout_s
+        begin = time.monotonic()
+        deadline = deadline or begin + self.timeout_s
+        last_try = deadline if tries_s is None else begin + tries_s
         for number in itertools.count():
             system, _ = self.system()
             system.invalidate_cache()
             try:
-                return action(system)
+                return self._answer(partial(action, system), deadline, growing)
             except Exception as error:  # a file system may raise anything
                 if getattr(error, "errno", None) in _FULL:
                     raise
@@ -317,12 +354,34 @@ class Store:
                         raise
                 reason = _reason(error)
             pause = min(2.0**number, _LONGEST_PAUSE_S)
-            if time.monotonic() + pause > deadline:
+            if time.monotonic() + pause > last_try:
                 raise DataTimeout(
                     f"{self.shown}: cannot {what} ({reason}); try again when the store answers"
                 )
             time.sleep(pause)
         raise AssertionError
+
+    def _answer(self, ask: Callable[[], T], deadline: float, growing: Path | None) -> T:
+        """Return what a store answers. Raises TimeoutError after the deadline of `patiently`."""
+        answer = Future[T]()
+
+        def run() -> None:
+            try:
+                answer.set_result(ask())
+            except BaseException as error:  # noqa: BLE001  # it is raised again
+                answer.set_exception(error)
+
+        # not a pool's thread: the process would wait for it at its end
+        threading.Thread(target=run, daemon=True).start()
+        size = 0
+        while not wait([answer], _LOOK_S).done:
+            with suppress(FileNotFoundError):
+                if growing is not None and growing.stat().st_size > size:
+                    size = growing.stat().st_size
+                    deadline = max(deadline, time.monotonic() + self.timeout_s)
+            if time.monotonic() > deadline:
+                raise TimeoutError("no answer")
+        return answer.result()
 
     def made(self, path: Path, make: Callable[[Path], None]) -> None:
         """Let `make` write a file of the cache to the path that it gets, unless the file is there.
@@ -339,14 +398,18 @@ class Store:
                 "give another cache or a smaller cache_size"
             ) from None
 
-    def has_room_for(self, files: Sequence[File]) -> bool:
-        """Return whether copies of all these files can be kept."""
-        if not all(map(self.copies, files)):
-            return False
+    def has_room_for(self, size: int) -> bool:
+        """Return whether copies of this size, in all, can be kept."""
+        # to add up the sizes of many copies takes long
+        return (self.cache_size is None and size <= self._free_bytes()) or size <= self.room()
+
+    def room(self) -> int:
+        """Return how many bytes copies may have in all."""
         if self.cache_size is not None:
-            return sum(file.size for file in files) <= self.cache_size
-        missing = sum(file.size for file in files if not self.copy_of(file).exists())
-        return missing <= self._free_bytes()
+            return self.cache_size
+        copies = self.cache / _COPIES
+        copies.mkdir(parents=True, exist_ok=True)
+        return self._free_bytes() + sum(map(_size_of, copies.iterdir()))
 
     def _free_bytes(self) -> int:
         """Return how much may be written without a limit."""

@@ -54,18 +54,23 @@ def steps() -> list[int]:
     return [line["step"] for line in records("step")]
 
 
-@pytest.mark.parametrize("what", ["it fails", "it fails, elastic", "a signal"])
+@pytest.mark.parametrize(
+    "what", ["it fails", "it fails, elastic", "it hangs", "it hangs, elastic", "a signal"]
+)
 def test_a_store_that_stays_away_ends_the_job_after_a_commit(
     what: str, s3: S3, tmp_path: Path
 ) -> None:
-    """The last finished step is committed; also if a signal comes while ranks wait for a shard."""
+    """The last finished step is committed; also if a signal comes while ranks wait for a shard.
+    The world does not change meanwhile.
+    """
     command = training(f"shards:{BUCKET}", 1000)
     command += ["--data-timeout", "1000" if what == "a signal" else "15"]
     job = [*ELASTIC, *command] if "elastic" in what else launch_line("gloo", 2, *command)
     log = tmp_path / "log.txt"
     with started(job, tmp_path, log, OF_TESTS) as process:
         wait_for("steps", lambda: len(steps()) > 10 or process.poll() is not None)
-        s3.is_away = True
+        s3.hangs = "hangs" in what
+        s3.is_away = not s3.hangs
         for path in COPIES.glob("*.tar"):
             path.unlink()
         wait_for("the line", lambda: "waiting for " in log.read_text())
@@ -76,6 +81,7 @@ def test_a_store_that_stays_away_ends_the_job_after_a_commit(
     assert code == (128 + signal.SIGTERM if what == "a signal" else 7), output
     last = max(path.name for path in Path("run/checkpoints").iterdir())
     assert last == f"step-{steps()[-1]:010}.ckpt", output
+    assert len([event for event in records("event") if event["name"] == "world"]) == 1, output
 
 
 def kill_all_after(job: Sequence[str], event: Callable[[], object], seconds: float = 0.0) -> None:
@@ -123,6 +129,18 @@ def test_kills_on_changing_ranks_change_nothing(s3: S3, tmp_path: Path) -> None:
     assert {1, 2, 3} <= {*found.world_sizes}
     assert largest_difference(weights("run"), weights("alone")) <= 1e-5
     assert s3.fetched <= 1.3 * size
+
+
+def test_a_small_cache_fetches_each_shard_about_once_an_epoch(s3: S3, tmp_path: Path) -> None:
+    """If it has room for the shards that are shuffled with each other."""
+    epochs = 3
+    output_of([HVD_TRAIN, "index", BUCKET], tmp_path, variables=OF_TESTS)
+    size = sum(path.stat().st_size for path in Path("set").glob("*/*.tar"))
+    s3.latency_s = 0.01
+    s3.fetched = 0
+    command = [*training(f"shards:{BUCKET}", epochs), "--cache-size", str(size // 4)]
+    output_of(launch_line("gloo", 2, *command), tmp_path, variables=OF_TESTS)
+    assert 0.7 * epochs * size <= s3.fetched <= 1.3 * epochs * size
 
 
 @pytest.mark.timeout(900)

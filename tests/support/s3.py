@@ -21,6 +21,7 @@ class S3:
     latency_s = 0.0  # of each request
     fails_every = 0  # this many requests, one fails; 0: none
     is_away = False  # whether all requests fail
+    hangs = False  # whether requests get no answer while it is so
 
     def __init__(self, application: Any) -> None:
         self.fetched = 0  # bytes of tar files
@@ -31,6 +32,8 @@ class S3:
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
         """Answer a request, by WSGI."""
         time.sleep(self.latency_s)
+        while self.hangs:
+            time.sleep(0.1)
         fails = self.fails_every and next(self._numbers) % self.fails_every == 0
         if fails or self.is_away:
             start_response("503 Slow Down", [("Content-Length", "0")])
@@ -68,5 +71,6 @@ def serving(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
         system.put(f"{folder}/", BUCKET, recursive=True)
         yield s3
     finally:
+        s3.hangs = False
         server.shutdown()
         thread.join()

@@ -84,12 +84,13 @@ def keys_of(shards: Any) -> list[str]:
 
 class Shaky(LocalFileSystem):  # type: ignore[misc]
     """The local files at shaky://PATH. The next copies fail with `errors`; each is written to
-    `fetched`.
+    `fetched`, and the length of each other read to `read`.
     """
 
     protocol = "shaky"
     errors: ClassVar[list[BaseException]] = []
     fetched: ClassVar[list[str]] = []
+    read: ClassVar[list[int]] = []
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
@@ -105,6 +106,11 @@ class Shaky(LocalFileSystem):  # type: ignore[misc]
                 os.kill(os.getpid(), 9)
             raise error
         Path(local).write_bytes(content)
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
+        content = Path(self._strip_protocol(path)).read_bytes()[start:end]
+        Shaky.read.append(len(content))
+        return content
 
 
 fsspec.register_implementation("shaky", Shaky, clobber=True)

@@ -3,13 +3,17 @@
 `shards/` was written by webdataset 1.0.2 and mosaicml-streaming 0.13.0.
 """
 
+import itertools
 import multiprocessing
 import os
 import pickle
 import queue
 import resource
+import shutil
 import tarfile
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,8 +28,8 @@ from torch import Tensor
 
 from hvd_train import cli
 from hvd_train.config import DataConfig
-from hvd_train.data import identity
-from hvd_train.data.read_ahead import ReadAhead
+from hvd_train.data import identity, store
+from hvd_train.data.read_ahead import ReadAhead, _warn
 from hvd_train.data.shards import Shards
 from hvd_train.data.sources import check_name, open_data
 from hvd_train.data.store import without_secrets
@@ -43,12 +47,17 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     Shaky.errors.clear()
     Shaky.fetched.clear()
+    Shaky.read.clear()
     yield
     Shaky.errors.clear()
 
 
+def folder_of_copies() -> Path:
+    return Path(os.environ["XDG_CACHE_HOME"], "hvd_train", "shards")
+
+
 def copies() -> list[str]:
-    return sorted(os.listdir(Path(os.environ["XDG_CACHE_HOME"], "hvd_train", "shards")))
+    return sorted(os.listdir(folder_of_copies()))
 
 
 def remote(tmp_path: Path, **settings: Any) -> Shards:
@@ -222,8 +231,9 @@ def test_a_damaged_shard_is_refused(place: int, tmp_path: Path) -> None:
 def test_a_shard_that_is_cut_off_is_refused(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", "abc", cls=3)
     os.truncate(path, 2048 + 513)
-    with pytest.raises(UsageError, match=r"cannot read a\.tar"):
-        Shards(tmp_path)
+    for url in ("{}", "shaky://{}"):
+        with pytest.raises(UsageError, match=r"cannot read a\.tar"):
+            Shards(url.format(tmp_path), cache_size=0)
 
 
 def test_a_cut_off_mds_shard_is_named(tmp_path: Path) -> None:
@@ -268,16 +278,30 @@ def test_a_shard_is_fetched_once_for_all_readers_of_a_host(tmp_path: Path) -> No
 
 
 def test_shards_that_fit_are_fetched_once_for_table_and_samples(tmp_path: Path) -> None:
-    """If they do not fit, the table takes their headers alone."""
+    """Of others, the table takes their headers alone."""
     size = write_tar(tmp_path / "data" / "a.tar", "ab").stat().st_size
     write_tar(tmp_path / "data" / "b.tar", "c")
     url = f"shaky://{tmp_path}/data"
-    assert len(Shards(url, cache=tmp_path / "small", cache_size=size)) == 3
-    assert Shaky.fetched == []
-    shards = Shards(url, decode=dict)
-    assert sorted(Shaky.fetched) == ["a.tar", "b.tar"]
-    assert keys_of(shards) == ["a", "b", "c"]
-    assert len(Shaky.fetched) == 2
+    for cache_size, keys, count in ((None, "abc", 2), (size, "ab", 1), (size - 1, "", 0)):
+        Shaky.fetched.clear()
+        cache = tmp_path / str(cache_size)
+        shards = Shards(url, decode=dict, cache=cache, cache_size=cache_size)
+        assert sorted(Shaky.fetched) == ["a.tar", "b.tar"][:count]
+        assert [shards[number]["__key__"] for number in range(len(keys))] == [*keys]
+        assert len(Shaky.fetched) == count
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "share", "requests"), [(40, 100_000, 0.05, 45), (3000, 200, 1.01, 15)]
+)
+def test_a_table_needs_few_bytes_or_requests(
+    count: int, size: int, share: float, requests: int, tmp_path: Path
+) -> None:
+    """Headers of large samples are read alone, those of small ones with all between them."""
+    path = write_tar(tmp_path / "data" / "a.tar", map(str, range(count)), cls=3, bin=size)
+    assert len(Shards(f"shaky://{tmp_path}/data", cache_size=0)) == count
+    assert sum(Shaky.read) <= share * path.stat().st_size
+    assert len(Shaky.read) <= requests
 
 
 def test_a_failing_store_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,6 +321,65 @@ def test_a_store_that_fails_for_too_long_is_no_error_of_use(tmp_path: Path) -> N
     Shaky.errors += [TimeoutError("slow")]
     with pytest.raises(DataTimeout, match=r"cannot fetch a\.tar \(TimeoutError: slow\); try again"):
         shards[0]
+
+
+@pytest.mark.parametrize("is_sent", [True, False], ids=["slow", "silent"])
+def test_a_silent_store_fails_and_a_slow_one_does_not(
+    is_sent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If bytes arrive, a shard may take longer than the limit."""
+    write_tar(tmp_path / "data" / "a.tar", "ab")
+    shards = remote(tmp_path, data_timeout=5)
+    is_whole = threading.Event()
+    seconds = itertools.count()
+
+    def clock() -> float:
+        """Return the next second, in which a byte may have come."""
+        now = next(seconds)
+        if is_sent and now < 30:
+            for path in folder_of_copies().glob("*"):
+                path.write_bytes(b"-" * now)
+        if now == 30:
+            is_whole.set()
+        return now
+
+    def get(system: Shaky, path: str, local: str) -> None:
+        is_whole.wait(60)
+        Path(local).write_bytes(Path(path).read_bytes())
+
+    monkeypatch.setattr(Shaky, "get_file", get)
+    fake = SimpleNamespace(monotonic=clock, sleep=time.sleep, time_ns=time.time_ns)
+    monkeypatch.setattr(store, "time", fake)
+    monkeypatch.setattr(store, "_LOOK_S", 0.001)
+    if is_sent:
+        assert keys_of(shards) == ["a", "b"]
+    else:
+        with pytest.raises(DataTimeout, match=r"cannot fetch a\.tar \(TimeoutError: no answer\)"):
+            shards[0]
+        is_whole.set()
+
+
+def test_a_line_names_the_shard_that_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if there is no cache yet, since nothing is copied."""
+    shutil.copytree(WRITTEN / "mds", tmp_path / "mds")
+    shards = Shards(f"shaky://{tmp_path}/mds", cache=tmp_path / "none", cache_size=0)
+    lines = queue.SimpleQueue[str]()
+    read = Shaky.cat_file
+    said = list[str]()
+
+    def slow(*arguments: Any, **places: Any) -> bytes:
+        """Answer the first request once the line is there."""
+        if not said:
+            said.append(lines.get(timeout=60))
+        return read(*arguments, **places)
+
+    monkeypatch.setattr(Shaky, "cat_file", slow)
+    monkeypatch.setattr(store, "_QUIET_S", 0.0)
+    monkeypatch.setattr(store, "say", lines.put)
+    assert len(shards[0]) > 1
+    assert said[0].startswith("waiting for shard.00000.mds of shaky://")
 
 
 def test_a_forbidden_shard_is_an_error_at_once(tmp_path: Path) -> None:
@@ -337,6 +420,22 @@ def test_the_cache_keeps_to_its_size(tmp_path: Path) -> None:
     one = remote(tmp_path, cache_size=limit // 4)
     with pytest.raises(UsageError, match="less than one shard"):
         one[3]
+
+
+def test_released_shards_make_room_first(tmp_path: Path) -> None:
+    """Though they were used last; not if they are fetched again meanwhile."""
+    paths = [write_tar(tmp_path / "data" / f"{name}.tar", [name]) for name in "abcd"]
+    shards = remote(tmp_path, cache_size=3 * paths[0].stat().st_size)
+    for number in range(3):
+        shards.fetch(number)
+    assert shards.have_room({0}, 3)
+    assert not shards.have_room({0, 1}, 2)
+    _ = shards[1]
+    for number in range(1, 4):
+        shards.release(number)
+    shards.fetch(2)
+    shards.fetch(3)
+    assert {name.split(".")[2] for name in copies()} == {"a", "c", "d"}
 
 
 def test_without_a_limit_a_tenth_of_the_disk_stays_free(
@@ -381,7 +480,7 @@ def test_a_torn_copy_is_fetched_again(tmp_path: Path) -> None:
     write_tar(tmp_path / "data" / "a.tar", "ab")
     shards = remote(tmp_path)
     assert keys_of(shards) == ["a", "b"]
-    os.truncate(Path(os.environ["XDG_CACHE_HOME"], "hvd_train", "shards", copies()[0]), 10)
+    os.truncate(folder_of_copies() / copies()[0], 10)
     assert keys_of(shards) == ["a", "b"]
     assert len(Shaky.fetched) == 2
 
@@ -560,16 +659,24 @@ def test_shards_without_a_training_set_are_one_line(tmp_path: Path) -> None:
 class Recorder:
     """A data set of shards of ten samples, of which the first cannot be fetched."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int = 100) -> None:
         self.fetched = queue.SimpleQueue[int]()
+        self.released = queue.SimpleQueue[int]()
+        self.room = room
 
     def shards_of(self, samples: Indices) -> Indices:
         return samples // 10
+
+    def have_room(self, shards: Collection[int], num_ranks: int) -> bool:
+        return num_ranks * len(shards) <= self.room
 
     def fetch(self, shard: int) -> None:
         self.fetched.put(shard)
         if shard == 0:
             raise UsageError("no such shard")
+
+    def release(self, shard: int) -> None:
+        self.released.put(shard)
 
     def next(self, count: int) -> set[int]:
         return {self.fetched.get(timeout=60) for _ in range(count)}
@@ -589,6 +696,33 @@ def test_shards_of_later_batches_are_fetched_once() -> None:
     assert data.next(2) == {0, 1}
     again.stop()
     assert data.fetched.empty()
+
+
+def test_no_more_shards_are_fetched_than_there_is_room_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Beyond those that later batches need; a line says so if one batch needs more."""
+    data = Recorder(room=6)
+    ahead = ReadAhead(data, assignments(Order(100), 0, BatchLayout(15, 15), 0, 1), 4, 2)
+    assert data.next(3) == {0, 1, 2}
+    ahead.advance()
+    assert data.released.get(timeout=60) == 0
+    assert data.next(1) == {3}
+    ahead.advance()
+    assert {data.released.get(timeout=60) for _ in range(2)} == {1, 2}
+    assert data.next(2) == {4, 5}
+    ahead.stop()
+    assert capsys.readouterr().err == ""
+    assert data.fetched.empty()
+    _warn.cache_clear()
+    ahead = ReadAhead(data, assignments(Order(100), 0, BatchLayout(50, 50), 0, 1), 1, 2)
+    assert data.next(3) == {0, 1, 2}
+    ahead.advance()
+    assert data.next(3) == {5, 6, 7}
+    ahead.stop()
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert "--cache-size is less than the shards that --shuffle-window reads at once" in printed
 
 
 def test_a_shard_is_fetched_before_it_is_read(tmp_path: Path) -> None:
