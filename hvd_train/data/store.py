@@ -122,10 +122,11 @@ class Store:
 
     def content(self, name: str) -> bytes | None:
         """Return a small file; None if there is none. Raises UsageError."""
+        path = self.path_of(name)
 
         def get(system: Any) -> bytes | None:
             with suppress(FileNotFoundError, NotADirectoryError):
-                return bytes(system.cat_file(self.path_of(name)))
+                return bytes(system.cat_file(path))
             return None
 
         return self._at_start(f"read {name}", get)
@@ -150,7 +151,8 @@ class Store:
 
     def names(self) -> list[str]:
         """Return the names in the folder. Raises UsageError."""
-        found = self._at_start("list it", lambda system: system.ls(self.system()[1], detail=False))
+        _, root = self.system()
+        found = self._at_start("list it", lambda system: system.ls(root, detail=False))
         return [path.rstrip("/").rpartition("/")[2] for path in found]
 
     def files(self, suffix: str) -> list[File]:
@@ -159,10 +161,10 @@ class Store:
 
         Raises UsageError.
         """
-        return self._at_start("list it", lambda system: self._list(system, suffix))
-
-    def _list(self, system: Any, suffix: str) -> list[File]:
         _, root = self.system()
+        return self._at_start("list it", lambda system: self._list(system, root, suffix))
+
+    def _list(self, system: Any, root: str, suffix: str) -> list[File]:
         if len(paths := _expanded(root)) > 1:
             found = [{"name": path} for path in paths]
         elif root.endswith(suffix):
@@ -234,7 +236,7 @@ class Store:
         deadline = time.monotonic() + self.timeout_s
         path = self.copy_of(file)
         self.made(path, lambda unfinished: self._fetch(file, unfinished, deadline))
-        with suppress(FileNotFoundError):  # others may have removed it
+        with suppress(OSError):  # others may have removed it
             os.utime(path)  # it will be used, and may have been released before
 
     def release(self, file: File) -> None:
@@ -276,9 +278,11 @@ class Store:
         self._make_room(path)
 
         def get(system: Any) -> None:
-            now = self._file(system.info(file.path))
-            self._check(file, now.size, now.version)
-            system.get_file(file.path, str(path))
+            # an answer that comes too late must not get into the file of a later request
+            with open(path, "ab") as own:
+                now = self._file(system.info(file.path))
+                self._check(file, now.size, now.version)
+                system.get_file(file.path, f"/proc/self/fd/{own.fileno()}")
             if (size := path.stat().st_size) != file.size:
                 raise ValueError(f"got {size:,} of {file.size:,} bytes")
 
