@@ -70,9 +70,10 @@ class ReadAhead:
             self._changed.notify_all()
 
     def _run(self) -> None:
-        while (shard := self._next()) is not None:
-            with suppress(Exception):
-                self._data.fetch(shard)
+        with suppress(OSError):  # of the folder of copies, which its readers need, too
+            while (shard := self._next()) is not None:
+                with suppress(Exception):
+                    self._data.fetch(shard)
 
     def _next(self) -> int | None:
         """Return the next shard to fetch, once there is room for it; None if there is none."""
