@@ -35,6 +35,11 @@ class Tokens:
                 f"{length} need {length + 1} whole numbers or more"
             )
 
+    @property
+    def largest(self) -> int:
+        """The largest token in the file, which is read for that."""
+        return int(self._tokens.max())
+
     def __len__(self) -> int:
         return (len(self._tokens) - 1) // self.length
 

@@ -1,5 +1,5 @@
 """Small data and networks for tasks other than classification, of what each
-machine has: for three recipes.
+machine has: for four recipes.
 """
 
 from typing import Any
@@ -7,13 +7,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 from hvd_train.config import DataConfig
 from hvd_train.data.sources import file_of_scikit_learn, open_data
+from hvd_train.data.tokens import Tokens
 
 Parts = tuple[TensorDataset, TensorDataset]  # for training and validation
 _VALIDATION = 5  # one item of so many
+_WINDOW = 128  # tokens
+_WIDTH = 128  # of the network for them
+_LAYERS = 4
 
 
 def diabetes(config: DataConfig) -> Parts:
@@ -83,6 +87,52 @@ class ByteModel(nn.Module):
     def forward(self, text: Tensor) -> Tensor:
         """Return the logits of each byte's successor."""
         logits: Tensor = self.following(self.memory(self.bytes(text))[0])
+        return logits
+
+
+def token_files(config: DataConfig) -> tuple[Subset[Any], Subset[Any]]:
+    """Return windows of the tokens in train.bin and val.bin of `data_dir` (uint16).
+
+    Without it tokens are the bytes of a file with Python's help. Raises UsageError.
+    """
+    if config.data_dir is None:
+        from pydoc_data import topics
+
+        files: list[Any] = [Tokens(topics.__file__, _WINDOW, "uint8")]
+        cut = len(files[0]) * 9 // 10
+    else:
+        files = [Tokens(config.data_dir / f"{part}.bin", _WINDOW) for part in ("train", "val")]
+        cut = len(files[0])
+    train = Subset(files[0], range(cut))
+    val = Subset(files[-1], range(cut if len(files) == 1 else 0, len(files[-1])))
+    # a model has as many logits
+    train.classes = range(1 + max(tokens.largest for tokens in files))  # type: ignore[attr-defined]
+    return train, val
+
+
+class GPT(nn.Module):
+    """Predicts the next token: [n, length] to logits [n, length, vocabulary]."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(num_classes, _WIDTH)
+        self.places = nn.Embedding(_WINDOW, _WIDTH)
+        for table in (self.tokens, self.places):
+            nn.init.normal_(table.weight, std=0.02)  # the table of tokens also gives the logits
+        layer = nn.TransformerEncoderLayer(
+            _WIDTH, _WIDTH // 32, 4 * _WIDTH, 0.1, "gelu", batch_first=True, norm_first=True
+        )
+        self.layers = nn.TransformerEncoder(
+            layer, _LAYERS, nn.LayerNorm(_WIDTH), enable_nested_tensor=False
+        )
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Return the logits of each token's successor."""
+        length = text.shape[1]
+        places = self.places.weight[:length]
+        mask = nn.Transformer.generate_square_subsequent_mask(length, text.device)
+        found = self.layers(self.tokens(text) + places, mask=mask, is_causal=True)
+        logits: Tensor = found @ self.tokens.weight.T
         return logits
 
 

@@ -139,6 +139,7 @@ MISTAKES = [
         "train digits --recipe cifar10-resnet50",
         "digits and --recipe cifar10-resnet50 are two recipes: name one",
     ),
+    ("train gpt --data-dir nowhere", "cannot read the tokens in nowhere/train.bin: "),
     ("train --epoch 5", "unknown argument '--epoch'; did you mean '--epochs'?"),
     ("train --epochs", "--epochs: expected one argument"),
     (

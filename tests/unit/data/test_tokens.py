@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from hvd_train.config import DataConfig
 from hvd_train.data.by_value import ByValue
 from hvd_train.data.tokens import Tokens
 from hvd_train.errors import UsageError
+from hvd_train.tasks.samples import GPT, token_files
 
 
 @pytest.mark.parametrize(("count", "windows"), [(12, 2), (13, 3), (16, 3), (17, 4)])
@@ -49,3 +51,18 @@ def test_files_without_a_window_are_one_line(content: bytes, dtype: str, tmp_pat
         with pytest.raises(UsageError, match=f"{wrong}") as found:
             Tokens(wrong, 2, dtype)
         assert "\n" not in str(found.value)
+
+
+def test_the_gpt_recipe_reads_token_files_of_a_folder(tmp_path: Path) -> None:
+    """Its model has a logit for each token, and does not see the following ones."""
+    for part, count in (("train", 1000), ("val", 300)):
+        (np.arange(count) % 50).astype("uint16").tofile(tmp_path / f"{part}.bin")
+    train, val = token_files(DataConfig(data_dir=tmp_path))
+    assert (len(train), len(val), len(train.classes)) == (7, 2, 50)  # type: ignore[attr-defined]
+    text, following = train[1]
+    assert text[:3].tolist() == [28, 29, 30]
+    model = GPT(50).eval()
+    logits = model(text[None])
+    changed = torch.cat([text[:100], following[100:]])
+    assert logits.shape == (1, 128, 50)
+    assert torch.allclose(model(changed[None])[:, :100], logits[:, :100], atol=1e-5)
