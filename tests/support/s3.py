@@ -68,6 +68,8 @@ def serving(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
         system = fsspec.filesystem("s3", skip_instance_cache=True)
         with suppress(FileExistsError):  # moto keeps it for this process
             system.mkdir("bucket")
+        with suppress(FileNotFoundError):
+            system.rm(BUCKET, recursive=True)
         system.put(f"{folder}/", BUCKET, recursive=True)
         yield s3
     finally:
