@@ -23,7 +23,7 @@ MODERN = "--image-size 32 -b 4 --epochs 2 --val-crop-size 40 --val-resize-size 4
         ("diabetes-regression", "error", 0.0, 0.46),
         ("digits-segmentation", "mean_iou", 0.9, 1.0),
         ("python-language-model", "perplexity", 1.0, 6.0),
-        ("gpt", "perplexity", 1.0, 30.0),
+        ("gpt", "perplexity", 1.0, 6.0),
     ],
 )
 def test_a_recipe_of_another_task_reaches_its_figure(
