@@ -31,7 +31,7 @@ def count_step(ranks: Membership, result: Answer) -> None:
         # It is summed with the gradients, so every rank that has finished a step has its entry.
         world_size = ranks.world.place.size
         epoch_size = ranks.batches.epoch_size
-        journal.took(state.count_samples(result.fingerprint, size, world_size, epoch_size))
+        journal.took(state.enter_step(result.fingerprint, result, world_size, epoch_size))
     if journal.line_is_due:
         journal.progress(_epoch_so_far(ranks), state.progress.cursor)
     change = ranks.change

@@ -30,7 +30,7 @@ from hvd_train.network.device import LossScaler
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files.journal import EpochRecord, StepRecord
-from hvd_train.run_files.ledger import Entry, extended
+from hvd_train.run_files.ledger import Entry, extended, in_digits
 from hvd_train.tasks.task import LOSS, Goal, Scores
 
 
@@ -190,15 +190,18 @@ class TrainState:
         if is_finite:
             self.totals += totals
 
-    def count_samples(self, fingerprint: int, size: int, world_size: int, of_epoch: int) -> Entry:
-        """Return the ledger's entry with the step that was counted last, of `size` samples.
+    def enter_step(self, fingerprint: int, answer: Answer, world_size: int, of_epoch: int) -> Entry:
+        """Return the ledger's entry with the step that was counted last, which has this answer.
 
         Entries of the epoch before go: all ranks have begun this step, so their lines are on disk.
         """
         progress = self.progress
         steps = (progress.step, progress.step)
-        positions = (progress.cursor - size, progress.cursor)
-        entry = Entry(progress.epoch, steps, world_size, positions, fingerprint)
+        positions = (progress.cursor - answer.totals.count, progress.cursor)
+        before = self.recent[-1].answers if self.recent else ""
+        loss = answer.totals.means()[LOSS]
+        digits = in_digits(loss, answer.gradient_norm, answer.totals, before)
+        entry = Entry(progress.epoch, steps, world_size, positions, fingerprint, digits)
         self.recent = extended(self.recent, entry, of_epoch)
         return self.recent[-1]
 

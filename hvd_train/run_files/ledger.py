@@ -1,21 +1,28 @@
-"""Record the samples of finished steps in ledger.jsonl, and audit it.
+"""Record the samples and answers of finished steps in ledger.jsonl, and audit it.
 
 A line has the positions of one or more steps in the epoch's order, and a fingerprint of the samples
 that all loaders delivered. The fingerprints of an epoch add up to the fingerprint of all samples
 only if each sample came once. Samples that are drawn by weight have the fingerprint of their draws.
+The answer of a step is what all ranks have computed in it.
 """
 
 import json
+import math
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import xxhash
+
 from hvd_train import plain_file
 from hvd_train.console import say
 from hvd_train.data import per_sample
 from hvd_train.errors import UsageError
+from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import ORDERS, UNDECIDED, Order, added, fingerprint
 from hvd_train.progress.sampling import Numbers, drawn_by
 from hvd_train.run_files import history
@@ -26,6 +33,54 @@ WEIGHTED = "weighted"  # the name of an order that draws samples by weight
 _LINES_PER_EPOCH = 100  # without a change of world
 _AT_ONCE = 1 << 20  # samples that an audit looks up at once
 _MOST_FAULTS = 3
+_ANSWER = struct.Struct("<ffI")
+_DIGITS = 2 * _ANSWER.size  # of the answer of a step
+_OF_DIGEST = 8  # the last digits
+_NORM_ROUNDS = 2.0**-20  # relative
+
+
+@dataclass(frozen=True)
+class StepAnswer:
+    """What all ranks have computed in a step."""
+
+    loss: float  # mean over the samples, rounded to float32
+    gradient_norm: float  # rounded to float32
+    digest: int  # of the sums of loss and measures in all steps until this one
+
+    def gaps(self, other: "StepAnswer") -> tuple[float, float]:
+        """Return by how much loss and gradient norm differ, relative to the larger one or to 1."""
+        return (
+            _gap(self.loss, other.loss),
+            _gap(self.gradient_norm, other.gradient_norm),
+        )
+
+    def is_same(self, other: "StepAnswer") -> bool:
+        """Return whether all sums until this step have the same bits.
+
+        The norm may be rounded in another way: the first step after a resume adds up its squares in
+        another order, which changes no weight.
+        """
+        loss, norm = self.gaps(other)
+        return self.digest == other.digest and loss == 0 and norm <= _NORM_ROUNDS
+
+
+def _gap(one: float, other: float) -> float:
+    if one == other or (math.isnan(one) and math.isnan(other)):
+        return 0.0
+    gap = abs(one - other) / max(1.0, abs(one), abs(other))
+    return gap if math.isfinite(gap) else math.inf
+
+
+def in_digits(loss: float, gradient_norm: float, totals: Totals, before: str) -> str:
+    """Return the answer of a step in hexadecimal digits; `before` ends with those of the step
+    before, if it has any.
+    """
+    numbers = np.array([loss, gradient_norm, *totals.sums.values(), *totals.divisors.values()])
+    numbers[np.isnan(numbers)] = np.nan  # processors give it either sign
+    chained = before[-_OF_DIGEST:].encode() + numbers[2:].astype("<f8").tobytes()
+    with np.errstate(over="ignore"):
+        rounded = numbers[:2].astype("<f4")
+    return _ANSWER.pack(*rounded.tolist(), xxhash.xxh32_intdigest(chained)).hex()
 
 
 @dataclass(frozen=True)
@@ -37,16 +92,25 @@ class Entry:
     world_size: int
     positions: tuple[int, int]  # in the epoch's order: the first one, and the one after the last
     fingerprint: int  # of the samples that all ranks took
+    answers: str = ""  # of the steps, by `in_digits`; earlier versions wrote none
 
     def line(self) -> str:
         """Return the entry as a line of ledger.jsonl."""
-        return json.dumps({**vars(self), "fingerprint": f"{self.fingerprint:016x}"}) + "\n"
+        values = {**vars(self), "fingerprint": f"{self.fingerprint:016x}"}
+        if not self.answers:
+            del values["answers"]
+        return json.dumps(values) + "\n"
+
+    def answers_by_step(self) -> dict[int, StepAnswer]:
+        """Return the answer of each step by its number; empty if there is none."""
+        answers = _ANSWER.iter_unpack(bytes.fromhex(self.answers))
+        return {step: StepAnswer(*answer) for step, answer in enumerate(answers, self.steps[0])}
 
 
 def extended(entries: Sequence[Entry], step: Entry, num_samples: int) -> list[Entry]:
     """Return an epoch's entries with one more step.
 
-    Steps in the same hundredth of the epoch and world are joined.
+    Steps in the same hundredth of the epoch and world are joined, if both have answers or none.
     """
     if not entries or entries[-1].epoch != step.epoch:
         return [step]
@@ -55,10 +119,19 @@ def extended(entries: Sequence[Entry], step: Entry, num_samples: int) -> list[En
     hundredths = {entry.positions[0] * _LINES_PER_EPOCH // num_samples for entry in (last, step)}
     if end != (step.world_size, step.steps[0], step.positions[0]) or len(hundredths) > 1:
         return [*entries, step]
+    if bool(last.answers) != bool(step.answers):
+        return [*entries, step]
     steps = (last.steps[0], step.steps[1])
     positions = (last.positions[0], step.positions[1])
     fingerprint = added([last.fingerprint, step.fingerprint])
-    return [*others, replace(last, steps=steps, positions=positions, fingerprint=fingerprint)]
+    joined = replace(
+        last,
+        steps=steps,
+        positions=positions,
+        fingerprint=fingerprint,
+        answers=last.answers + step.answers,
+    )
+    return [*others, joined]
 
 
 def parse(line: str | bytes, source: str) -> Entry:
@@ -71,7 +144,11 @@ def parse(line: str | bytes, source: str) -> Entry:
         samples = int(values["fingerprint"], 16)
         if max(epoch, first, last, world_size, start, stop) >= 2**63 or last < first:
             raise ValueError("too large, or no step")
-        return Entry(epoch, (first, last), world_size, (start, stop), samples)
+        answers = values.get("answers", "")
+        digits = bytes.fromhex(answers).hex()
+        if answers != digits or len(digits) not in (0, _DIGITS * (last - first + 1)):
+            raise ValueError("other digits, or as many as another number of steps has")
+        return Entry(epoch, (first, last), world_size, (start, stop), samples, answers)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise UsageError(f"{source} is not a step of a ledger") from None
 
@@ -84,6 +161,21 @@ def read(path: Path) -> Iterator[Entry]:
     for number, line in enumerate(plain_file.read_bytes(path).splitlines(keepends=True), 1):
         if line.endswith(b"\n"):
             yield parse(line, f"{path}: line {number}")
+
+
+def answers_in(folder: Path) -> dict[int, StepAnswer]:
+    """Return the answers in the ledger of a run folder, by step; empty if there are none.
+
+    Raises UsageError if the ledger is damaged.
+    """
+    path = folder / LEDGER
+    found = dict[int, StepAnswer]()
+    try:
+        for entry in read(path) if path.exists() else ():
+            found |= entry.answers_by_step()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    return found
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +22,17 @@ from hvd_train.run_files.ledger import (
     Audit,
     Entry,
     LedgerFile,
+    StepAnswer,
+    answers_in,
     audit,
     audit_entries,
     extended,
+    in_digits,
     parse,
     read,
 )
 from hvd_train.run_files.run_folder import RunFolder
+from tests.support.runs import totals
 
 SEED = 5
 START = {"kind": "event", "time": 0, "name": "start", "num_samples": 100, "seed": SEED}
@@ -39,9 +45,8 @@ def steps_of(
     order = EpochOrder(SEED, epoch, num_samples)[:]
     for number, start in enumerate(range(0, num_samples, batch), step):
         stop = min(start + batch, num_samples)
-        yield Entry(
-            epoch, (number, number), world_size, (start, stop), fingerprint(order[start:stop])
-        )
+        samples = fingerprint(order[start:stop])
+        yield Entry(epoch, (number, number), world_size, (start, stop), samples, f"{number:024x}")
 
 
 def joined(steps: list[Entry], num_samples: int = 100) -> list[Entry]:
@@ -69,6 +74,47 @@ def test_a_line_names_the_positions_and_the_fingerprint_and_is_read_back(tmp_pat
     assert list(read(tmp_path / "ledger.jsonl")) == [entry]
 
 
+def answer(loss: float = 0.5, norm: float = 2.0, *, top1: float = 3.0, before: str = "") -> str:
+    return in_digits(loss, norm, totals(loss=loss, top1=top1), before)
+
+
+def test_the_answer_of_a_step_depends_on_each_bit_and_on_the_steps_before() -> None:
+    one = StepAnswer(*struct.unpack("<ffI", bytes.fromhex(answer())))
+    assert (one.loss, one.gradient_norm) == (0.5, 2.0)
+    entry = Entry(0, (7, 8), 2, (0, 40), 1, answer() + answer(before=answer()))
+    again, next_one = entry.answers_by_step().values()
+    assert again.is_same(one)
+    others = [answer(loss=0.5 + 2**-52), answer(top1=4.0), answer(before=answer(loss=0.6))]
+    for digits in others:
+        (other,) = Entry(0, (7, 7), 2, (0, 20), 1, digits).answers_by_step().values()
+        assert not other.is_same(one)
+        assert other.gaps(one) == (0.0, 0.0)
+    assert not next_one.is_same(one)
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"), [(math.nan, math.nan), (-math.nan, math.nan), (1e300, math.inf)]
+)
+def test_an_answer_holds_what_is_not_finite(value: float, kept: float) -> None:
+    (found,) = Entry(0, (1, 1), 1, (0, 20), 1, answer(value, value)).answers_by_step().values()
+    assert str(found.gradient_norm) == str(kept)
+    assert found.is_same(found)
+    assert answer(math.nan) == answer(-math.nan)
+
+
+def test_a_ledger_without_answers_is_continued(tmp_path: Path) -> None:
+    """Earlier versions wrote none; the state has the entries of the epoch that has not ended."""
+    earlier = [replace(step, answers="") for step in STEPS[:612]]
+    recent = joined(earlier[500:], 1000)
+    lines = [entry.line() for entry in [*joined(earlier[:500], 1000), *recent[:-1]]]
+    assert "answers" not in lines[0]
+    (tmp_path / "ledger.jsonl").write_text("".join(lines))
+    run = Run(tmp_path, recent, 612)
+    run.trains_to(1000).file.sync(2)
+    assert_two_exact_epochs(read(tmp_path / "ledger.jsonl"))
+    assert [*answers_in(tmp_path)] == [*range(613, 1001)]
+
+
 @given(
     num_samples=st.integers(1, 5000),
     batch=st.integers(1, 60),
@@ -87,6 +133,7 @@ def test_steps_are_joined_and_none_is_lost(num_samples: int, batch: int, sizes: 
         entry.world_size for entry in entries for _ in range(entry.steps[0], entry.steps[1] + 1)
     ]
     assert world_sizes == [step.world_size for step in steps]
+    assert "".join(entry.answers for entry in entries) == "".join(step.answers for step in steps)
 
 
 def moved(entry: Entry, begin: int, end: int) -> list[Entry]:
@@ -187,6 +234,11 @@ def test_an_audit_needs_a_start_and_whole_lines(tmp_path: Path) -> None:
         '{"epoch": 1e999}',
         '{"epoch": 0, "world_size": 1, "steps": [1, 1], "positions": [0, 1], "fingerprint": "xy"}',
         '{"epoch": 0, "world_size": 0, "steps": [2, 1], "positions": [0, 0], "fingerprint": "0"}',
+        *(
+            '{"epoch": 0, "world_size": 1, "steps": [1, 1], "positions": [0, 1], '
+            f'"fingerprint": "0", "answers": {answers}}}'
+            for answers in ("7", '"0"', f'"{"g" * 24}"', f'"{"0" * 48}"', f'"{"00 " * 8}"')
+        ),
     ],
 )
 def test_what_is_no_entry_is_refused_by_its_place(line: str) -> None:
