@@ -19,7 +19,14 @@ from hvd_train.config import Config
 from hvd_train.errors import UsageError, first_few
 from hvd_train.network.weights import UNREADABLE, for_file, tensors_in, why_not_read_again
 from hvd_train.run_files import durable
-from hvd_train.run_files.commits import MAGIC, PAYLOAD_AT, committed, is_verified, path_of
+from hvd_train.run_files.commits import (
+    MAGIC,
+    PAYLOAD_AT,
+    committed,
+    firsts_of_intervals,
+    is_verified,
+    path_of,
+)
 from hvd_train.run_files.run_folder import NoneReadable, RunFolder
 from hvd_train.state import Snapshot, TrainState, result_in, to_host
 
@@ -62,7 +69,7 @@ class Store:
                     f"the commit {leftover.stem} was cut off, since its process was killed; {time}"
                 )
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._keep = config.run.keep_checkpoints
+        self._keep, self._every = config.run.checkpoints_to_keep
         self._trusted_step = 0  # of the last commit
         self._last: Future[bool] | None = None
         self._unwritten: dict[str, dict[str, Tensor]] = {}
@@ -153,6 +160,8 @@ class Store:
         verified = [*filter(is_verified, newest_first)]
         trusted = [path for path in verified if _is_trusted(path, self._trusted_step)]
         stays = [*newest_first[:number], *(trusted or verified or newest_first)[:1]]
+        if self._every:
+            stays += firsts_of_intervals(newest_first, self._every)
         superfluous = [path for path in newest_first if path not in stays]
         for path in superfluous:
             with suppress(OSError):
@@ -173,9 +182,11 @@ class Store:
             there = committed(self.folder)
             while there and not _is_whole(there[0]):
                 del there[0]
+            keeps_more = self._keep > 1 or self._every > 0
+            self._every = 0
             if not self._remove_all_but(0 if self._keep == 1 else 1, there):
                 raise
-            if self._keep > 1:
+            if keeps_more:
                 self._report("the disk is full: from now on only the newest checkpoint stays")
             self._keep = 1
             with self._run_folder.writing(name) as file:

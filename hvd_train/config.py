@@ -352,8 +352,9 @@ class RunConfig:
     """Write a checkpoint when the last one is this many seconds old."""
     weights_format: Literal["pt", "safetensors"] = may_change("pt")
     """safetensors: also write the best and the final weights in that format, in addition to .pt."""
-    keep_checkpoints: int = may_change(3, "at least 1")
-    """Number of the newest checkpoints to keep; one, if the disk is full."""
+    keep_checkpoints: int | str = may_change(3)
+    """Number of the newest checkpoints to keep; one, if the disk is full. 3,every=1000 also keeps
+    the first one at or after each 1000 steps."""
     log_steps: int = may_change(10, "at least 1")
     """Steps from one line of metrics to the next."""
     balance: Literal["auto", "on", "off"] = may_change("auto")
@@ -378,7 +379,8 @@ class RunConfig:
     20:25 (both included)."""
 
     def __post_init__(self) -> None:
-        _ = self.max_seconds, self.profiled_steps, self.trackers  # may raise
+        # may raise
+        _ = self.max_seconds, self.profiled_steps, self.trackers, self.checkpoints_to_keep
         if self.copy_to and not self.output_dir:
             raise UsageError(
                 f"--copy-to {self.copy_to}: name a folder of this machine, too: --output-dir FOLDER"
@@ -426,15 +428,33 @@ class RunConfig:
 
         Raises UsageError if it names no steps.
         """
-        if self.profile is None:
-            return range(0)
-        match = re.fullmatch(r"([0-9]{1,18})(?::([0-9]{1,18}))?", self.profile)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-        if not 1 <= first <= last:
+        return range(0) if self.profile is None else steps_in("--profile", self.profile)
+
+    @property
+    def checkpoints_to_keep(self) -> tuple[int, int]:
+        """Number of the newest checkpoints, and steps from one that stays to the next; 0: none.
+
+        Raises UsageError if `keep_checkpoints` is something else.
+        """
+        text = str(self.keep_checkpoints)
+        match = re.fullmatch(r"([1-9][0-9]{0,17})(?:,every=([1-9][0-9]{0,17}))?", text)
+        if match is None:
             raise UsageError(
-                f"--profile {self.profile}: write steps as in 20 or 20:25; the first step is 1"
+                f"--keep-checkpoints {text}: type a number from 1 on, as in 3 or 3,every=1000"
             )
-        return range(first, last + 1)
+        return int(match[1]), int(match[2] or 0)
+
+
+def steps_in(flag: str, text: str) -> range:
+    """Return the steps in a text such as 20 or 20:25, whose last one is included.
+
+    Raises UsageError, which names the flag.
+    """
+    match = re.fullmatch(r"([0-9]{1,18})(?::([0-9]{1,18}))?", text)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= first <= last:
+        raise UsageError(f"{flag} {text}: write steps as in 20 or 20:25; the first step is 1")
+    return range(first, last + 1)
 
 
 @dataclass(frozen=True, kw_only=True)

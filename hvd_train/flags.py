@@ -7,7 +7,7 @@ from argparse import SUPPRESS, BooleanOptionalAction
 from collections.abc import Mapping
 from functools import cache
 from itertools import pairwise
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hvd_train.config import GROUPS, Config
@@ -92,8 +92,10 @@ def _kind(hint: Any) -> dict[str, Any]:
     if get_origin(hint) is tuple:
         return {"nargs": "*", **_kind(get_args(hint)[0])}
     if get_origin(hint) is UnionType:
-        kind = _kind(get_args(hint)[0])
-        return {**kind, "metavar": f"{kind['metavar']}|none"}
+        kinds = [
+            {"metavar": "none"} if each is NoneType else _kind(each) for each in get_args(hint)
+        ]
+        return {**kinds[0], "metavar": "|".join(kind["metavar"] for kind in kinds)}
     return {"metavar": hint.__name__.upper()}
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from hvd_train import plain_file
@@ -16,6 +17,20 @@ _NAME = re.compile(r"step-[0-9]{10}\.ckpt")
 def path_of(folder: Path, step: int) -> Path:
     """Return the path of the checkpoint after `step` steps."""
     return folder / "checkpoints" / f"step-{step:010d}.ckpt"
+
+
+def step_of(path: Path) -> int:
+    """Return the number of steps before a checkpoint."""
+    return int(path.stem.removeprefix("step-"))
+
+
+def firsts_of_intervals(paths: Iterable[Path], every: int) -> list[Path]:
+    """Return the first checkpoint at or after each multiple of `every` steps."""
+    first = dict[int, Path]()
+    for path in sorted(paths, key=step_of):
+        first.setdefault(step_of(path) // every, path)
+    first.pop(0, None)  # before the first multiple
+    return [*first.values()]
 
 
 def committed(folder: Path) -> list[Path]:
@@ -49,6 +64,6 @@ def described(folder: Path) -> str:
         raise UsageError(f"cannot read {error.filename}: {error.strerror}") from None
     known = {True: list[str](), False: list[str]()}
     for path in reversed(paths):
-        known[is_verified(path)].append(str(int(path.stem.removeprefix("step-"))))
+        known[is_verified(path)].append(str(step_of(path)))
     compared, others = (", ".join(steps) or "none" for steps in known.values())
     return f"commits that all ranks had compared: {compared}; other commits: {others}"

@@ -49,7 +49,7 @@ def state_at(step: int) -> TrainState:
     )
 
 
-def store(lines: list[str] | None = None, keep: int = 3) -> Store:
+def store(lines: list[str] | None = None, keep: int | str = 3) -> Store:
     RUN.mkdir(exist_ok=True)
     return Store(
         RunFolder(RUN),
@@ -58,7 +58,7 @@ def store(lines: list[str] | None = None, keep: int = 3) -> Store:
     )
 
 
-def commit(*steps: int, keep: int = 3) -> list[str]:
+def commit(*steps: int, keep: int | str = 3) -> list[str]:
     """Commit these steps in one start of a run, and return the printed lines."""
     lines: list[str] = []
     disk = store(lines, keep)
@@ -216,6 +216,12 @@ def test_the_newest_checkpoints_are_kept() -> None:
     assert newest_step() == 4
 
 
+def test_the_first_checkpoint_of_each_interval_stays() -> None:
+    commit(3, 7, 10, 15, keep="1,every=10")
+    commit(18, 34, 39, 41, 45, keep="1,every=10")
+    assert steps_on_disk() == [45, 41, 34, 10]
+
+
 def test_the_newest_verified_checkpoint_stays() -> None:
     """Also if later ones, which the ranks could not compare, are kept."""
     commit(1, 2, keep=2)
@@ -314,10 +320,10 @@ def test_a_full_disk_costs_all_checkpoints_but_the_newest_whole_one(
             full_disk()
 
     monkeypatch.setattr(checkpoint, "write_into", lambda *given: check() or write(*given))
-    commit(1, 2, 3)
+    commit(1, 2, 3, keep="2,every=1")
     path_of(RUN, 3).write_bytes(b"torn")
     room[0] = 2
-    told, failed = commit(4)
+    told, failed = commit(4, keep="1,every=1")
     assert told == "the disk is full: from now on only the newest checkpoint stays"
     assert "step-0000000004.ckpt: No space left" in failed
     assert (steps_on_disk(), newest_step()) == ([3, 2], 2)

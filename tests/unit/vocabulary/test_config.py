@@ -60,6 +60,10 @@ def test_only_settings_that_do_not_change_the_result_may_differ_on_resume() -> N
     [
         ({"batch_size": None, "global_batch_size": None}, "no batch size: give --batch-size"),
         *(({"max_time": text}, "its units") for text in ("", "2", "30m2h", "-1h", ".h")),
+        *(
+            ({"keep_checkpoints": kept}, f"--keep-checkpoints {kept}: type a number")
+            for kept in (0, -1, "", "many", "3,", "every=5", "3,every=0", "0,every=5")
+        ),
         *(({"profile": text}, f"--profile {text}: ") for text in ("", "0:3", "5:4", "²", "1:")),
     ],
 )
