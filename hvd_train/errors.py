@@ -240,9 +240,18 @@ class Parser(ArgumentParser):
 
 def from_one(text: str) -> int:
     """Return the number of a whole number from 1 on, for a Parser."""
+    return _from(1, text)
+
+
+def from_zero(text: str) -> int:
+    """Return the number of a whole number from 0 on, for a Parser."""
+    return _from(0, text)
+
+
+def _from(least: int, text: str) -> int:
     number = whole_number(text)
-    if number is None or not 1 <= number < 10**9:
-        raise ArgumentTypeError(f"{text}: it must be a whole number from 1 on")
+    if number is None or not least <= number < 10**9:
+        raise ArgumentTypeError(f"{text}: it must be a whole number from {least} on")
     return number
 
 

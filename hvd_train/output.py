@@ -135,10 +135,13 @@ class Output:
             client.put(os.environ, name, str(self._home(folder)), _ANSWER_SECONDS)
 
     def replay(self, state: TrainState, folder: Path) -> None:
-        """Load the last checkpoint of a finished run, without a claim to its folder.
+        """Load a checkpoint, or the last one in the folder of a finished run, without a claim.
 
         Raises UsageError.
         """
+        if folder.is_file():
+            load(state, checkpoint.read(folder))
+            return
         if (snapshot := checkpoint.newest_good(folder, say)) is None:
             raise UsageError(f"{folder} is a finished run without a checkpoint that can be read")
         load(state, snapshot)

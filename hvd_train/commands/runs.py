@@ -1,10 +1,11 @@
-"""Commands about trainings that exist: `evaluate`, `predict`, `audit`,
+"""Commands about trainings that exist: `evaluate`, `predict`, `audit`, `replay`,
 `export`, `watch`, `why` and `report`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import sys
@@ -15,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 
 from hvd_train import plain_file
+from hvd_train.config import steps_in
 from hvd_train.console import PROGRAM, printable, say, show
 from hvd_train.errors import UsageError, first_few
 from hvd_train.launch import containers, launcher, stacks
@@ -121,6 +123,39 @@ def audit(options: Namespace) -> int:
     show(verdict)
     show(commits.described(run))
     return 1 if verdict.faults else 0
+
+
+def replay(options: Namespace) -> int:
+    """Print steps that are trained again, with their largest samples.
+
+    Return 1 if one differs from the ledger by more than the tolerance. Raises UsageError.
+    """
+    steps = steps_in("--steps", options.steps)
+    from hvd_train import replay  # imports torch
+
+    run = options.run or _newest()
+    compared = 0
+    differing = 0
+    found = replay.replay(
+        run, steps, trust=options.trust, top=options.top, save_to=options.save_batch
+    )
+    for step in found:
+        answer = step.answer
+        show(
+            f"step {step.number}  loss {answer.loss:.6g}  gradient norm "
+            f"{answer.gradient_norm:.6g}  {step.verdict}"
+        )
+        for sample in step.samples:
+            share = "   not finite" if math.isnan(sample.share) else f"{sample.share:8.1%}"
+            norm = f"gradient norm {sample.gradient_norm:.4g}"
+            show(printable(f"{share}  sample {sample.number}  {norm}  {sample.file}".rstrip()))
+        compared += step.recorded is not None
+        differing += step.gap > options.tolerance
+    if not compared:
+        show(f"{run} has no answers of these steps in its ledger: train with --ledger")
+    elif differing:
+        show(f"{differing} of {compared} steps differ by more than {options.tolerance:g}")
+    return 1 if differing else 0
 
 
 def export(options: Namespace) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from hvd_train import recipes
 from hvd_train._version import __version__
 from hvd_train.console import PROGRAM
-from hvd_train.errors import Parser, UsageError, from_one, unknown_name
+from hvd_train.errors import Parser, UsageError, from_one, from_zero, unknown_name
 from hvd_train.flags import ELSEWHERE, add_settings
 
 RANKED = ("train", "evaluate", "bench throughput")
@@ -282,6 +282,20 @@ def _add_runs(commands: Any) -> None:
     run = f"{_RUN}; it was trained with --ledger"
     audit.add_argument("run", nargs="?", type=Path, metavar="RUN", help=run)
 
+    about = """Train steps of a run again, compare them, and name the samples of large gradients.
+
+    It starts from the last commit before them, on this process, and writes nothing into the run.
+    Exit code 1 if loss or norm differ from the ledger (--ledger) by more than the tolerance."""
+    replay = _add(commands, "runs.replay", about)
+    add = replay.add_argument
+    add("run", nargs="?", type=Path, metavar="RUN", help=_RUN)
+    add("--steps", required=True, metavar="STEPS", help="330, or 330:345 (both included)")
+    add("--top", type=from_zero, default=3, metavar="N", help="samples to name for each step (3)")
+    saved = "write the tensors of the last step, for torch.load"
+    add("--save-batch", type=Path, metavar="FILE", help=saved)
+    gap = "how far loss and norm may differ, relative to their size, or to 1 (1e-4)"
+    add("--tolerance", type=float, default=1e-4, metavar="X", help=gap)
+
     about = """Write the best weights as weights.pt, model.pt2 (torch.export) and model.json."""
     export = _add(commands, "runs.export", about)
     export.add_argument("target", nargs="?", type=Path, metavar="RUN", help=_TARGET)
@@ -293,7 +307,7 @@ def _add_runs(commands: Any) -> None:
         parser.add_argument(
             "--device", choices=("auto", "cpu", "cuda"), default="auto", help=device
         )
-    for parser in (evaluate, predict, export):
+    for parser in (evaluate, predict, replay, export):
         parser.add_argument("--trust", action="store_true", help=_TRUST)
 
     about = """Show a running or finished training, read from its files.

@@ -119,6 +119,11 @@ class Shards:
         """Return bytes that are others if the shards are others."""
         return self._files.identity()
 
+    def path(self, index: int) -> str:
+        """Return the shard of a sample, and where it is there."""
+        file, start, _ = self._files.place(index)
+        return f"{file.name}, byte {start:,}"
+
     def __getitem__(self, index: int, /) -> Any:
         """Return an item. Raises: UsageError, which says where a damaged sample is; DataTimeout."""
         number = operator.index(index)

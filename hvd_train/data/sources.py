@@ -4,6 +4,7 @@ import importlib.util
 import math
 import operator
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -341,6 +342,25 @@ def inner_sets(data: Any) -> Iterator[Any]:
             wrapped = [data.data]
     for each in wrapped:
         yield from inner_sets(each)
+
+
+def file_of(data: Any, number: int) -> str:
+    """Return the file of a sample, or nothing if its set does not say so."""
+    match data:
+        case ConcatDataset():
+            place = bisect_right(data.cumulative_sizes, number)
+            before = [0, *data.cumulative_sizes][place]
+            return file_of(data.datasets[place], number - before)
+        case Subset():
+            return file_of(data.dataset, data.indices[number])
+        case _CheckedItems():
+            return file_of(data.data, number)
+    if hasattr(data, "content_of_files") and hasattr(data, "path"):  # a set of ours
+        return str(data.path(number))
+    with suppress(AttributeError, TypeError, ValueError, LookupError):
+        file, _ = data.samples[number]  # of torchvision
+        return file if isinstance(file, str) else ""
+    return ""
 
 
 def follows_epochs(data: Any) -> list[Any]:

@@ -1,14 +1,30 @@
 """The answers of steps in the ledger, steps that are trained again, and runs that are compared."""
 
+import random
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+from hvd_train.config import DataConfig
+from hvd_train.data.dataset import Arrays, DataSet
+from hvd_train.data.folder import ImageFiles
+from hvd_train.data.sources import file_of
+from hvd_train.errors import UsageError
+from hvd_train.parts import Own
+from hvd_train.replay import ReplayedStep, replay
 from hvd_train.run_files.ledger import answers_in
 from hvd_train.world.world import LocalWorld
-from tests.support.runs import RUN, small_config, trained
-from tests.support.worlds import StoppingWorld
+from tests.support.elastic import ONE, THREE, TWO, Kill, run_elastic
+from tests.support.runs import RUN, batch_norm, convnet, dropout, few_digits, small_config, trained
+from tests.support.worlds import StoppingWorld, own_generator
 
-CONFIG = small_config(epochs=2, ledger=True)
+CONFIG = small_config(epochs=2, ledger=True, commit_steps=4, keep_checkpoints=9)
 STEPS = 20
+POISONED = {3, 17, 20, 41, 66, 78, 101, 120, 150, 189}
 
 
 def test_a_run_that_stopped_has_the_answers_of_one_that_did_not() -> None:
@@ -20,3 +36,111 @@ def test_a_run_that_stopped_has_the_answers_of_one_that_did_not() -> None:
     assert max(answers_in(Path("stopped"))) < STEPS
     trained(LocalWorld(), stopped)
     assert answers_in(Path("stopped")) == whole
+
+
+def replayed(
+    first: int, last: int, make: Any = convnet, data: Any = few_digits, **options: Any
+) -> list[ReplayedStep]:
+    model = lambda num_classes: own_generator(make(num_classes))  # noqa: E731
+    steps = range(first, last + 1)
+    return [*replay(RUN, steps, own=Own(model, data), **options)]
+
+
+def files() -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in RUN.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("make", [convnet, batch_norm, dropout])
+@pytest.mark.parametrize(
+    "settings", [{}, {"clip_norm": 0.5, "ema_decay": 0.9, "optimizer": "adam"}]
+)
+def test_steps_of_one_rank_have_the_same_bits(make: Any, settings: dict[str, Any]) -> None:
+    """Also over the end of an epoch; the run folder stays as it is."""
+    trained(LocalWorld(), CONFIG.replace(**settings), make)
+    before = files()
+    found = replayed(7, 13, make)
+    assert [step.number for step in found] == [*range(7, 14)]
+    assert {step.verdict for step in found} == {"same bits"}
+    assert files() == before
+
+
+def poisoned(config: DataConfig) -> DataSet:
+    """Return the digits, of which ten have pixels that are much too large."""
+    digits = few_digits(config)
+    images = digits.train.images.float()
+    images[sorted(POISONED)] *= 20
+    return replace(digits, train=Arrays(images, digits.train.labels, len(images)))
+
+
+def test_poisoned_samples_are_named_first() -> None:
+    trained(LocalWorld(), CONFIG.replace(learning_rate=1e-4), data=poisoned)
+    found = replayed(11, STEPS, data=poisoned, top=20)
+    seen = set[int]()
+    for step in found:
+        numbers = [sample.number for sample in step.samples]
+        bad = POISONED & {*numbers}
+        assert {*numbers[: len(bad)]} == bad
+        seen |= bad
+    assert seen == POISONED
+
+
+def test_a_run_of_several_ranks_that_lost_one_is_replayed_on_one_process() -> None:
+    """Sums are added in another order, so steps differ by rounding."""
+    config = CONFIG.replace(batch_size=None)
+    run_elastic(
+        lambda world: trained(world, config),
+        dict([ONE, TWO, THREE]),
+        [Kill(9, rank=1)],
+        first=3,
+    )
+    numbers = random.Random(5).sample(range(5, STEPS + 1), 8)
+    for number in numbers:
+        (step,) = replayed(number, number, top=0)
+        assert step.recorded is not None
+        assert step.gap <= 1e-6
+
+
+def test_the_tensors_of_a_step_are_written() -> None:
+    trained(LocalWorld(), CONFIG)
+    replayed(7, 8, save_to=Path("step.pt"))
+    saved = torch.load("step.pt", weights_only=True)
+    assert saved["step"] == 8
+    numbers = torch.cat([micro["samples"] for micro in saved["micro_batches"]])
+    assert len({*numbers.tolist()}) == 20
+    images, labels = saved["micro_batches"][2]["batch"]
+    assert images.shape == (4, 1, 8, 8)
+    digits = few_digits(DataConfig())
+    assert torch.equal(labels, digits.train.labels[numbers[8:12]])
+
+
+@pytest.mark.parametrize(
+    ("steps", "why"),
+    [
+        (range(4, 6), r"no commit before step 4: steps from 5 on can be replayed; --keep-check"),
+        (range(18, 22), r"run: its training ends before step 21"),
+    ],
+)
+def test_steps_that_cannot_be_replayed_are_named(steps: range, why: str) -> None:
+    trained(LocalWorld(), CONFIG)
+    with pytest.raises(UsageError, match=why):
+        replayed(steps[0], steps[-1])
+
+
+def test_other_data_are_refused() -> None:
+    trained(LocalWorld(), CONFIG)
+    with pytest.raises(UsageError, match="a replay needs the data as they were"):
+        replayed(7, 8, data=poisoned)
+
+
+def test_a_program_of_ones_own_is_refused() -> None:
+    trained(LocalWorld(), CONFIG)
+    with pytest.raises(UsageError, match="was trained by a program of its own"):
+        [*replay(RUN, range(7, 8))]
+
+
+def test_files_of_samples_are_named(tmp_path: Path) -> None:
+    inner = ImageFiles(tmp_path, [("cat/1.png", 0), ("dog/2.png", 1)], lambda image: image, 100)
+    numbers = TensorDataset(torch.zeros(2))
+    data = ConcatDataset([ConcatDataset([numbers, inner]), Subset(inner, [1])])
+    names = [file_of(data, number) for number in range(len(data))]
+    assert names == ["", "", str(tmp_path / "cat/1.png"), *[str(tmp_path / "dog/2.png")] * 2]

@@ -1,0 +1,271 @@
+"""Train steps of a run again on this process, compare them with its ledger, and find the samples
+that decided their gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hvd_train import checkpoint, config_file, loop, plugin
+from hvd_train.config import Config
+from hvd_train.data import identity
+from hvd_train.data.random_numbers import seed_all
+from hvd_train.data.sources import file_of
+from hvd_train.data.trees import map_tensors
+from hvd_train.errors import UsageError
+from hvd_train.loops import Loops, MicroBatch
+from hvd_train.membership import Membership
+from hvd_train.network.device import LossScaler
+from hvd_train.parts import NOTHING, Own, Parts, warm_parts
+from hvd_train.progress.stop import StopSignal
+from hvd_train.run import OWN, check_names
+from hvd_train.run_files import commits, durable
+from hvd_train.run_files.ledger import StepAnswer, answers_in
+from hvd_train.state import Snapshot, to_host
+from hvd_train.tasks.task import LOSS, sum_of
+from hvd_train.world.world import LocalWorld
+
+_NOT_OURS = {
+    "ledger": True,  # which has the answers
+    "output_dir": None,
+    "copy_to": None,
+    "resume": "auto",
+    "commit_steps": None,
+    "max_time": None,
+    "profile": None,
+    "compile": False,  # compiled code frees what the backward passes of single samples need
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sample of a step, and the gradient of its own loss."""
+
+    number: int  # in the training set
+    gradient_norm: float
+    share: float  # of the sum of the norms of all samples; NaN if one is not finite
+    file: str  # empty if it has none
+
+
+@dataclass(frozen=True)
+class ReplayedStep:
+    """A step that was trained again."""
+
+    number: int
+    answer: StepAnswer
+    recorded: StepAnswer | None  # in the ledger
+    samples: Sequence[Sample]  # the largest norm first
+
+    @property
+    def gap(self) -> float:
+        """By how much loss or norm differ from the ledger; 0.0 for the same bits."""
+        if self.recorded is None or self.answer.is_same(self.recorded):
+            return 0.0
+        return max(self.answer.gaps(self.recorded))
+
+    @property
+    def verdict(self) -> str:
+        """How the step compares with the ledger."""
+        if self.recorded is None:
+            return "not in the ledger"
+        if self.answer.is_same(self.recorded):
+            return "same bits"
+        loss, norm = self.answer.gaps(self.recorded)
+        return f"loss differs by {loss:.1e}, norm by {norm:.1e}"
+
+
+def replay(
+    run: Path,
+    steps: range,
+    *,
+    own: Own = NOTHING,
+    trust: bool = False,
+    top: int = 3,
+    save_to: Path | None = None,
+) -> Iterator[ReplayedStep]:
+    """Yield these steps of a run, trained again from the last commit before them.
+
+    Each has its `top` samples. `save_to` is a file for the tensors of the last step. Code that the
+    run names is imported only with `trust`. Writes nothing into the run folder. Raises UsageError
+    if the run cannot be replayed.
+    """
+    if save_to is not None and not save_to.parent.is_dir():
+        raise UsageError(f"--save-batch {save_to}: no such folder")
+    path = _commit_before(run, steps)
+    snapshot = checkpoint.read(path)
+    config = _config_in(snapshot, run, own, trust=trust)
+    recorded = answers_in(run)
+    seed_all(config.seed)
+    world = LocalWorld()
+    parts, optimizers = warm_parts(config, world, own)
+    if changes := "; ".join(identity.differences(parts.identity, snapshot["data"]).values()):
+        raise UsageError(f"{run}: {changes}; a replay needs the data as they were")
+    with closing(Membership(config, world, parts, optimizers, replays=path)) as ranks:
+        loops = Loops(ranks, StopSignal())
+        for epoch in loops.epochs():
+            loop.begin_epoch(loops, epoch)
+            for step in epoch:
+                loop.begin_step(loops, step)
+                norms = dict[int, float]()
+                kept = list[dict[str, Any]]()
+                for micro in step:
+                    outputs = _Outputs(parts.model)
+                    with outputs:
+                        measures = parts.task.measure(parts.model, micro.batch)
+                    if top and step.number in steps:
+                        loss = sum_of(measures[LOSS])
+                        norms |= _norms(loss, outputs.tensors, micro, parts, ranks.state.scaler)
+                    if save_to is not None and step.number == steps[-1]:
+                        kept.append(_kept(micro))
+                    micro.backward(**measures)
+                if step.number not in steps:
+                    continue
+                if kept and save_to is not None:
+                    _save(save_to, {"step": step.number, "micro_batches": kept})
+                answer = ranks.state.recent[-1].answers_by_step()[step.number]
+                samples = _largest(norms, top, parts.data.train)
+                yield ReplayedStep(step.number, answer, recorded.get(step.number), samples)
+                if step.number == steps[-1]:
+                    return
+    raise UsageError(f"{run}: its training ends before step {steps[-1]}")
+
+
+def _commit_before(run: Path, steps: range) -> Path:
+    """Return the newest commit before the first step.
+
+    Raises UsageError if there is none, which names the steps that can be replayed.
+    """
+    if not run.is_dir():
+        raise UsageError(f"{run}: no such run folder")
+    found = commits.committed(run)
+    before = [path for path in found if commits.step_of(path) < steps[0]]
+    if before:
+        return before[0]
+    can = f"steps from {commits.step_of(found[-1]) + 1} on can be replayed" if found else ""
+    raise UsageError(
+        f"{run} has no commit before step {steps[0]}: {can or 'it has no commit at all'}; "
+        "--keep-checkpoints 3,every=1000 keeps more of them"
+    )
+
+
+def _config_in(snapshot: Snapshot, run: Path, own: Own, *, trust: bool) -> Config:
+    """Return the config of a commit, for a replay.
+
+    Raises UsageError if its run cannot be replayed here, or names code that is not trusted.
+    """
+    config = config_file.from_dict(snapshot["config"], source=str(run))
+    settings = config.settings()
+    named = {kind: str(settings[kind]) for kind, value in vars(own).items() if value is None}
+    if OWN in named.values():
+        raise UsageError(
+            f"{run} was trained by a program of its own, with a loop or functions that only its "
+            "script knows; only runs of `hvd-train train` can be replayed"
+        )
+    if config.batch.on_resize == "per-worker" or config.model.sync_batch_norm:
+        raise UsageError(
+            f"{run}: with --on-resize per-worker or --sync-batch-norm a step depends on the number "
+            "of ranks, so one process cannot replay it"
+        )
+    if not trust:
+        plugin.check_trusted(str(run), named)
+        config = config.replace(download=False)
+    check_names(config, own)
+    return config.replace(**_NOT_OURS)
+
+
+class _Outputs:
+    """A context that notes the tensors that a model returns."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.tensors = list[Tensor]()
+        self._model = model
+
+    def __enter__(self) -> None:
+        self._hook = self._model.register_forward_hook(self._note)
+
+    def __exit__(self, *_: object) -> None:
+        self._hook.remove()
+
+    def _note(self, _model: nn.Module, _arguments: object, output: Any) -> None:
+        def note(tensor: Tensor) -> Tensor:
+            self.tensors.append(tensor)
+            return tensor
+
+        map_tensors(output, note)
+
+
+def _norms(
+    loss: Tensor, outputs: Sequence[Tensor], micro: MicroBatch, parts: Parts, scaler: LossScaler
+) -> dict[int, float]:
+    """Return for each sample of a micro-batch the norm of the gradient through its own outputs.
+
+    These gradients add up to the micro-batch's. Batch norm lets a sample act on the others, too,
+    which counts for the others. Raises UsageError if the model has no output for each sample.
+    """
+    size = len(micro.samples)
+    rows = [each for each in outputs if each.requires_grad and each.shape[:1] == (size,)]
+    if not rows:
+        raise UsageError(
+            "the model returns no tensor with a row for each sample, so its samples cannot be told "
+            "apart: type --top 0"
+        )
+    trained = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
+    of_rows = torch.autograd.grad(scaler.scale(loss), rows, retain_graph=True, allow_unused=True)
+    scale = scaler.get_scale() if scaler.is_enabled() else 1.0
+    found = dict[int, float]()
+    for place, sample in enumerate(micro.samples.tolist()):
+        gradients = torch.autograd.grad(
+            rows,
+            trained,
+            [_only(place, row, gradient) for row, gradient in zip(rows, of_rows, strict=True)],
+            retain_graph=True,
+            allow_unused=True,
+        )
+        norms = torch._foreach_norm([each for each in gradients if each is not None])
+        norm = torch.linalg.vector_norm(torch.stack(norms), dtype=torch.float64)
+        found[sample] = float(norm) / scale
+    return found
+
+
+def _only(place: int, row: Tensor, gradient: Tensor | None) -> Tensor:
+    """Return the gradient of the outputs, with zeros for all samples but one."""
+    alone = torch.zeros_like(row)
+    if gradient is not None:
+        alone[place] = gradient[place]
+    return alone
+
+
+def _largest(norms: Mapping[int, float], top: int, data: Any) -> list[Sample]:
+    """Return the samples with the largest norms; those that are not finite come first."""
+    total = sum(norms.values()) or 1.0
+    if not math.isfinite(total):
+        total = math.nan
+    ordered = sorted(norms, key=lambda number: (math.isfinite(norms[number]), -norms[number]))
+    return [
+        Sample(number, norms[number], norms[number] / total, file_of(data, number))
+        for number in ordered[:top]
+    ]
+
+
+def _kept(micro: MicroBatch) -> dict[str, Any]:
+    return {
+        "number": micro.number,
+        "samples": torch.from_numpy(micro.samples),
+        "batch": to_host(micro.batch),
+    }
+
+
+def _save(path: Path, values: Mapping[str, Any]) -> None:
+    try:
+        with durable.writing(path) as file:
+            torch.save(values, file)
+    except OSError as error:
+        raise UsageError(f"--save-batch {path}: {error.strerror}") from None
