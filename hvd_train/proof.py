@@ -227,8 +227,8 @@ def depends_on_order(alone: Run, control: Run, tolerance: float) -> str:
 
 def _noise(one: Any, two: Any) -> dict[str, float]:
     """Return how much each number in two nested values differs, by its path."""
-    others = _leaves(two)
-    gaps = {path: _gap(value, others.get(path)) for path, value in _leaves(one).items()}
+    others = leaves(two)
+    gaps = {path: gap_between(value, others.get(path)) for path, value in leaves(one).items()}
     return {
         path: float(gap.nan_to_num(0.0, 0.0).max())
         for path, gap in gaps.items()
@@ -244,12 +244,12 @@ def _first_difference(
 
     `noise` has, for each number, how much it differs in another order of addition.
     """
-    mine = _leaves(one)
-    its = _leaves(two)
+    mine = leaves(one)
+    its = leaves(two)
     for path in {**mine, **its}:
         value = mine.get(path)
         other = its.get(path)
-        gap = _gap(value, other)
+        gap = gap_between(value, other)
         if gap is None:
             if isinstance(value, Tensor) or isinstance(other, Tensor) or value != other:
                 return path
@@ -263,18 +263,18 @@ def _first_difference(
     return ""
 
 
-def _leaves(values: Any, path: str = "") -> dict[str, Any]:
+def leaves(values: Any, path: str = "") -> dict[str, Any]:
     """Return what nested mappings and sequences hold, by path."""
     parts = parts_of(values)
     if parts is None:
         return {path: values}
     found = dict[str, Any]()
     for key, value in parts:
-        found |= _leaves(value, f"{path}/{key}" if path else str(key))
+        found |= leaves(value, f"{path}/{key}" if path else str(key))
     return found
 
 
-def _gap(one: Any, two: Any) -> Tensor | None:
+def gap_between(one: Any, two: Any) -> Tensor | None:
     """Return by how much two numbers, or tensors of one shape, differ, as a
     row; None for other values.
     """

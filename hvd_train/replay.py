@@ -145,7 +145,7 @@ def _commit_before(run: Path, steps: range) -> Path:
     """
     if not run.is_dir():
         raise UsageError(f"{run}: no such run folder")
-    found = commits.committed(run)
+    found = commits.of_run(run)
     before = [path for path in found if commits.step_of(path) < steps[0]]
     if before:
         return before[0]

@@ -1,4 +1,4 @@
-"""Commands about trainings that exist: `evaluate`, `predict`, `audit`, `replay`,
+"""Commands about trainings that exist: `evaluate`, `predict`, `audit`, `replay`, `diff`,
 `export`, `watch`, `why` and `report`.
 """
 
@@ -156,6 +156,19 @@ def replay(options: Namespace) -> int:
     elif differing:
         show(f"{differing} of {compared} steps differ by more than {options.tolerance:g}")
     return 1 if differing else 0
+
+
+def diff(options: Namespace) -> int:
+    """Print where two runs part, and what differs between them; return 0 if they are the same.
+
+    Otherwise return 1. Raises UsageError if nothing can be compared.
+    """
+    from hvd_train.comparison import difference  # imports torch
+
+    is_same, lines = difference(options.one, options.other)
+    for line in lines:
+        show(printable(line))
+    return 0 if is_same else 1
 
 
 def export(options: Namespace) -> int:

@@ -296,6 +296,14 @@ def _add_runs(commands: Any) -> None:
     gap = "how far loss and norm may differ, relative to their size, or to 1 (1e-4)"
     add("--tolerance", type=float, default=1e-4, metavar="X", help=gap)
 
+    about = """Say at which step and in which tensors two runs part, and what differs.
+
+    By the answers in their ledgers (--ledger), and commits of the same step. Exit code 0 if they
+    are the same, else 1."""
+    diff = _add(commands, "runs.diff", about)
+    diff.add_argument("one", type=Path, metavar="A", help="run folder")
+    diff.add_argument("other", type=Path, metavar="B", help="the run folder to compare it with")
+
     about = """Write the best weights as weights.pt, model.pt2 (torch.export) and model.json."""
     export = _add(commands, "runs.export", about)
     export.add_argument("target", nargs="?", type=Path, metavar="RUN", help=_TARGET)

@@ -46,6 +46,14 @@ def committed(folder: Path) -> list[Path]:
     ]
 
 
+def of_run(folder: Path) -> list[Path]:
+    """Return what `committed` does. Raises UsageError."""
+    try:
+        return committed(folder)
+    except OSError as error:
+        raise UsageError(f"cannot read {error.filename}: {error.strerror}") from None
+
+
 def is_verified(path: Path) -> bool:
     """Return whether all ranks had compared the state in a checkpoint before it was written."""
     try:
@@ -58,12 +66,8 @@ def is_verified(path: Path) -> bool:
 
 def described(folder: Path) -> str:
     """Return in one line which checkpoints there are. Raises UsageError."""
-    try:
-        paths = committed(folder)
-    except OSError as error:
-        raise UsageError(f"cannot read {error.filename}: {error.strerror}") from None
     known = {True: list[str](), False: list[str]()}
-    for path in reversed(paths):
+    for path in reversed(of_run(folder)):
         known[is_verified(path)].append(str(step_of(path)))
     compared, others = (", ".join(steps) or "none" for steps in known.values())
     return f"commits that all ranks had compared: {compared}; other commits: {others}"

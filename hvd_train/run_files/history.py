@@ -132,10 +132,10 @@ def read(path: Path) -> History:
     try:
         settings = {
             str(name): value
-            for name, value in _mapping(path / run_folder.CONFIG, config_file.parse).items()
+            for name, value in mapping_in(path / run_folder.CONFIG, config_file.parse).items()
         }
-        summary = _mapping(path / run_folder.SUMMARY, json.loads)
-        environment = _mapping(path / run_folder.ENVIRONMENT, json.loads)
+        summary = mapping_in(path / run_folder.SUMMARY, json.loads)
+        environment = mapping_in(path / run_folder.ENVIRONMENT, json.loads)
         records = [record for _, record in lines(path / run_folder.METRICS)]
     except OSError as error:
         raise UsageError(f"cannot read {error.filename or path}: {error.strerror}") from None
@@ -213,7 +213,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def _mapping(path: Path, parse: Callable[[str], object]) -> dict[str, Any]:
+def mapping_in(path: Path, parse: Callable[[str], object]) -> dict[str, Any]:
     """Return the values in a file; none without a file."""
     try:
         values = parse(plain_file.read_text(path, config_file.MOST_BYTES))

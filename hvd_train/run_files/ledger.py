@@ -168,14 +168,33 @@ def answers_in(folder: Path) -> dict[int, StepAnswer]:
 
     Raises UsageError if the ledger is damaged.
     """
-    path = folder / LEDGER
     found = dict[int, StepAnswer]()
+    for entry in _entries_in(folder):
+        found |= entry.answers_by_step()
+    return found
+
+
+def world_sizes_in(folder: Path) -> str:
+    """Return the numbers of ranks in the ledger of a run folder, and since which step; empty
+    without a ledger.
+
+    Raises UsageError if the ledger is damaged.
+    """
+    found = list[str]()
+    last = 0
+    for entry in _entries_in(folder):
+        if entry.world_size != last:
+            found.append(f"{entry.world_size} from step {entry.steps[0]}")
+            last = entry.world_size
+    return ", ".join(found)
+
+
+def _entries_in(folder: Path) -> list[Entry]:
+    path = folder / LEDGER
     try:
-        for entry in read(path) if path.exists() else ():
-            found |= entry.answers_by_step()
+        return [*read(path)] if path.exists() else []
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    return found
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The answers of steps in the ledger, steps that are trained again, and runs that are compared."""
 
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from typing_extensions import override
 
+from hvd_train.comparison import difference
 from hvd_train.config import DataConfig
 from hvd_train.data.dataset import Arrays, DataSet
 from hvd_train.data.folder import ImageFiles
@@ -17,7 +20,7 @@ from hvd_train.errors import UsageError
 from hvd_train.parts import Own
 from hvd_train.replay import ReplayedStep, replay
 from hvd_train.run_files.ledger import answers_in
-from hvd_train.world.world import LocalWorld
+from hvd_train.world.world import Gradients, LocalWorld
 from tests.support.elastic import ONE, THREE, TWO, Kill, run_elastic
 from tests.support.runs import RUN, batch_norm, convnet, dropout, few_digits, small_config, trained
 from tests.support.worlds import StoppingWorld, own_generator
@@ -144,3 +147,69 @@ def test_files_of_samples_are_named(tmp_path: Path) -> None:
     data = ConcatDataset([ConcatDataset([numbers, inner]), Subset(inner, [1])])
     names = [file_of(data, number) for number in range(len(data))]
     assert names == ["", "", str(tmp_path / "cat/1.png"), *[str(tmp_path / "dog/2.png")] * 2]
+
+
+class Wrong(LocalWorld):
+    """A world that makes an error in the gradient of one parameter, in one step."""
+
+    def __init__(self, step: int, name: str) -> None:
+        self._left = step
+        self._name = name
+
+    @override
+    def reduce(self) -> Gradients:
+        gradients = super().reduce()
+        self._left -= 1
+        if self._left == 0:
+            place = ["0.weight", "0.bias", "4.weight", "4.bias"].index(self._name)
+            gradients.tensors[place].view(-1)[0] += 2.0**-7
+        return gradients
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_step_and_the_tensor_in_which_two_runs_part_are_named(seed: int) -> None:
+    drawn = random.Random(seed)
+    wrong_step = drawn.randint(2, STEPS - 1)
+    name = drawn.choice(["0.weight", "0.bias", "4.weight", "4.bias"])
+    config = CONFIG.replace(commit_steps=wrong_step)
+    trained(LocalWorld(), config)
+    trained(Wrong(wrong_step, name), config.replace(output_dir=Path("wrong"), log_steps=7))
+    is_same, lines = difference(RUN, Path("wrong"))
+    assert not is_same
+    assert lines[0].startswith(f"the runs part at step {wrong_step}: loss ")
+    tensors = f"after step {wrong_step} 2 of 8 tensors differ: "
+    assert lines[1].startswith(tensors)
+    assert f"model/{name} by " in lines[1]
+    assert "log_steps: 1, and 7" in lines
+
+
+def test_equal_runs_differ_in_nothing() -> None:
+    config = CONFIG.replace(commit_steps=None, commit_seconds=None)
+    trained(LocalWorld(), config)
+    trained(StoppingWorld(14), config.replace(output_dir=Path("other")))
+    is_same, lines = difference(RUN, Path("other"))
+    assert not is_same
+    assert re.match(r"only the first run has step 1\d; the steps before are the same", lines[0])
+    trained(LocalWorld(), config.replace(output_dir=Path("other")))
+    assert difference(RUN, Path("other")) == (
+        True,
+        ["all 20 steps are the same", "all tensors are the same after the steps 20"],
+    )
+
+
+def test_the_numbers_of_ranks_differ() -> None:
+    """Sums of other ranks are rounded in another way, so the digests differ."""
+    trained(LocalWorld(), CONFIG)
+    other = CONFIG.replace(output_dir=Path("other"))
+    run_elastic(lambda world: trained(world, other), dict([ONE, TWO]), [Kill(9, rank=1)], first=2)
+    _, lines = difference(RUN, Path("other"))
+    ranks = "ranks: 1 from step 1, and 2 from step 1, 1 from step 9"
+    assert any(line.startswith(ranks) for line in lines)
+
+
+def test_runs_without_a_ledger_and_a_common_commit_cannot_be_compared() -> None:
+    trained(LocalWorld(), CONFIG.replace(ledger=False))
+    other = Path("other")
+    trained(LocalWorld(), CONFIG.replace(output_dir=other, epochs=1, commit_steps=7))
+    with pytest.raises(UsageError, match="nothing can be compared"):
+        difference(RUN, other)

@@ -1,0 +1,136 @@
+"""Find the step and the tensors in which two runs part, and what differs between them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hvd_train import checkpoint
+from hvd_train.errors import UsageError, first_few
+from hvd_train.network.buffers import digest_of, tensors_in
+from hvd_train.proof import gap_between, leaves
+from hvd_train.run_files import commits, history, run_folder
+from hvd_train.run_files.ledger import StepAnswer, answers_in, world_sizes_in
+from hvd_train.state import TENSORS
+
+_OF_EACH_RUN = {"output_dir", "started", "command"}
+_WIDTH = 60  # of a value that is shown
+
+
+def difference(one: Path, other: Path) -> tuple[bool, list[str]]:
+    """Return whether two runs have computed the same, and lines that say where they part.
+
+    The last lines are of their settings, data and machines. Raises UsageError if nothing of both
+    can be compared.
+    """
+    facts = _facts(one)
+    other_facts = _facts(other)
+    answers = answers_in(one)
+    others = answers_in(other)
+    paths = _commits_of_both(one, other)
+    if not (answers and others) and not paths:
+        raise UsageError(
+            f"{one} and {other}: nothing can be compared, since one has no answers in a ledger "
+            "(--ledger), and they have no commit of the same step"
+        )
+    lines = list[str]()
+    parting = ""
+    if answers and others:
+        parting = _parting_step(answers, others)
+        lines.append(parting or f"all {len(answers)} steps are the same")
+    if paths:
+        differing = _parting_tensors(paths)
+        steps = first_few([*paths])
+        lines.append(differing or f"all tensors are the same after the steps {steps}")
+        parting = parting or differing
+    return not parting, lines + _differing(facts, other_facts)
+
+
+def _facts(run: Path) -> dict[str, Any]:
+    """Return what a run says of its settings, data, ranks and machine, by name."""
+    found = history.read(run)
+    try:
+        data = history.mapping_in(run / run_folder.DATA, json.loads)
+    except OSError as error:
+        raise UsageError(f"cannot read {run / run_folder.DATA}: {error.strerror}") from None
+    ranks = world_sizes_in(run)
+    return leaves({**found.settings, "data": data, "ranks": ranks, "machine": found.environment})
+
+
+def _parting_step(one: Mapping[int, StepAnswer], other: Mapping[int, StepAnswer]) -> str:
+    """Return a line about the first step that differs; empty if there is none."""
+    for step in sorted(one.keys() | other.keys()):
+        if step not in one or step not in other:
+            which = "second" if step in other else "first"
+            return f"only the {which} run has step {step}; the steps before are the same"
+        mine = one[step]
+        its = other[step]
+        if not mine.is_same(its):
+            return (
+                f"the runs part at step {step}: loss {mine.loss:.9g} and {its.loss:.9g}, gradient "
+                f"norm {mine.gradient_norm:.9g} and {its.gradient_norm:.9g}"
+            )
+    return ""
+
+
+def _commits_of_both(one: Path, other: Path) -> dict[int, tuple[Path, Path]]:
+    """Return the commits after the same steps, in their order."""
+    mine = {commits.step_of(path): path for path in commits.of_run(one)}
+    its = {commits.step_of(path): path for path in commits.of_run(other)}
+    return {step: (mine[step], its[step]) for step in sorted(mine.keys() & its.keys())}
+
+
+def _parting_tensors(paths: Mapping[int, tuple[Path, Path]]) -> str:
+    """Return a line about the tensors of the first commits that differ; empty if none does.
+
+    The first are those that differ most.
+    """
+    for step, (path, other) in paths.items():
+        mine = _tensors_in(path)
+        its = _tensors_in(other)
+        gaps = {
+            name: _largest_gap(mine.get(name), its.get(name))
+            for name in {**mine, **its}
+            if _digest(mine.get(name)) != _digest(its.get(name))
+        }
+        if gaps:
+            ordered = sorted(gaps, key=gaps.__getitem__, reverse=True)
+            shown = first_few([f"{name} by {gaps[name]:.2g}" for name in ordered], 3)
+            return f"after step {step} {len(gaps)} of {len(mine)} tensors differ: {shown}"
+    return ""
+
+
+def _tensors_in(path: Path) -> dict[str, Tensor]:
+    snapshot = checkpoint.read(path)
+    found = tensors_in({name: snapshot[name] for name in TENSORS})
+    return {name[1:]: tensor for name, tensor in found}
+
+
+def _digest(tensor: Tensor | None) -> str:
+    return "" if tensor is None else digest_of("", [("", tensor)])
+
+
+def _largest_gap(one: Tensor | None, other: Tensor | None) -> float:
+    gap = gap_between(one, other)
+    if gap is None:  # a tensor of one run, or of another shape
+        return math.inf
+    return float(gap.nan_to_num(math.inf).max()) if len(gap) else 0.0
+
+
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return a line for each value that differs."""
+    return [
+        f"{name}: {_shown(one.get(name))}, and {_shown(other.get(name))}"
+        for name in {**one, **other}
+        if one.get(name) != other.get(name) and not {*name.split("/")} & _OF_EACH_RUN
+    ]
+
+
+def _shown(value: object) -> str:
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}..."
