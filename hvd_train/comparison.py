@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from hvd_train import checkpoint
-from hvd_train.errors import UsageError, first_few
+from hvd_train.errors import UsageError, counted, first_few
 from hvd_train.network.buffers import digest_of, tensors_in
 from hvd_train.proof import gap_between, leaves
 from hvd_train.run_files import commits, history, run_folder
@@ -45,8 +45,10 @@ def difference(one: Path, other: Path) -> tuple[bool, list[str]]:
         lines.append(parting or f"all {len(answers)} steps are the same")
     if paths:
         differing = _parting_tensors(paths)
-        steps = first_few([*paths])
-        lines.append(differing or f"all tensors are the same after the steps {steps}")
+        same = (
+            f"all tensors of {counted(len(paths), 'commit')}, up to step {max(paths)}, are the same"
+        )
+        lines.append(differing or same)
         parting = parting or differing
     return not parting, lines + _differing(facts, other_facts)
 

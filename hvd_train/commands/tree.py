@@ -285,6 +285,7 @@ def _add_runs(commands: Any) -> None:
     about = """Train steps of a run again, compare them, and name the samples of large gradients.
 
     It starts from the last commit before them, on this process, and writes nothing into the run.
+    A sample's gradient is the one through its own outputs; batch norm lets samples act on others.
     Exit code 1 if loss or norm differ from the ledger (--ledger) by more than the tolerance."""
     replay = _add(commands, "runs.replay", about)
     add = replay.add_argument
