@@ -5,6 +5,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -76,6 +77,29 @@ def test_an_error_is_a_line_and_a_code(
     assert cli.run(["audit", "7"]) == RankLost.exit_code == 3
     assert capsys.readouterr().err == "hvd-train: no rank 7\n"
     assert cli.run(["audit"]) == 128 + signal.SIGINT
+
+
+def test_replay_and_diff_print_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 1 if a step differs from the ledger."""
+    changes = {"ledger": True, "commit_steps": 5, "learning_rate": 1e-3, "epochs": 1}
+    train(small_config(output_dir=Path("out"), global_batch_size=200, batch_size=100, **changes))
+    shutil.copytree("out", "other")
+    capsys.readouterr()
+    assert cli.run(["replay", "out", "--steps", "7:8", "--top", "2"]) == 0
+    step, *samples = capsys.readouterr().out.splitlines()[:3]
+    assert re.fullmatch(r"step 7  loss [\d.]+  gradient norm [\d.]+  same bits", step)
+    for sample in samples:
+        assert re.fullmatch(r" +\d\.\d%  sample \d+  gradient norm [\d.]+", sample)
+    assert cli.run(["diff", "out", "other"]) == 0
+    ledger = Path("other/ledger.jsonl")
+    *lines, last = ledger.read_text().splitlines()
+    entry = json.loads(last)
+    assert entry["steps"] == [8, 8]
+    ledger.write_text("\n".join([*lines, json.dumps({**entry, "answers": "40" * 12})]) + "\n")
+    assert cli.run(["replay", "other", "--steps", "8", "--top", "0"]) == 1
+    assert "1 of 1 steps differ by more than 0.0001" in capsys.readouterr().out
+    assert cli.run(["diff", "out", "other"]) == 1
+    assert "the runs part at step 8: " in capsys.readouterr().out
 
 
 def test_evaluate_and_audit_agree_with_the_training(capsys: pytest.CaptureFixture[str]) -> None:
