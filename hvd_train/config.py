@@ -371,7 +371,8 @@ class RunConfig:
     """Where values go besides metrics.jsonl: tensorboard, wandb or mlflow, several with
     commas, or none."""
     ledger: bool = may_change(False)
-    """Write the samples of each step to ledger.jsonl, for `hvd-train audit`."""
+    """Write samples, loss, gradient norm and a digest of each step to ledger.jsonl, for `hvd-train
+    audit`, `replay` and `diff`."""
     eval_epochs: int = may_change(1, "at least 1")
     """Epochs from one evaluation to the next (the last epoch is always evaluated)."""
     profile: str | None = may_change(None)

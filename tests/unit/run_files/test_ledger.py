@@ -90,6 +90,9 @@ def test_the_answer_of_a_step_depends_on_each_bit_and_on_the_steps_before() -> N
         assert not other.is_same(one)
         assert other.gaps(one) == (0.0, 0.0)
     assert not next_one.is_same(one)
+    for norm, is_same in ((2.00002, True), (2.0001, False), (math.nan, False)):
+        (other,) = Entry(0, (7, 7), 2, (0, 20), 1, answer(norm=norm)).answers_by_step().values()
+        assert other.is_same(one) == is_same
 
 
 @pytest.mark.parametrize(

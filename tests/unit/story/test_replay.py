@@ -165,7 +165,7 @@ class Wrong(LocalWorld):
         self._left -= 1
         if self._left == 0:
             place = ["0.weight", "0.bias", "4.weight", "4.bias"].index(self._name)
-            gradients.tensors[place].view(-1)[0] += 2.0**-7
+            gradients.tensors[place].view(-1)[0] += 2.0**-4
         return gradients
 
 
@@ -208,6 +208,13 @@ def test_the_numbers_of_ranks_differ() -> None:
     _, lines = difference(RUN, Path("other"))
     ranks = "ranks: 1 from step 1, and 2 from step 1, 1 from step 9"
     assert any(line.startswith(ranks) for line in lines)
+
+
+def test_other_data_are_named() -> None:
+    trained(LocalWorld(), CONFIG)
+    trained(LocalWorld(), CONFIG.replace(output_dir=Path("other")), data=poisoned)
+    _, lines = difference(RUN, Path("other"))
+    assert any(line.startswith("data/items/training: ") for line in lines)
 
 
 def test_runs_without_a_ledger_and_a_common_commit_cannot_be_compared() -> None:
