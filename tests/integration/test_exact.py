@@ -1,6 +1,7 @@
 """`--reduction exact`: the same file of weights from any ranks, launchers and faults."""
 
 import hashlib
+import random
 import signal
 import subprocess
 import sys
@@ -64,8 +65,12 @@ def test_any_number_of_ranks_gives_the_same_file(program: str, tmp_path: Path) -
 
 
 def test_kills_and_a_resume_elsewhere_give_the_same_file(tmp_path: Path) -> None:
-    """Workers of an elastic job are killed four times; one rank alone ends the run."""
+    """Workers of an elastic job are killed four times; one rank alone ends the run.
+
+    Random steps of it are then replayed to the bit.
+    """
     training = ["train", "digits", "--epochs", "30", "--learning-rate", "0.01", *EXACT, "--ledger"]
+    training += ["--commit-steps", "50", "--keep-checkpoints", "3,every=300"]
     output_of([HVD_TRAIN, *training, "--output-dir", "alone"], tmp_path)
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost slots=3\n")
@@ -85,3 +90,7 @@ def test_kills_and_a_resume_elsewhere_give_the_same_file(tmp_path: Path) -> None
     output_of([HVD_TRAIN, *training, "--output-dir", "run"], tmp_path)
     assert audit(tmp_path / "run").faults == ()
     assert digest_of(tmp_path / "run") == digest_of(tmp_path / "alone")
+    for first in random.Random(0).sample(range(360, 1790), 4):
+        steps = ["--steps", f"{first}:{first + 4}", "--top", "0"]
+        output = output_of([HVD_TRAIN, "replay", "run", *steps], tmp_path)
+        assert output.count("same bits") == 5, output
