@@ -66,10 +66,10 @@ def _facts(run: Path) -> dict[str, Any]:
 
 def _parting_step(one: Mapping[int, StepAnswer], other: Mapping[int, StepAnswer]) -> str:
     """Return a line about the first step that differs; empty if there is none."""
-    for step in sorted(one.keys() | other.keys()):
-        if step not in one or step not in other:
-            which = "second" if step in other else "first"
-            return f"only the {which} run has step {step}; the steps before are the same"
+    both = sorted(one.keys() & other.keys())
+    if not both:
+        return "the ledgers have no step in common"
+    for step in both:
         mine = one[step]
         its = other[step]
         if not mine.is_same(its):
@@ -77,6 +77,11 @@ def _parting_step(one: Mapping[int, StepAnswer], other: Mapping[int, StepAnswer]
                 f"the runs part at step {step}: loss {mine.loss:.9g} and {its.loss:.9g}, gradient "
                 f"norm {mine.gradient_norm:.9g} and {its.gradient_norm:.9g}"
             )
+    if others := sorted(one.keys() ^ other.keys()):
+        which = "second" if others[0] in other else "first"
+        return (
+            f"only the {which} run has step {others[0]}; steps {both[0]} to {both[-1]} are the same"
+        )
     return ""
 
 

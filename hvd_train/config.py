@@ -363,7 +363,7 @@ class RunConfig:
     recheck_steps: int | None = may_change(None, "at least 0")
     """Steps from one in which each worker computes a micro-batch of another one again, and all
     compare the gradients, to the next; also steps 1, 10 and 100 after each start. Default: 500; in
-    a loop of your own 0, which is never."""
+    a loop of your own never, as with 0, which also omits the check of each device at the start."""
     max_time: str | None = may_change(None)
     """End the run after this time of training (without start-ups, over all restarts), as in 2h30m,
     90m or 45s: with final weights, test score and summary. A longer time continues the run."""

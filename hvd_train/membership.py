@@ -48,7 +48,9 @@ from hvd_train.updater import Updater
 from hvd_train.validate import evaluate
 from hvd_train.world.world import World, together
 
-MIXED = "ranks have different processors or GPUs, so they may differ by rounding:"
+MIXED = (
+    "the last bits depend on which rank computes a micro-batch, since ranks have different devices:"
+)
 START_OF_PROGRAM = Place().label(-1)
 # a fault that repeats this often at one step is in the step, not in the cluster
 _SAME_STEP_FAULTS = 5
@@ -437,7 +439,10 @@ class Membership:
         split = self.clock.split
         self.updater = Updater(config, self.world, parts.model, parts.device, parts.training, split)
         balance = config.run.balance
-        self._devices = sorted({report.device for report in reports})
+        devices = sorted({report.device for report in reports})
+        if len(devices) > 1 and devices != self._devices:
+            journal.event("note", f"{MIXED} {first_few(devices)}")
+        self._devices = devices
         # the passes of batch norm over ranks, which wait for one another, decide its statistics
         follow = not config.model.sync_batch_norm and (
             balance == "on" or (balance == "auto" and len(self._devices) > 1)
@@ -489,8 +494,6 @@ class Membership:
         self.output.write(run_folder.DATA, state.data)
         if self.config.run.ledger and parts.sample_weights is not None:
             self.output.write(run_folder.WEIGHTS, parts.sample_weights)
-        if len(self._devices) > 1:
-            journal.event("note", f"{MIXED} {first_few(self._devices)}")
         if state.progress.step == 0:
             for note in parts.notes:
                 journal.event("note", note)

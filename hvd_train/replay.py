@@ -40,6 +40,8 @@ _NOT_OURS = {
     "resume": "auto",
     "commit_steps": None,
     "max_time": None,
+    "patience": None,  # a replay evaluates nothing
+    "device": "auto",
     "profile": None,
     "compile": False,  # compiled code frees what the backward passes of single samples need
 }
@@ -78,6 +80,8 @@ class ReplayedStep:
             return "not in the ledger"
         if self.answer.is_same(self.recorded):
             return "same bits"
+        if self.gap == 0:
+            return "the sums until this step differ"
         loss, norm = self.answer.gaps(self.recorded)
         return f"loss differs by {loss:.1e}, norm by {norm:.1e}"
 
@@ -115,7 +119,7 @@ def replay(
             for step in epoch:
                 loop.begin_step(loops, step)
                 norms = dict[int, float]()
-                kept = list[dict[str, Any]]()
+                kept = dict[int, dict[str, Any]]()  # a step that is taken again has them again
                 for micro in step:
                     outputs = _Outputs(parts.model)
                     with outputs:
@@ -124,12 +128,12 @@ def replay(
                         loss = sum_of(measures[LOSS])
                         norms |= _norms(loss, outputs.tensors, micro, parts, ranks.state.scaler)
                     if save_to is not None and step.number == steps[-1]:
-                        kept.append(_kept(micro))
+                        kept[micro.number] = _kept(micro)
                     micro.backward(**measures)
                 if step.number not in steps:
                     continue
                 if kept and save_to is not None:
-                    _save(save_to, {"step": step.number, "micro_batches": kept})
+                    _save(save_to, {"step": step.number, "micro_batches": [*kept.values()]})
                 answer = ranks.state.recent[-1].answers_by_step()[step.number]
                 samples = _largest(norms, top, parts.data.train)
                 yield ReplayedStep(step.number, answer, recorded.get(step.number), samples)

@@ -801,7 +801,8 @@ class Attempt:
         # Horovod knows the squares from the second update on, and adds them up in another way, so a
         # clip that used them would round differently after a resume.
         if gradients.squares is not None and limit is None and not self._state.scaler.is_enabled():
-            norm = torch.tensor(math.sqrt(gradients.squares), dtype=torch.float64)
+            root = math.sqrt(gradients.squares)
+            norm = torch.tensor(root, dtype=torch.float64, device=self._updater.device)
         else:
             pieces = [piece for tensor in gradients.tensors for piece in _pieces(tensor)]
             norms = (
@@ -900,7 +901,8 @@ def advice_for(error: Exception, batch: Batch) -> UsageError | None:
     if "does not have a deterministic implementation" in str(error):
         operation = str(error).partition(" ")[0]
         return UsageError(
-            f"--deterministic: {operation} has no deterministic version: leave the flag out"
+            f"{operation} has no deterministic version: leave out --deterministic, or --reduction "
+            "exact"
         )
     return None
 

@@ -228,7 +228,7 @@ class StepBuffers:
         self.differing = set[str]()
 
     def begin(self, num_micro_batches: int) -> None:
-        """Save the values at the beginning of a step of so many micro-batches of all ranks."""
+        """Save the values at the beginning of a step with this many micro-batches of all ranks."""
         for mean in self._means:
             mean.begin(num_micro_batches if self._is_exact else 1)
         for other in self.others:

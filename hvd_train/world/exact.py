@@ -34,7 +34,7 @@ class ExactSums:
         self._layouts = dict[str, _Layout]()  # by update
         self._larger = dict[str, int]()  # exponents for the next attempt at an update
         self.exponents = dict[str, int]()
-        """Those of the sums of this update, after `reduce`."""
+        """The exponents of the norms of this update, after `reduce`, for the next one."""
 
     def begin(
         self,
@@ -43,9 +43,9 @@ class ExactSums:
         num_micro_batches: int,
         exponents: Mapping[str, int],
     ) -> None:
-        """Begin an update of these parameters, by name, in so many micro-batches of all ranks.
+        """Begin an update of these parameters, by name, in this many micro-batches of all ranks.
 
-        `exponents` are those of the sums before.
+        `exponents` has the exponents after the last update of each parameter.
         """
         layout = self._layouts.get(update)
         if layout is None or layout.ids != [*map(id, parameters.values())]:
@@ -109,8 +109,9 @@ class ExactSums:
             if broken[number] or large[number]:
                 layout.results[number].fill_(math.nan)
             parameter.grad = layout.gradient_of(number) if given[number] else None
-        for key, norm in zip(layout.keys, norms, strict=True):
-            self.exponents[key] = _exponent(norm, self.exponents[key])
+        if not any(broken):  # else the step is skipped, and other sums may have overflowed
+            for key, norm in zip(layout.keys, norms, strict=True):
+                self.exponents[key] = _exponent(norm, self.exponents[key])
         trained = [p for p, count in zip(layout.parameters, given, strict=True) if count]
         squares = math.nan if any(broken) else math.fsum(norm * norm for norm in norms)
         return Gradients([numbers_in(parameter) for parameter in trained], squares)
@@ -166,7 +167,7 @@ class _Layout:
             self._parts = torch.split(self.sums, [*map(len, self.results)])
 
     def begin(self) -> None:
-        """Forget what the update before has left."""
+        """Clear what the last update has left."""
         self.counts.zero_()
         self.norms.zero_()
         self._has = [False] * len(self.parameters)

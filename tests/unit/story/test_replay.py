@@ -192,7 +192,7 @@ def test_equal_runs_differ_in_nothing() -> None:
     trained(StoppingWorld(14), config.replace(output_dir=Path("other")))
     is_same, lines = difference(RUN, Path("other"))
     assert not is_same
-    assert re.match(r"only the first run has step 1\d; the steps before are the same", lines[0])
+    assert re.match(r"only the first run has step 1\d; steps 1 to 1\d are the same", lines[0])
     trained(LocalWorld(), config.replace(output_dir=Path("other")))
     assert difference(RUN, Path("other")) == (
         True,

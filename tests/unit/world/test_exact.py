@@ -36,7 +36,7 @@ def summed(
         except SumsOverflow:
             continue
         return {name: parameter.grad for name, parameter in parameters.items()}
-    raise AssertionError("sums overflow again and again")
+    raise AssertionError("three attempts overflow")
 
 
 def parameter_of(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
@@ -107,6 +107,19 @@ def test_a_broken_gradient_stays_broken(bad: float) -> None:
     assert result is not None
     assert not result.isfinite().any()
     assert math.isnan(sums.reduce().squares or 0.0)
+
+
+def test_skipped_steps_leave_the_exponents() -> None:
+    """Else a few of them would make all later gradients zero."""
+    sums = ExactSums(LocalWorld())
+    parameters = {"x": parameter_of(1000), "y": parameter_of(2)}
+    good = {"x": torch.full((1000,), 2.0**-12), "y": torch.ones(2)}
+    bad = {"x": torch.full((1000,), math.nan), "y": torch.ones(2)}
+    for gradients in (good, bad, bad, bad, good):
+        result = summed(sums, parameters, [gradients], 1)["x"]
+    assert result is not None
+    assert torch.equal(result, good["x"])
+    assert max(sums.exponents.values()) <= 1
 
 
 def test_gradients_of_every_form() -> None:
