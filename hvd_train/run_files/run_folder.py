@@ -3,6 +3,7 @@
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -295,11 +296,12 @@ def _is_lock_of(path: Path, lock: IO[str]) -> bool:
 def _check_no_links(path: Path) -> None:
     """Raise UsageError if a run folder holds a symlink or a device: writes would go elsewhere."""
     for entry in sorted((*path.iterdir(), *path.glob("checkpoints/*"))):
-        is_link = entry.is_symlink() or (
-            entry.name in _WRITTEN_IN_PLACE and entry.stat().st_nlink > 1
-        )
-        # A file may be gone: an earlier rank 0 has just renamed its partial file.
-        if is_link or (entry.exists() and not entry.is_file() and not entry.is_dir()):
+        try:
+            status = entry.lstat()
+        except FileNotFoundError:  # an earlier rank 0 has just renamed its partial file
+            continue
+        is_link = entry.name in _WRITTEN_IN_PLACE and status.st_nlink > 1
+        if is_link or not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
             raise UsageError(
                 f"{entry} is a symlink or a device: remove it, or name another --output-dir"
             )
