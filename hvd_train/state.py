@@ -145,8 +145,8 @@ class TrainState:
     totals: Totals = Totals()
     # the last one in which ranks have computed the same, compared by a second computation
     trusted_step: int = 0
-    # By update, if its loss is divided by a count: the power of two near the count for each sample
-    # in the last step.
+    # Powers of two in the last step. By update, if its loss is divided by a count: near the count
+    # for each sample. With exact sums, by update and parameter: above the norm of its gradient.
     exponents: dict[str, int] = field(default_factory=dict)
     best: Evaluation | None = None
     last: Evaluation | None = None

@@ -601,8 +601,8 @@ class Attempt:
         self._arrived: Tensor | None = None
 
     def _measured(self) -> Tensor:
-        """Return the sums of the measures on this rank or, for exact sums, those of each
-        micro-batch of all ranks, with zeros for the others.
+        """Return the sums of the measures on this rank or, for exact sums, a row for each
+        micro-batch of all ranks, with zeros for other ranks.
         """
         updater = self._updater
         passes = self._sums_of_passes

@@ -299,7 +299,7 @@ class StepBuffers:
     @property
     def changes(self) -> list[Tensor]:
         """This rank's changes of averaged buffers: floating point, 1-D, with the
-        same lengths on all ranks. If they are exact, those of each micro-batch of all ranks.
+        same lengths on all ranks. With exact sums: by each micro-batch of all ranks.
         """
         return [mean.changes for mean in self._means]
 

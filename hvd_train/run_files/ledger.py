@@ -73,7 +73,7 @@ def _gap(one: float, other: float) -> float:
 
 
 def in_digits(loss: float, gradient_norm: float, totals: Totals, before: str) -> str:
-    """Return the answer of a step in hexadecimal digits; `before` ends with those of the step
+    """Return the answer of a step in hexadecimal digits; `before` ends with the digits of the step
     before, if it has any.
     """
     numbers = np.array([loss, gradient_norm, *totals.sums.values(), *totals.divisors.values()])

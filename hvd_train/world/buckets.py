@@ -23,6 +23,7 @@ from hvd_train.world.world import (
     kinds_of,
     kinds_on_all_ranks,
     numbers_in,
+    real,
     sum_sparse,
 )
 
@@ -65,7 +66,7 @@ class Bucket(tuple[nn.Parameter, ...]):
             flat[begin : begin + parameter.numel()].as_strided(parameter.size(), stride)
             for parameter, begin, stride in zip(self, self._begins, strides, strict=True)
         ]
-        self._whole, self.flat = map(_real, (whole, flat))
+        self._whole, self.flat = map(real, (whole, flat))
         self.sent = wire(self._whole)
         """What is summed in place: the bucket, or its numbers in another type."""
         self._sent_views = self._views
@@ -74,7 +75,7 @@ class Bucket(tuple[nn.Parameter, ...]):
                 self.sent.as_strided(
                     view.size(), view.stride(), view.storage_offset() - self._whole.storage_offset()
                 )
-                for view in map(_real, self._views)
+                for view in map(real, self._views)
             ]
         self.surprise = self.sent.view(-1)[-1:]
         """On CPUs above zero after the sum if, on any rank, gradients are of
@@ -109,7 +110,7 @@ class Bucket(tuple[nn.Parameter, ...]):
 
     def _move(self, targets: Sequence[Tensor]) -> None:
         moved = [
-            (parameter, view, _real(parameter.grad), _real(target))
+            (parameter, view, real(parameter.grad), real(target))
             for parameter, view, target in zip(self, self._views, targets, strict=True)
             if _is_outside(parameter.grad, target)
         ]
@@ -138,11 +139,6 @@ class Bucket(tuple[nn.Parameter, ...]):
 
 def _is_outside(gradient: Tensor | None, place: Tensor) -> TypeGuard[Tensor]:
     return gradient is not None and gradient is not place and not gradient.is_sparse
-
-
-def _real(tensor: Tensor) -> Tensor:
-    # Horovod has no complex numbers
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 class _Layout:

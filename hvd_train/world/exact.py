@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from hvd_train.errors import SumsOverflow
-from hvd_train.world.world import Gradients, PendingSum, World, numbers_in
+from hvd_train.world.world import Gradients, PendingSum, World, real
 
 _SUM_BITS = 62  # of the largest sum over all micro-batches
-_MARGIN = 6  # bits by which the norm of a gradient may be larger than that of the last sum
+_MARGIN = 6  # bits by which the norm of a gradient may exceed the norm of the last sum
 _LEAST = -60  # the least exponent of a norm; a float32 has room for its scale
 _ON_CPU = 1 << 15  # numbers that stay in the cache of a core between two operations
 _PIECE = 1 << 22  # integers that are sent at once
@@ -112,9 +112,9 @@ class ExactSums:
         if not any(broken):  # else the step is skipped, and other sums may have overflowed
             for key, norm in zip(layout.keys, norms, strict=True):
                 self.exponents[key] = _exponent(norm, self.exponents[key])
-        trained = [p for p, count in zip(layout.parameters, given, strict=True) if count]
+        results = [result for result, count in zip(layout.results, given, strict=True) if count]
         squares = math.nan if any(broken) else math.fsum(norm * norm for norm in norms)
-        return Gradients([numbers_in(parameter) for parameter in trained], squares)
+        return Gradients(results, squares)
 
     def _exponents_of_all_ranks(self, large: Sequence[int]) -> dict[str, int]:
         """Return exponents for the parameters of these numbers whose gradients were too large."""
@@ -143,7 +143,7 @@ class _Layout:
         self.parameters = [*parameters.values()]
         self.ids = [*map(id, self.parameters)]
         self.keys = [f"{update}:{name}" for name in parameters]
-        numbers = [_real(parameter.detach()) for parameter in self.parameters]
+        numbers = [real(parameter.detach()) for parameter in self.parameters]
         # as autograd gives a gradient: without gaps
         self._strides = [torch.empty_like(each, device="meta").stride() for each in numbers]
         self._shapes = [each.shape for each in numbers]
@@ -176,7 +176,7 @@ class _Layout:
         """Return the numbers of a gradient in their order in `sums`."""
         gradient = self.parameters[number].grad
         assert gradient is not None
-        numbers = _real(gradient.to_dense() if gradient.is_sparse else gradient)
+        numbers = real(gradient.to_dense() if gradient.is_sparse else gradient)
         if numbers.stride() != self._strides[number]:
             other = torch.empty_strided(
                 numbers.shape, self._strides[number], dtype=numbers.dtype, device=numbers.device
@@ -242,8 +242,3 @@ def _pieces(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 def _dtype(numbers: Tensor) -> torch.dtype:
     """Return the type in which these numbers are scaled: half precision lacks the range."""
     return torch.promote_types(numbers.dtype, torch.float32)
-
-
-def _real(tensor: Tensor) -> Tensor:
-    # Horovod has no complex numbers
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

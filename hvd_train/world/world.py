@@ -239,7 +239,12 @@ def numbers_in(parameter: nn.Parameter) -> Tensor:
     if parameter.grad.is_sparse:
         parameter.grad = parameter.grad.coalesce()
         return parameter.grad._values()
-    return torch.view_as_real(parameter.grad) if parameter.is_complex() else parameter.grad
+    return real(parameter.grad)
+
+
+def real(tensor: Tensor) -> Tensor:
+    """Return the numbers of a tensor, which share its memory: Horovod has no complex ones."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def kinds_of(parameters: Sequence[nn.Parameter]) -> list[int]:
