@@ -543,18 +543,21 @@ class Config:
         if other.recipe == Config.recipe:
             theirs["recipe"] = self.recipe
         return [
-            f"{name}: {_plain(mine)}, not {_plain(theirs[name])}"
+            f"{name}: {_plain(mine)}, not {_plain(theirs.get(name))}"
             for name, mine in self.decisive().items()
-            if mine != theirs[name]
+            if mine != theirs.get(name)
         ]
 
     def decisive(self) -> dict[str, Any]:
         """Return by name the value of every setting that must not change on resume."""
-        return {
+        fixed = {
             name: value
             for name, value in self.settings().items()
             if not _FIELDS[name].metadata.get("may_change")
         }
+        if not self.precision.is_exact:
+            del fixed["threads"]  # only rounding depends on it
+        return fixed
 
 
 GROUPS: dict[str, type[Any]] = {
