@@ -96,7 +96,13 @@ class HorovodWorld(World):
     @override
     def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
         handle = self._begin(lambda: hvd.allreduce_async_(tensor, name=name, op=hvd.Sum))
-        return lambda: _wait(handle)
+
+        def wait() -> Tensor:
+            with self._by_first_cause(), waiting:
+                total: Tensor = hvd.synchronize(handle)
+            return total
+
+        return wait
 
     def _begin(self, operation: Callable[[], int]) -> int:
         """Begin a sum of this step and return its handle."""
