@@ -1,5 +1,5 @@
-"""Train steps of a run again on this process, compare them with its ledger, and find the samples
-that decided their gradients.
+"""Train steps of a run again, on any number of ranks, compare them with its ledger, and find the
+samples that decided their gradients.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from hvd_train.run_files import commits, durable
 from hvd_train.run_files.ledger import StepAnswer, answers_in
 from hvd_train.state import Snapshot, to_host
 from hvd_train.tasks.task import LOSS, sum_of
-from hvd_train.world.world import LocalWorld
+from hvd_train.world.world import World, together
 
 _NOT_OURS = {
     "ledger": True,  # which has the answers
@@ -90,6 +91,7 @@ def replay(
     run: Path,
     steps: range,
     *,
+    world: World,
     own: Own = NOTHING,
     trust: bool = False,
     top: int = 3,
@@ -97,19 +99,17 @@ def replay(
 ) -> Iterator[ReplayedStep]:
     """Yield these steps of a run, trained again from the last commit before them.
 
-    Each has its `top` samples. `save_to` is a file for the tensors of the last step. Code that the
-    run names is imported only with `trust`. Writes nothing into the run folder. Raises UsageError
-    if the run cannot be replayed.
+    Each has its `top` samples. `save_to` is a file for the tensors of the last step, which rank 0
+    writes. Code that the run names is imported only with `trust`. Writes nothing into the run
+    folder, which all ranks of `world` must see. Raises UsageError if the run cannot be replayed,
+    and RankLost.
     """
     if save_to is not None and not save_to.parent.is_dir():
         raise UsageError(f"--save-batch {save_to}: no such folder")
-    path = _commit_before(run, steps)
-    snapshot = checkpoint.read(path)
-    config = _config_in(snapshot, run, own, trust=trust)
+    path, snapshot, config = together(world, lambda: _found(run, steps, own, trust=trust))
     recorded = answers_in(run)
     seed_all(config.seed)
-    world = LocalWorld()
-    parts, optimizers = warm_parts(config, world, own)
+    parts, optimizers = world.prepare(lambda: warm_parts(config, world, own))
     if changes := "; ".join(identity.differences(parts.identity, snapshot["data"]).values()):
         raise UsageError(f"{run}: {changes}; a replay needs the data as they were")
     with closing(Membership(config, world, parts, optimizers, replays=path)) as ranks:
@@ -132,14 +132,28 @@ def replay(
                     micro.backward(**measures)
                 if step.number not in steps:
                     continue
-                if kept and save_to is not None:
-                    _save(save_to, {"step": step.number, "micro_batches": [*kept.values()]})
+                of_ranks = world.gather((norms, kept), "a replay")
+                norms = dict(chain.from_iterable(each.items() for each, _ in of_ranks))
+                kept = dict(chain.from_iterable(each.items() for _, each in of_ranks))
+                if save_to is not None and step.number == steps[-1] and world.place.rank == 0:
+                    in_order = [kept[number] for number in sorted(kept)]
+                    _save(save_to, {"step": step.number, "micro_batches": in_order})
                 answer = ranks.state.recent[-1].answers_by_step()[step.number]
                 samples = _largest(norms, top, parts.data.train)
                 yield ReplayedStep(step.number, answer, recorded.get(step.number), samples)
                 if step.number == steps[-1]:
                     return
     raise UsageError(f"{run}: its training ends before step {steps[-1]}")
+
+
+def _found(run: Path, steps: range, own: Own, *, trust: bool) -> tuple[Path, Snapshot, Config]:
+    """Return the path and values of the last commit before the steps, and its config for a replay.
+
+    Raises UsageError.
+    """
+    path = _commit_before(run, steps)
+    snapshot = checkpoint.read(path)
+    return path, snapshot, _config_in(snapshot, run, own, trust=trust)
 
 
 def _commit_before(run: Path, steps: range) -> Path:
@@ -176,7 +190,7 @@ def _config_in(snapshot: Snapshot, run: Path, own: Own, *, trust: bool) -> Confi
     if config.batch.on_resize == "per-worker" or config.model.sync_batch_norm:
         raise UsageError(
             f"{run}: with --on-resize per-worker or --sync-batch-norm a step depends on the number "
-            "of ranks, so one process cannot replay it"
+            "of ranks, so it cannot be replayed"
         )
     if not trust:
         plugin.check_trusted(str(run), named)

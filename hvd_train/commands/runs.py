@@ -14,15 +14,20 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hvd_train import plain_file
 from hvd_train.config import steps_in
 from hvd_train.console import PROGRAM, printable, say, show
 from hvd_train.errors import UsageError, first_few
-from hvd_train.launch import containers, launcher, stacks
+from hvd_train.launch import containers, launcher, stacks, workers
 from hvd_train.launch.why import explain, explain_start
 from hvd_train.run_files import durable, run_folder
 from hvd_train.run_files.journal import labelled
+
+if TYPE_CHECKING:
+    from hvd_train.replay import ReplayedStep
+    from hvd_train.world.world import World
 
 
 def _newest() -> Path:
@@ -53,19 +58,23 @@ def _runs_in(paths: Sequence[Path]) -> Sequence[Path]:
     return found or others
 
 
+def _newest_on_rank_0(world: World) -> Path:
+    """Return rank 0's newest run on all ranks: hosts may have runs of their own."""
+    from hvd_train.world.world import together
+
+    newest = together(world, lambda: _newest() if world.place.rank == 0 else Path())
+    return world.broadcast(newest, 0)
+
+
 def evaluate(options: Namespace) -> int:
     """Evaluate on all ranks, print the scores on rank 0 and return 0.
 
     Raises UsageError for a wrong target.
     """
     from hvd_train import run  # imports torch
-    from hvd_train.world.world import together
 
     world = run.connect()
-    target = options.target
-    if target is None:  # hosts may have runs of their own
-        newest = together(world, lambda: _newest() if world.place.rank == 0 else Path())
-        target = world.broadcast(newest, 0)
+    target = options.target or _newest_on_rank_0(world)
     names = ("data_dir", "split", "data", "device", "trust")
     settings = {name: getattr(options, name) for name in names}
     scores = run.evaluate(target, world=world, **settings)
@@ -131,31 +140,46 @@ def replay(options: Namespace) -> int:
     Return 1 if one differs from the ledger by more than the tolerance. Raises UsageError.
     """
     steps = steps_in("--steps", options.steps)
+    if workers.elastic(os.environ):
+        raise UsageError("a replay has a fixed number of ranks: leave out --elastic")
     from hvd_train import replay  # imports torch
+    from hvd_train.run import connected
 
-    run = options.run or _newest()
     compared = 0
     differing = 0
-    found = replay.replay(
-        run, steps, trust=options.trust, top=options.top, save_to=options.save_batch
-    )
-    for step in found:
-        answer = step.answer
-        show(
-            f"step {step.number}  loss {answer.loss:.6g}  gradient norm "
-            f"{answer.gradient_norm:.6g}  {step.verdict}"
+    with connected() as world:
+        run = options.run or _newest_on_rank_0(world)
+        found = replay.replay(
+            run,
+            steps,
+            world=world,
+            trust=options.trust,
+            top=options.top,
+            save_to=options.save_batch,
         )
-        for sample in step.samples:
-            share = "   not finite" if math.isnan(sample.share) else f"{sample.share:8.1%}"
-            norm = f"gradient norm {sample.gradient_norm:.4g}"
-            show(printable(f"{share}  sample {sample.number}  {norm}  {sample.file}".rstrip()))
-        compared += step.recorded is not None
-        differing += step.gap > options.tolerance
-    if not compared:
+        for step in found:
+            compared += step.recorded is not None
+            differing += step.gap > options.tolerance
+            if world.place.rank == 0:
+                _show_step(step)
+        is_first = world.place.rank == 0
+    if is_first and not compared:
         show(f"{run} has no answers of these steps in its ledger: train with --ledger")
-    elif differing:
+    elif is_first and differing:
         show(f"{differing} of {compared} steps differ by more than {options.tolerance:g}")
     return 1 if differing else 0
+
+
+def _show_step(step: ReplayedStep) -> None:
+    answer = step.answer
+    show(
+        f"step {step.number}  loss {answer.loss:.6g}  gradient norm "
+        f"{answer.gradient_norm:.6g}  {step.verdict}"
+    )
+    for sample in step.samples:
+        share = "   not finite" if math.isnan(sample.share) else f"{sample.share:8.1%}"
+        norm = f"gradient norm {sample.gradient_norm:.4g}"
+        show(printable(f"{share}  sample {sample.number}  {norm}  {sample.file}".rstrip()))
 
 
 def diff(options: Namespace) -> int:

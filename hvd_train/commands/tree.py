@@ -13,7 +13,7 @@ from hvd_train.console import PROGRAM
 from hvd_train.errors import Parser, UsageError, from_one, from_zero, unknown_name
 from hvd_train.flags import ELSEWHERE, add_settings
 
-RANKED = ("train", "evaluate", "bench throughput")
+RANKED = ("train", "evaluate", "replay", "bench throughput")
 """The commands that several ranks may run together."""
 _TRAIN = f"""Train a recipe, changed by flags.
 
@@ -284,8 +284,9 @@ def _add_runs(commands: Any) -> None:
 
     about = """Train steps of a run again, compare them, and name the samples of large gradients.
 
-    It starts from the last commit before them, on this process, and writes nothing into the run.
-    A sample's gradient is the one through its own outputs; batch norm lets samples act on others.
+    It starts from the last commit before them, on the launched ranks or this process alone, and
+    writes nothing into the run. A sample's gradient is the one through its own outputs; batch norm
+    lets samples act on others.
     Exit code 1 if loss or norm differ from the ledger (--ledger) by more than the tolerance."""
     replay = _add(commands, "runs.replay", about)
     add = replay.add_argument

@@ -1,12 +1,14 @@
 """`hvd-train replay` and `diff` on trainings of several ranks."""
 
 import random
+import re
 import signal
 from pathlib import Path
 
 import pytest
 
 from hvd_train.replay import replay
+from hvd_train.world.world import LocalWorld
 from tests.support.hosts import Training
 from tests.support.launching import HVD_TRAIN, output_of, ranks_of, started, wait_for
 
@@ -27,12 +29,15 @@ def test_steps_of_a_killed_run_are_replayed_on_one_process(tmp_path: Path) -> No
         assert running.changes, running.output
     run = tmp_path / "run"
     for number in sorted(random.Random(3).sample(range(11, running.steps + 1), 20)):
-        (step,) = replay(run, range(number, number + 1), top=1)
+        (step,) = replay(run, range(number, number + 1), world=LocalWorld(), top=1)
         print(number, step.verdict)
         assert step.recorded is not None
         assert step.gap <= 1e-4
     output = output_of([HVD_TRAIN, "replay", "run", "--steps", "15:16"], tmp_path)
     assert output.count("sample ") == 6
+    together = [HVD_TRAIN, "launch", "--np", "3", "--", "replay", "run", "--steps", "15:16"]
+    lines = [line for line in output_of(together, tmp_path).splitlines() if "sample " in line]
+    assert [line.split()[2] for line in lines] == re.findall(r"sample (\d+)", output)
     alone = [*training, "--global-batch-size", "66", *FILES, "alone"]
     output_of([HVD_TRAIN, *alone], tmp_path)
     output = output_of([HVD_TRAIN, "diff", "run", "alone"], tmp_path, code=1)

@@ -23,10 +23,10 @@ from hvd_train.replay import ReplayedStep, replay
 from hvd_train.run import train
 from hvd_train.run_files import commits
 from hvd_train.run_files.ledger import answers_in, audit
-from hvd_train.world.world import Gradients, LocalWorld
+from hvd_train.world.world import Gradients, LocalWorld, World
 from tests.support.elastic import ONE, THREE, TWO, Kill, run_elastic
 from tests.support.runs import RUN, batch_norm, convnet, dropout, few_digits, small_config, trained
-from tests.support.worlds import StoppingWorld, own_generator
+from tests.support.worlds import StoppingWorld, own_generator, run_ranks
 
 CONFIG = small_config(epochs=2, ledger=True, commit_steps=4, keep_checkpoints=9)
 STEPS = 20
@@ -45,11 +45,16 @@ def test_a_run_that_stopped_has_the_answers_of_one_that_did_not() -> None:
 
 
 def replayed(
-    first: int, last: int, make: Any = convnet, data: Any = few_digits, **options: Any
+    first: int,
+    last: int,
+    make: Any = convnet,
+    data: Any = few_digits,
+    world: World | None = None,
+    **options: Any,
 ) -> list[ReplayedStep]:
     model = lambda num_classes: own_generator(make(num_classes))  # noqa: E731
     steps = range(first, last + 1)
-    return [*replay(RUN, steps, own=Own(model, data), **options)]
+    return [*replay(RUN, steps, world=world or LocalWorld(), own=Own(model, data), **options)]
 
 
 def files() -> dict[Path, bytes]:
@@ -106,6 +111,21 @@ def test_a_run_of_several_ranks_that_lost_one_is_replayed_on_one_process() -> No
         assert step.gap <= 1e-6
 
 
+def test_ranks_replay_steps_together() -> None:
+    """All of them know the samples of all; rank 0 writes the tensors in their order."""
+    trained(LocalWorld(), CONFIG)
+    alone = replayed(7, 8)
+    replay_on = lambda world: replayed(7, 8, world=world, save_to=Path("step.pt"))  # noqa: E731
+    for found in run_ranks(2, replay_on):
+        for step, expected in zip(found, alone, strict=True):
+            assert step.gap <= 1e-6
+            assert [each.number for each in step.samples] == [
+                each.number for each in expected.samples
+            ]
+    saved = torch.load("step.pt", weights_only=True)
+    assert [micro["number"] for micro in saved["micro_batches"]] == [*range(5)]
+
+
 def test_the_tensors_of_a_step_are_written() -> None:
     trained(LocalWorld(), CONFIG)
     replayed(7, 8, save_to=Path("step.pt"))
@@ -141,7 +161,7 @@ def test_other_data_are_refused() -> None:
 def test_a_program_of_ones_own_is_refused() -> None:
     trained(LocalWorld(), CONFIG)
     with pytest.raises(UsageError, match="was trained by a program of its own"):
-        [*replay(RUN, range(7, 8))]
+        [*replay(RUN, range(7, 8), world=LocalWorld())]
 
 
 def test_files_of_samples_are_named(tmp_path: Path) -> None:
@@ -245,6 +265,6 @@ def test_code_that_a_run_names_is_imported_only_with_trust() -> None:
     code = {"model": "tests.support.runs:convnet", "data": "tests.support.runs:few_digits"}
     train(CONFIG.replace(**code))
     with pytest.raises(UsageError, match="if you trust who wrote it, add --trust"):
-        [*replay(RUN, range(7, 8))]
-    (step,) = replay(RUN, range(7, 8), trust=True)
+        [*replay(RUN, range(7, 8), world=LocalWorld())]
+    (step,) = replay(RUN, range(7, 8), world=LocalWorld(), trust=True)
     assert step.verdict == "same bits"
