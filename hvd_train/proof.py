@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hvd_train import checkpoint
+from hvd_train import checkpoint, config_file
 from hvd_train.batches import REVERSED
 from hvd_train.console import reasons, say
 from hvd_train.data.trees import parts_of
@@ -118,6 +118,12 @@ class Run:
             step["step"]: {name: value for name, value in step.items() if name not in _MAY_DIFFER}
             for step in steps
         }
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether its trainings so far give the same bits on any number of ranks."""
+        paths = [self.folder / training / run_folder.CONFIG for training in self.trainings]
+        return all(config_file.load(path).precision.is_exact for path in paths)
 
     @property
     def num_steps(self) -> int:

@@ -45,6 +45,8 @@ def prove(options: Namespace) -> int:
             raise UsageError(failed)
     half = alone.num_steps // 2
     others = options.tolerance
+    if others is None:
+        others = 0.0 if alone.is_exact else 1e-5
     depends = depends_on_order(alone, control, others)
     show(f"{'alone':<20} {alone.num_steps} steps")
     if depends:

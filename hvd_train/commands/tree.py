@@ -352,8 +352,8 @@ def _add_others(commands: Any) -> None:
         "--np", type=from_one, default=3, metavar="N", help="ranks, on this machine (3)"
     )
     tolerance = """how far a number may differ with another number of ranks, relative to the largest
-    of its tensor, or to 1 (1e-5)"""
-    prove.add_argument("--tolerance", type=float, default=1e-5, metavar="X", help=tolerance)
+    of its tensor, or to 1 (1e-5; with --reduction exact 0)"""
+    prove.add_argument("--tolerance", type=float, metavar="X", help=tolerance)
     prove.add_argument("command", nargs=REMAINDER, help="the script and its arguments")
 
     about = """Examine what this machine, or a cluster, and this build of Horovod can do.

@@ -40,6 +40,15 @@ def test_differences_below_the_tolerance_do_not_count() -> None:
     assert len(differences(alone, other, 0.0)[0]) == 2
 
 
+@pytest.mark.parametrize(("reduction", "is_exact"), [("fast", False), ("exact", True)])
+def test_runs_with_exact_sums_must_have_the_same_bits(reduction: str, is_exact: bool) -> None:
+    alone = run("alone", reduction=reduction)
+    other = run_ranks(2, lambda world: run("other", world, reduction=reduction))[0]
+    assert isinstance(other, Run)
+    assert alone.is_exact is is_exact
+    assert (differences(alone, other, 0.0)[0] == []) is is_exact
+
+
 def test_a_missing_step_is_a_difference() -> None:
     found, _ = differences(run("alone", epochs=2), run("other", epochs=1), 1e-5)
     assert found[0] == "it took 10 steps, not 20"
