@@ -29,6 +29,7 @@ from hvd_train.errors import (
 from hvd_train.history import HEAD, STEPS, TAIL, Place
 from hvd_train.launch import stacks
 from hvd_train.membership import Membership, Overtaken
+from hvd_train.message import Votes
 from hvd_train.network import buffers
 from hvd_train.progress.order import Indices
 from hvd_train.progress.stop import StopSignal
@@ -37,7 +38,7 @@ from hvd_train.result import Result, Stopped
 from hvd_train.run_files.journal import TAKEN
 from hvd_train.state import Answer, Evaluation, TrainState, set_values
 from hvd_train.tasks.task import LOSS, Goal, Measure, Measures, Measuring, Scores, Task
-from hvd_train.updater import Attempt, Votes, key_of
+from hvd_train.updater import Attempt, key_of
 from hvd_train.world.world import World
 
 IN_EVALUATION_MODE = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, reduce
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +19,11 @@ from torch.optim import Optimizer
 from hvd_train import recheck
 from hvd_train.config import Config
 from hvd_train.errors import PassesDiffer, RankLost, SumsOverflow, UsageError
+from hvd_train.message import Contents, Message, Votes
 from hvd_train.network import attributes, optim
 from hvd_train.network.buffers import StepBuffers
 from hvd_train.network.device import arithmetic, autocast, seed
+from hvd_train.network.gradients import multiply, norm_of
 from hvd_train.network.normalization import sums_of_layers
 from hvd_train.progress import order
 from hvd_train.progress.clock import Split
@@ -48,40 +48,9 @@ from hvd_train.world.exact import ExactSums
 from hvd_train.world.world import Gradients, World, own_gradients
 
 _WATCHED_UPDATES = 3
-_PIECE = 1 << 18  # elements
 # separate random numbers of a micro-batch and of an optimizer from other uses of the seed
 MICRO_BATCH = 3
 UPDATE = 4
-
-
-@dataclass(frozen=True)
-class Votes:
-    """The votes of one rank at the end of a step; one decides for all."""
-
-    stop: bool = False  # end the training, with a commit
-    commit: bool = False  # write a checkpoint
-    change: bool = False  # continue in another world
-    seconds: float = 0.0  # of training so far; only rank 0 says so
-
-
-class Fields(NamedTuple):
-    """The places of what ranks sum besides gradients, in a row of numbers."""
-
-    measures: slice  # sums of the measures, at first of the loss
-    votes: slice  # [3]: stop, commit, change; above 0 if a rank votes for it
-    other_buffers: slice  # [1]: above 0 if micro-batch 0 changed a buffer that is not averaged
-    seconds: slice  # [1]: of training so far
-    trained: slice  # [16]: the bits of a digest of the trained parameters
-    samples: slice  # [8]: the fingerprint of the samples; [0] without a ledger
-    times: slice  # [ranks * pace.FIELDS] of each rank if `Pace.is_due`; else [0]
-    changes: slice  # of buffers: all other numbers
-
-
-@cache
-def fields(measures: int, samples: int, times: int) -> Fields:
-    """Return the fields of a message with these many numbers in three of them."""
-    ends = [*itertools.accumulate((measures, 3, 1, 1, 16, samples, times))]
-    return Fields(*map(slice, [0, *ends], [*ends, None]))
 
 
 Named = dict[str, nn.Parameter]
@@ -517,7 +486,7 @@ class Attempt:
         A term without any count in the step is left out.
         """
         self._updater.mark("backward")
-        measures = self._summed()[self._at.measures]
+        measures = self._message.sum()[self._message.at.measures]
         self._updater.mark("reduction")
         num_samples = _constant(float(self.batch.size), self._updater.device, self.measuring.dtype)
         counts = [num_samples if at is None else measures[at] for at in self.measuring.counts_at]
@@ -573,32 +542,22 @@ class Attempt:
     def _send_message(self) -> None:
         """Start the sum that travels with the gradients."""
         updater = self._updater
-        device = updater.device
-        votes = self._votes
         samples: Sequence[float] = ()
         if updater.ledger:
             mine = np.concatenate(
                 [np.zeros(0, np.int64), *[micro.samples for micro in self.batch.micro_batches]]
             )
             samples = in_bytes(fingerprint(mine))
-        of_votes = (votes.stop, votes.commit, votes.change)
-        changed = updater.buffers.others_changed
-        of_host = (*of_votes, changed, votes.seconds, *self._trained.digest, *samples)
-        times = [updater.times_of_ranks()] if updater.pace.is_due else []
-        message = [
+        contents = Contents(
             self._measured(),
-            torch.from_numpy(np.array(of_host, np.float32)).to(device, non_blocking=True),
-            *times,
-            *updater.buffers.changes,
-        ]
-        self._at = fields(len(message[0]), len(samples), sum(map(len, times)))
-        # a message of another length needs another name: ranks negotiate each once
-        name = "step with times" if times else "step"
-        if updater.sums is not None:
-            name = f"{name}, {self.batch.num_micro_batches} micro-batches"
-        # A tensor of its own: the sum over the ranks is written into it.
-        self._pending = updater.world.start_sum(torch.cat(message), name)
-        self._arrived: Tensor | None = None
+            self._votes,
+            updater.buffers.others_changed,
+            self._trained.digest,
+            samples,
+            [updater.times_of_ranks()] if updater.pace.is_due else [],
+            updater.buffers.changes,
+        )
+        self._message = Message(updater.world, contents)
 
     def _measured(self) -> Tensor:
         """Return the sums of the measures on this rank or, for exact sums, a row for each
@@ -618,22 +577,7 @@ class Attempt:
         )
         for micro, numbers in zip(self.batch.micro_batches, passes, strict=True):
             rows[micro.number] = numbers
-        return rows.flatten()
-
-    def _summed(self) -> Tensor:
-        """Return the message summed over all ranks, with `_at` its fields. Raises RankLost."""
-        if self._arrived is None:
-            self._arrived = self._pending()
-            if self._updater.sums is not None:
-                rows = self._arrived[self._at.measures].view(-1, self.measuring.num_sums)
-                self._arrived = torch.cat([rows.sum(0), self._arrived[self._at.measures.stop :]])
-                at = self._at
-                self._at = fields(
-                    self.measuring.num_sums,
-                    at.samples.stop - at.samples.start,
-                    at.times.stop - at.times.start,
-                )
-        return self._arrived
+        return rows
 
     def finish(
         self,
@@ -648,15 +592,11 @@ class Attempt:
         have a gradient, which is the mean over all samples then, before it is clipped.
         """
         updater = self._updater
-        state = self._state
-        batch = self.batch
-        measuring = self.measuring
         buffers = updater.buffers
-        optimizers = self._trained.optimizers
         if self.lost is not None:
             raise self.lost
         self._check_gradients()
-        if not batch.micro_batches:
+        if not self.batch.micro_batches:
             self._send_message()
             if updater.sums is not None:
                 updater.sums.start()
@@ -664,24 +604,42 @@ class Attempt:
         updater.sums_of_layers.end_step(updater.device)
         meanwhile()
 
-        message = self._summed()
-        at = self._at
+        message = self._message.sum()
         self._check_trained_alike(message)
         gradients = (updater.sums or updater.world).reduce()
-        if batch.is_rechecked:
+        if self.batch.is_rechecked:
             self._compare_passes()
-        if buffers.others and message[at.other_buffers] > 0:
+        if buffers.others and message[self._message.at.other_buffers] > 0:
             buffers.broadcast_others(updater.world)
-        kept = (
-            of_all_micro_batches(updater.world.gather(self._kept)) if measuring.keeps else ({}, {})
-        )
+        kept: OfSamples = ({}, {})
+        if self.measuring.keeps:
+            kept = of_all_micro_batches(updater.world.gather(self._kept))
         # No communication follows, so the step cannot break any more.
         updater.mark("reduction")
+        numbers = self._step(gradients, message, before)
+        return self._end(kept, *numbers())
+
+    def _step(
+        self,
+        gradients: Gradients,
+        message: Tensor,
+        before: Callable[[list[nn.Parameter]], object] | None,
+    ) -> Numbers:
+        """Unscale and clip the gradients, and take a step, unless loss or gradient are not finite.
+
+        Return what reads the norm, the loss scale and the message.
+        """
+        updater = self._updater
+        state = self._state
+        batch = self.batch
+        measuring = self.measuring
         scaler = state.scaler
+        optimizers = self._trained.optimizers
+        at = self._message.at
         # A GPU decides itself whether to skip, so it has work while the host waits for the numbers.
         ahead = (
             updater.device.type == "cuda"
-            and not buffers.others
+            and not updater.buffers.others
             and before is None
             and all(map(optim.can_skip_on_device, optimizers))
         )
@@ -703,7 +661,7 @@ class Attempt:
         norm, factor = self._norm(gradients, factor, limit, scale if in_one_pass else None)
         divisor = None
         if not in_one_pass:
-            _multiply(gradients, factor)
+            multiply(gradients, factor)
         elif factor is not None or scaler.is_enabled():
             divisor = scale if factor is None else scale / factor
         numbers = _begin_to_read(norm, scale, message[: at.changes.start])
@@ -718,21 +676,25 @@ class Attempt:
         seed(updater.device, order.key(updater.seed, UPDATE, state.progress.step, turn))
         if ahead or self._is_finite(*numbers()):
             self.has_changed_state = True
-            buffers.finish(changes, batch.num_micro_batches)
+            updater.buffers.finish(changes, batch.num_micro_batches)
             if before is not None:
-                before([parameter for parameter in self._trained.all if parameter.grad is not None])
-                own = own_gradients(self._trained.all)
-                _multiply(own, self._norm(own, None, updater.clip_norm)[1])
+                self._call(before)
             for optimizer in optimizers:
                 with updater.watched(optimizer, attributes.IN_STEPS):
                     state.take_step(optimizer, found_inf=found_inf, grad_scale=divisor)
         else:
-            buffers.put_back()
+            updater.buffers.put_back()
         if scaled:
             if in_one_pass and found_inf is not None:
                 scaler.note(found_inf)
             scaler.update()
-        return self._end(kept, *numbers())
+        return numbers
+
+    def _call(self, before: Callable[[list[nn.Parameter]], object]) -> None:
+        """Let code of the user change the gradients, and clip them afterwards."""
+        before([parameter for parameter in self._trained.all if parameter.grad is not None])
+        own = own_gradients(self._trained.all)
+        multiply(own, self._norm(own, None, self._updater.clip_norm)[1])
 
     def _is_finite(self, norm: float, _: float, message: list[float]) -> bool:
         """Return whether loss and gradient are finite: on all ranks, since both are their sums."""
@@ -745,7 +707,7 @@ class Attempt:
         updater = self._updater
         state = self._state
         batch = self.batch
-        at = self._at
+        at = self._message.at
         sums = message[at.measures]
         totals = totals_of(self.measuring.means, sums, batch.size)
         exponents = {
@@ -782,7 +744,7 @@ class Attempt:
         is_on_gpu = self._updater.device.type != "cpu"  # to read it a GPU would wait
         if size == 1 or (is_on_gpu and not self._trained.are_others):
             return
-        if any(0 < digit < size for digit in message[self._at.trained].tolist()):
+        if any(0 < digit < size for digit in message[self._message.at.trained].tolist()):
             raise UsageError(
                 f"step {self._state.progress.step + 1}: ranks train different parameters; code "
                 "that freezes, thaws or adds parameters must do the same on all ranks"
@@ -804,13 +766,7 @@ class Attempt:
             root = math.sqrt(gradients.squares)
             norm = torch.tensor(root, dtype=torch.float64, device=self._updater.device)
         else:
-            pieces = [piece for tensor in gradients.tensors for piece in _pieces(tensor)]
-            norms = (
-                torch._foreach_norm(pieces)
-                if pieces
-                else [torch.zeros((), device=self._updater.device)]
-            )
-            norm = torch.linalg.vector_norm(torch.stack(norms), dtype=torch.float64)
+            norm = norm_of(gradients, self._updater.device)
         if scale is not None:
             norm = norm / scale
         if factor is not None:
@@ -819,13 +775,6 @@ class Attempt:
             clip = (limit / (norm.to(self.measuring.dtype) + 1e-6)).clamp(max=1.0)
             factor = clip if factor is None else clip * factor
         return norm, factor
-
-
-def _multiply(gradients: Gradients, factor: Tensor | None) -> None:
-    if factor is not None and gradients.tensors:
-        # The factor of a step that is skipped may be NaN, which would stay in the zeros between the
-        # gradients.
-        torch._foreach_mul_(gradients.tensors, factor.nan_to_num(0.0))
 
 
 def _has_gradients(optimizer: Optimizer) -> bool:
@@ -857,14 +806,6 @@ def of_all_micro_batches(of_ranks: Sequence[Sequence[Kept]]) -> OfSamples:
     summed = {name: reduce(operator.add, [each[name] for each in totals]) for name in totals[0]}
     joined = {name: torch.cat([each[name] for each in values]) for name in values[0]}
     return summed, joined
-
-
-def _pieces(gradient: Tensor) -> Sequence[Tensor]:
-    # On a CPU torch adds up squares in float32: over the 100 million elements of a layer of VGG-11
-    # 1% is lost.
-    if gradient.numel() <= _PIECE or gradient.device.type != "cpu":
-        return (gradient,)
-    return torch.split(gradient, max(1, _PIECE * len(gradient) // gradient.numel()))
 
 
 @cache
@@ -907,9 +848,11 @@ def advice_for(error: Exception, batch: Batch) -> UsageError | None:
     return None
 
 
-def _begin_to_read(
-    norm: Tensor, scale: Tensor, message: Tensor
-) -> Callable[[], tuple[float, float, list[float]]]:
+Numbers = Callable[[], tuple[float, float, list[float]]]
+"""Returns the norm of the gradient, the loss scale and the summed message."""
+
+
+def _begin_to_read(norm: Tensor, scale: Tensor, message: Tensor) -> Numbers:
     """Begin to copy these numbers to the host.
 
     The returned function waits for them, not for work that is queued later.

@@ -1,0 +1,100 @@
+"""What ranks sum in a step besides the gradients, in one row of numbers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hvd_train.world.world import World
+
+
+@dataclass(frozen=True)
+class Votes:
+    """The votes of one rank at the end of a step; one decides for all."""
+
+    stop: bool = False  # end the training, with a commit
+    commit: bool = False  # write a checkpoint
+    change: bool = False  # continue in another world
+    seconds: float = 0.0  # of training so far; only rank 0 says so
+
+
+class Fields(NamedTuple):
+    """The places of the parts of a message."""
+
+    measures: slice  # sums of the measures, at first of the loss
+    votes: slice  # [3]: stop, commit, change; above 0 if a rank votes for it
+    other_buffers: slice  # [1]: above 0 if micro-batch 0 changed a buffer that is not averaged
+    seconds: slice  # [1]: of training so far
+    trained: slice  # [16]: the bits of a digest of the trained parameters
+    samples: slice  # [8]: the fingerprint of the samples; [0] without a ledger
+    times: slice  # [ranks * pace.FIELDS] of each rank if `Pace.is_due`; else [0]
+    changes: slice  # of buffers: all other numbers
+
+
+@cache
+def fields(measures: int, samples: int, times: int) -> Fields:
+    """Return the fields of a message with these many numbers in three of them."""
+    ends = [*itertools.accumulate((measures, 3, 1, 1, 16, samples, times))]
+    return Fields(*map(slice, [0, *ends], [*ends, None]))
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What one rank says in a message; `Fields` explains its parts."""
+
+    measures: Tensor  # [num_measures] or, for exact sums, [micro-batches, num_measures]
+    votes: Votes
+    has_changed_other_buffers: bool
+    trained: Sequence[float]
+    samples: Sequence[float]
+    times: Sequence[Tensor]  # one, or none
+    changes: Sequence[Tensor]
+
+
+class Message:
+    """The message of an update, which is summed over all ranks while gradients are."""
+
+    def __init__(self, world: World, contents: Contents) -> None:
+        """Start the sum. Raises RankLost."""
+        measures = contents.measures
+        votes = contents.votes
+        of_host = (
+            *(votes.stop, votes.commit, votes.change),
+            contents.has_changed_other_buffers,
+            votes.seconds,
+            *contents.trained,
+            *contents.samples,
+        )
+        numbers = torch.from_numpy(np.array(of_host, np.float32))
+        parts = [
+            measures.flatten(),
+            numbers.to(measures.device, non_blocking=True),
+            *contents.times,
+            *contents.changes,
+        ]
+        # a message of another length needs another name: ranks negotiate each once
+        name = "step with times" if contents.times else "step"
+        self._rows = None if measures.ndim == 1 else measures.shape
+        if self._rows is not None:
+            name = f"{name}, {len(measures)} micro-batches"
+        self.at = fields(measures.shape[-1], len(contents.samples), sum(map(len, contents.times)))
+        """The fields of the sum."""
+        # A tensor of its own: the sum over the ranks is written into it.
+        self._pending = world.start_sum(torch.cat(parts), name)
+        self._sum: Tensor | None = None  # once it has arrived
+
+    def sum(self) -> Tensor:
+        """Return the sum over all ranks. Raises RankLost."""
+        if self._sum is None:
+            self._sum = self._pending()
+            if self._rows is not None:  # added in the order of micro-batches
+                rows = self._sum[: self._rows.numel()].view(self._rows)
+                self._sum = torch.cat([rows.sum(0), self._sum[self._rows.numel() :]])
+        return self._sum
