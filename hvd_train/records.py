@@ -48,9 +48,7 @@ def count_step(ranks: Membership, result: Answer) -> None:
 
 
 def _report_slow_ranks(ranks: Membership) -> None:
-    changes = ranks.updater.changes
-    ranks.updater.changes = {}
-    for rank, slow in changes.items():
+    for rank, slow in ranks.updater.pace.take_changes().items():
         host = ranks.members[rank].host
         facts = {"step": ranks.state.progress.step, "rank": rank, "host": host}
         if slow is None:

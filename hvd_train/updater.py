@@ -28,7 +28,7 @@ from hvd_train.network.normalization import sums_of_layers
 from hvd_train.progress import order
 from hvd_train.progress.clock import Split
 from hvd_train.progress.order import Batch, MicroBatch, fingerprint, from_bytes, in_bytes
-from hvd_train.progress.pace import Pace, Slow
+from hvd_train.progress.pace import Pace
 from hvd_train.recheck import Pass, Passes
 from hvd_train.state import Answer, TrainState
 from hvd_train.tasks.task import (
@@ -80,8 +80,6 @@ class Updater:
         self.split = split or Split()
         self.mark = self.split.mark
         self.pace = Pace(world.place.size if world.place.size > 1 else 0)
-        # ranks that have become slow, or (None) as fast as the others, and are not reported yet
-        self.changes = dict[int, Slow | None]()
         self.autocast = autocast(config, device)
         self.rounding = recheck.rounding(arithmetic(config, device))
         is_exact = config.precision.is_exact
@@ -721,7 +719,7 @@ class Attempt:
         stop, commit, change = (vote > 0 for vote in message[at.votes])
         [seconds] = message[at.seconds]
         if updater.pace.is_due:
-            updater.changes |= updater.pace.add(np.array(message[at.times]))
+            updater.pace.add(np.array(message[at.times]))
         updater.pace.come_to(seconds)
         if updater.sums is not None:
             exponents |= updater.sums.exponents

@@ -66,6 +66,7 @@ class Pace:
         self._logs = np.zeros(ranks)  # of the last factors
         self._moves = np.zeros((0, ranks))  # of these, from one window to the next
         self._is_warm = False
+        self._changes = dict[int, Slow | None]()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -80,19 +81,25 @@ class Pace:
         if self.is_due:
             self._due_at = seconds + _EVERY_S
 
-    def add(self, times: npt.NDArray[np.floating]) -> dict[int, Slow | None]:
-        """Add the times that the ranks have sent, [ranks * FIELDS].
-
-        Return the ranks that are slow from now on, and with None those that have recovered.
-        """
+    def add(self, times: npt.NDArray[np.floating]) -> None:
+        """Add the times that the ranks have sent, [ranks * FIELDS]."""
         if not self._is_warm:  # the first steps pay for allocation, compilation and tuning
             self._is_warm = True
-            return {}
+            return
         self._sums += times.reshape(self._sums.shape)
         self._seconds += sum(times[_SECONDS:FIELDS].tolist())  # a step is as long on all ranks
-        return self._end_window() if self._seconds >= _WINDOW_S else {}
+        if self._seconds >= _WINDOW_S:
+            self._end_window()
 
-    def _end_window(self) -> dict[int, Slow | None]:
+    def take_changes(self) -> dict[int, Slow | None]:
+        """Return the ranks that have become slow since the last call, and with None those that have
+        recovered.
+        """
+        changes = self._changes
+        self._changes = {}
+        return changes
+
+    def _end_window(self) -> None:
         self.window = self._sums
         self.windows += 1
         self._sums = np.zeros(self.window.shape)
@@ -112,13 +119,12 @@ class Pace:
         self._streaks = np.where(votes, self._streaks + 1, 0)
         self._evidence = np.where(votes, self._evidence + distances, 0)
         is_sure = self._evidence > _SIGMAS * noise * np.sqrt(self._streaks)
-        changes = dict[int, Slow | None]()
         for rank in np.flatnonzero((self._streaks >= _WINDOWS) & is_sure).tolist():
             self._streaks[rank] = self._evidence[rank] = 0
-            changes[rank] = None
+            self._changes[rank] = None
             if self.slow.pop(rank, None) is None:
-                changes[rank] = self.slow[rank] = _described(seconds, rank, float(factors[rank]))
-        return changes
+                self.slow[rank] = _described(seconds, rank, float(factors[rank]))
+                self._changes[rank] = self.slow[rank]
 
 
 def seconds_a_step(sums: Numbers, unit: int) -> Numbers:

@@ -30,7 +30,8 @@ def play(pace: Pace, seconds: float, *ranks: Work) -> dict[int, Slow | None]:
     step = times(*ranks)
     found = dict[int, Slow | None]()
     for _ in range(round(seconds / float(step[3 : 3 + len(PHASES)].sum()))):
-        found |= pace.add(step)
+        pace.add(step)
+        found |= pace.take_changes()
     return found
 
 
