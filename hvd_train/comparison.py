@@ -33,10 +33,13 @@ def difference(one: Path, other: Path) -> tuple[bool, list[str]]:
     answers = answers_in(one)
     others = answers_in(other)
     paths = _commits_of_both(one, other)
-    if not (answers and others) and not paths:
+    states = history.states_in(one)
+    other_states = history.states_in(other)
+    both = sorted(key for key in states.keys() & other_states.keys() if key[0] not in paths)
+    if not (answers and others) and not paths and not both:
         raise UsageError(
             f"{one} and {other}: nothing can be compared, since one has no answers in a ledger "
-            "(--ledger), and they have no commit of the same step"
+            "(--ledger), and they have committed no same step"
         )
     lines = list[str]()
     parting = ""
@@ -48,6 +51,12 @@ def difference(one: Path, other: Path) -> tuple[bool, list[str]]:
         same = (
             f"all tensors of {counted(len(paths), 'commit')}, up to step {max(paths)}, are the same"
         )
+        lines.append(differing or same)
+        parting = parting or differing
+    if both:
+        odd = [step for step, epoch in both if states[step, epoch] != other_states[step, epoch]]
+        differing = f"the states after step {odd[0]} differ" if odd else ""
+        same = f"the states after {counted(len(both), 'step')}, up to {both[-1][0]}, are the same"
         lines.append(differing or same)
         parting = parting or differing
     return not parting, lines + _differing(facts, other_facts)

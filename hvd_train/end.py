@@ -69,10 +69,17 @@ def has_diverged(state: TrainState) -> bool:
     return state.progress.skipped_in_row >= MOST_SKIPPED_STEPS
 
 
+def compare_states(ranks: Membership, what: str) -> None:
+    """Compare the states of all ranks, and write down their digest. Raises as `confirm_equal`."""
+    digest = confirm_equal(ranks.state, ranks.world, what)
+    progress = ranks.state.progress
+    ranks.output.journal.state(progress.step, progress.epoch, digest)
+
+
 def give_up(ranks: Membership, last: Answer) -> NoReturn:
     """Commit the weights, which skipped steps have not changed, and raise Diverged."""
     progress = ranks.state.progress
-    confirm_equal(ranks.state, ranks.world, "a commit")
+    compare_states(ranks, "a commit")
     saved = result_of_rank_0(ranks.world, ranks.output.commit_last(ranks.state, verified=True))
     finite = last.has_finite_loss
     cause = "the loss is finite, but not its gradient" if finite else "the loss is not finite"
@@ -124,7 +131,7 @@ def write_final_files(
     output = ranks.output
     task = ranks.parts.task
     ranks.profile.drop("the training has ended")
-    confirm_equal(state, world, "the end of its training")
+    compare_states(ranks, "the end of its training")
     received, peaks = zip(
         *world.gather((stop.received, peak_memory_gib(ranks.parts.device))), strict=True
     )

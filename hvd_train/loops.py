@@ -33,7 +33,6 @@ from hvd_train.message import Votes
 from hvd_train.network import buffers
 from hvd_train.progress.order import Indices
 from hvd_train.progress.stop import StopSignal
-from hvd_train.replicas import confirm_equal
 from hvd_train.result import Result, Stopped
 from hvd_train.run_files.journal import TAKEN
 from hvd_train.state import Answer, Evaluation, TrainState, set_values
@@ -431,7 +430,7 @@ class Loops:
         ranks = self.ranks
         is_same_world = False
         with self._surviving():
-            confirm_equal(ranks.state, ranks.world, "a commit")
+            end.compare_states(ranks, "a commit")
             store = ranks.output.store
             if store is None or store.commit(ranks.state, verified=True):
                 ranks.clock.commits.reset()

@@ -229,7 +229,7 @@ class Membership:
     ) -> None:
         """Compare the data of the ranks.
 
-        `replays` is the folder of the run, if it has finished and is only read.
+        `replays` is a finished run folder, or a commit, if that is only read.
         """
         self.config = config
         self.world = world

@@ -28,7 +28,7 @@ from hvd_train.network.device import LossScaler
 from hvd_train.parts import NOTHING, Own, Parts, warm_parts
 from hvd_train.progress.stop import StopSignal
 from hvd_train.run import OWN, check_names
-from hvd_train.run_files import commits, durable
+from hvd_train.run_files import commits, durable, history
 from hvd_train.run_files.ledger import StepAnswer, answers_in
 from hvd_train.state import Snapshot, to_host
 from hvd_train.tasks.task import LOSS, sum_of
@@ -65,6 +65,8 @@ class ReplayedStep:
     number: int
     answer: StepAnswer
     recorded: StepAnswer | None  # in the ledger
+    # whether the state after it is the one that the run has committed; None if that is not known
+    has_same_state: bool | None
     samples: Sequence[Sample]  # the largest norm first
 
     @property
@@ -80,7 +82,8 @@ class ReplayedStep:
         if self.recorded is None:
             return "not in the ledger"
         if self.answer.is_same(self.recorded):
-            return "same bits"
+            of_state = {None: "", True: ", and the same state", False: ", but another state"}
+            return f"same bits{of_state[self.has_same_state]}"
         if self.gap == 0:
             return "the sums until this step differ"
         loss, norm = self.answer.gaps(self.recorded)
@@ -108,6 +111,7 @@ def replay(
         raise UsageError(f"--save-batch {save_to}: no such folder")
     path, snapshot, config = together(world, lambda: _found(run, steps, own, trust=trust))
     recorded = answers_in(run)
+    states = history.states_in(run)
     seed_all(config.seed)
     parts, optimizers = world.prepare(lambda: warm_parts(config, world, own))
     if changes := "; ".join(identity.differences(parts.identity, snapshot["data"]).values()):
@@ -140,7 +144,11 @@ def replay(
                     _save(save_to, {"step": step.number, "micro_batches": in_order})
                 answer = ranks.state.recent[-1].answers_by_step()[step.number]
                 samples = _largest(norms, top, parts.data.train)
-                yield ReplayedStep(step.number, answer, recorded.get(step.number), samples)
+                state = states.get((step.number, ranks.state.progress.epoch))
+                has_same_state = None if state is None else state == ranks.state.digest()
+                yield ReplayedStep(
+                    step.number, answer, recorded.get(step.number), has_same_state, samples
+                )
                 if step.number == steps[-1]:
                     return
     raise UsageError(f"{run}: its training ends before step {steps[-1]}")

@@ -152,6 +152,22 @@ def read(path: Path) -> History:
     )
 
 
+def states_in(path: Path) -> dict[tuple[int, int], str]:
+    """Return the digests of the states that a run has committed, by its steps and epochs done.
+
+    Raises UsageError if they cannot be read.
+    """
+    try:
+        records = [record for _, record in lines(path / run_folder.METRICS)]
+    except OSError as error:
+        raise UsageError(f"cannot read {error.filename or path}: {error.strerror}") from None
+    return {
+        (whole(record.get("step")) or 0, whole(record.get("epoch")) or 0): str(record.get("digest"))
+        for record in records
+        if record.get("kind") == "state"
+    }
+
+
 def last_event(events: Sequence[Record], *names: str, fact: str = "name") -> Record:
     """Return the last event with one of these names and with this fact, or {}."""
     return next(

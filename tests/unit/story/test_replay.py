@@ -71,7 +71,8 @@ def test_steps_of_one_rank_have_the_same_bits(make: Any, settings: dict[str, Any
     before = files()
     found = replayed(7, 13, make)
     assert [step.number for step in found] == [*range(7, 14)]
-    assert {step.verdict for step in found} == {"same bits"}
+    assert [step.number for step in found if step.has_same_state] == [8, 12]
+    assert {step.verdict for step in found} == {"same bits", "same bits, and the same state"}
     assert files() == before
 
 
@@ -218,6 +219,20 @@ def test_equal_runs_differ_in_nothing() -> None:
         True,
         ["all 20 steps are the same", "all tensors of 1 commit, up to step 20, are the same"],
     )
+
+
+@pytest.mark.parametrize(
+    ("wrong_step", "line"),
+    [
+        (99, "the states after 4 steps, up to 16, are the same"),
+        (6, "the states after step 8 differ"),
+    ],
+)
+def test_states_whose_commits_are_gone_are_compared(wrong_step: int, line: str) -> None:
+    config = CONFIG.replace(keep_checkpoints=1)
+    trained(LocalWorld(), config)
+    trained(Wrong(wrong_step, "4.bias"), config.replace(output_dir=Path("other")))
+    assert line in difference(RUN, Path("other"))[1]
 
 
 def test_the_numbers_of_ranks_differ() -> None:
