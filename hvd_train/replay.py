@@ -24,6 +24,7 @@ from hvd_train.data.trees import map_tensors
 from hvd_train.errors import UsageError
 from hvd_train.loops import Loops, MicroBatch
 from hvd_train.membership import Membership
+from hvd_train.network.buffers import unchanged
 from hvd_train.network.device import LossScaler
 from hvd_train.parts import NOTHING, Own, Parts, warm_parts
 from hvd_train.progress.stop import StopSignal
@@ -130,7 +131,8 @@ def replay(
                         measures = parts.task.measure(parts.model, micro.batch)
                     if top and step.number in steps:
                         loss = sum_of(measures[LOSS])
-                        norms |= _norms(loss, outputs.tensors, micro, parts, ranks.state.scaler)
+                        with unchanged(parts.model):  # checkpointed layers run again
+                            norms |= _norms(loss, outputs.tensors, micro, parts, ranks.state.scaler)
                     if save_to is not None and step.number == steps[-1]:
                         kept[micro.number] = _kept(micro)
                     micro.backward(**measures)

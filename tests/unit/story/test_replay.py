@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as checkpointed
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from typing_extensions import override
 
@@ -61,7 +63,20 @@ def files() -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in RUN.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("make", [convnet, batch_norm, dropout])
+class Checkpointed(nn.Module):
+    """A model whose batch norm runs again in each backward pass."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(1)
+        self.head = nn.Linear(64, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        normed = checkpointed(self.norm, images, use_reentrant=False)
+        return self.head(normed.flatten(1))
+
+
+@pytest.mark.parametrize("make", [convnet, batch_norm, dropout, Checkpointed])
 @pytest.mark.parametrize(
     "settings", [{}, {"clip_norm": 0.5, "ema_decay": 0.9, "optimizer": "adam"}]
 )
