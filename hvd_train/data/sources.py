@@ -430,7 +430,8 @@ def _checked(title: str, part: Any, num_classes: int) -> Any:
     check_map_style(title, part)
     items = _CheckedItems(title, part, num_classes)
     image, _ = items[0]
-    if type(part) is TensorDataset:
+    # --sample-weights may name another attribute
+    if type(part) is TensorDataset and vars(part).keys() <= {"tensors", "classes"}:
         part = Arrays(part.tensors[0], part.tensors[1], len(part))
     if not isinstance(part, Arrays):
         return replace(items, form=(image.dtype, image.shape))

@@ -95,6 +95,16 @@ def test_own_labels_may_be_integers_of_any_type() -> None:
             assert data.train.labels.tolist() == [0, 1]
 
 
+def test_attributes_of_a_tensor_data_set_are_kept() -> None:
+    """--sample-weights and --length-buckets may name them."""
+    data = TensorDataset(torch.stack([IMAGE] * 2), torch.tensor([0, 1]))
+    data.weights = [1.0, 3.0]
+    owners = [
+        each for each in sources.inner_sets(opened(data, None).train) if hasattr(each, "weights")
+    ]
+    assert owners == [data]
+
+
 def test_classes_of_own_data_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     """Their names save the reading of all items, also of a set that was split."""
     plain = [(IMAGE, 0), (IMAGE, 2)]
