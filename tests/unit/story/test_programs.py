@@ -155,23 +155,13 @@ def patched(model: nn.Module, rate: float = 0.1) -> Optimizer:
     return optimizer
 
 
+# The others of torch keep state of the same kinds.
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
-    name: lambda model, kind=getattr(torch.optim, name): kind(model.parameters(), lr=0.01)  # noqa: B008
-    for name in (
-        "SGD",
-        "Adam",
-        "AdamW",
-        "Adamax",
-        "NAdam",
-        "RAdam",
-        "Adagrad",
-        "Adadelta",
-        "ASGD",
-        "RMSprop",
-        "Rprop",
-    )
-}
-OPTIMIZERS |= {
+    "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=0.01),
+    "Adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.01),
+    "Adagrad": lambda model: torch.optim.Adagrad(model.parameters(), lr=0.01),
+    "ASGD": lambda model: torch.optim.ASGD(model.parameters(), lr=0.01),
+    "Rprop": lambda model: torch.optim.Rprop(model.parameters(), lr=0.01),
     "Adafactor": lambda model: torch.optim.Adafactor(model.parameters(), lr=0.01),
     "Muon": lambda model: torch.optim.Muon([model.weight], lr=0.01),  # it takes matrices only
     "fused SGD": lambda model: torch.optim.SGD(
@@ -292,15 +282,11 @@ def test_code_before_steps_may_change_weights() -> None:
     check_survives(program)
 
 
-@pytest.mark.parametrize("library", ["torch", "numpy", "random"])
-def test_code_of_a_step_may_draw_random_numbers(library: str, tmp_path: Path) -> None:
+def test_code_of_a_step_may_draw_random_numbers(tmp_path: Path) -> None:
     """They follow from the micro-batch and the step, also after a resume."""
-    draws: dict[str, Callable[[], Any]] = {
-        "torch": lambda: torch.rand(()),
-        "numpy": np.random.random,
-        "random": random.random,
-    }
-    draw = draws[library]
+
+    def draw() -> Tensor:
+        return torch.rand(()) + np.random.random() + random.random()
 
     def program(session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop) -> None:
         for step in session.steps():
@@ -398,7 +384,7 @@ def of_last(model: Any) -> Optimizer:
     return torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9)
 
 
-@pytest.mark.parametrize("at_step", [1, 4, 6, 7])
+@pytest.mark.parametrize("at_step", [4, 7])
 def test_parameters_may_be_added_at_any_step(at_step: int) -> None:
     """A resumed job and a newcomer have them, whether their own code adds them again or not."""
 
@@ -415,8 +401,7 @@ def test_parameters_may_be_added_at_any_step(at_step: int) -> None:
     check_survives(program, make=two_layers, optimizer_of=of_last)
 
 
-@pytest.mark.parametrize("at_step", [3, 6])
-@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize(("at_step", "trains"), [(3, False), (6, True)])
 def test_parameters_may_be_frozen_and_thawed_at_any_step(at_step: int, trains: bool) -> None:
     """Weight decay and momentum leave a frozen one alone."""
 
@@ -507,8 +492,7 @@ def test_a_parameter_that_no_sample_uses_stays_as_it_is() -> None:
     assert torch.equal(weights["heads.2.weight"], make().state_dict()["heads.2.weight"])
 
 
-@pytest.mark.parametrize("batch_size", [4, 8])
-def test_terms_of_a_loss_have_counts_of_their_own(batch_size: int) -> None:
+def test_terms_of_a_loss_have_counts_of_their_own() -> None:
     """Each term is divided by its own count over all ranks, and left out if it
     counts nothing in a step.
     """
@@ -539,7 +523,7 @@ def test_terms_of_a_loss_have_counts_of_their_own(batch_size: int) -> None:
         expected.append(loss.item())
         return loss
 
-    _, own, _ = check_as_plain_torch(program, loss_of=loss_of, batch_size=batch_size)
+    _, own, _ = check_as_plain_torch(program, loss_of=loss_of)
     torch.testing.assert_close(own["losses"], tuple(expected), rtol=0, atol=TOLERANCE)
 
 
