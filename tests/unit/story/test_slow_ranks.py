@@ -4,29 +4,21 @@ import shutil
 import threading
 from collections import defaultdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from hvd_train import membership
-from hvd_train.batches import Batches
-from hvd_train.config import Config
-from hvd_train.data.loader import MapLoader
-from hvd_train.progress.clock import PHASES, Split, TrainingClock
-from hvd_train.progress.order import BatchLayout, EpochOrder
-from hvd_train.progress.pace import Pace
-from hvd_train.progress.shares import Shares
+from hvd_train.progress.clock import Split, TrainingClock
 from hvd_train.report.facts import facts
 from hvd_train.run_files.history import read
 from hvd_train.run_files.ledger import audit
 from hvd_train.session import Session
-from hvd_train.world.world import PendingSum, Place
+from hvd_train.world.world import PendingSum
 from tests.support.elastic import TOLERANCE
 from tests.support.launching import notes, records
 from tests.support.programs import Outcome, Stop, played
@@ -122,13 +114,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     ("place", "phase", "sync_batch_norm"),
     [
         ("data", "data", False),
-        ("forward", "forward", False),
-        ("backward", "backward", False),
         ("forward", "forward", True),
         ("backward", "backward", True),
-        ("before a pass", "other", False),
         ("after a pass", "other", False),
-        ("after a step", "other", False),
     ],
 )
 def test_a_slow_rank_is_named_with_host_and_phase(
@@ -147,12 +135,10 @@ def test_a_slow_rank_is_named_with_host_and_phase(
             nonlocal step_number
             for step in session.steps():
                 step_number = step.number
-                work("before a pass")
                 for micro in step:
                     inputs, targets = micro.batch
                     micro.backward(F.cross_entropy(model(inputs), targets, reduction="none"))
                     work("after a pass")
-                work("after a step")
 
         played(
             world,
@@ -219,54 +205,3 @@ def test_a_slow_rank_takes_fewer_micro_batches(monkeypatch: pytest.MonkeyPatch) 
     assert last["message"] == "all ranks take equal shares of the micro-batches again"
     assert largest_difference(equal[0], shared[0]) < TOLERANCE
     assert not audit(Path(RUN)).faults
-
-
-class Recorded(TensorDataset):
-    """Writes down which of its items are read."""
-
-    def __init__(self, file: Path, size: int) -> None:
-        super().__init__(torch.arange(size))
-        self.file = file
-
-    @override
-    def __getitem__(self, index: int) -> Any:
-        with self.file.open("a") as file:
-            file.write(f"{index}\n")
-        return super().__getitem__(index)
-
-
-def test_loader_processes_read_no_item_again_for_other_shares(tmp_path: Path) -> None:
-    """All that a rank has read ahead is used before it takes fewer micro-batches."""
-    num_samples, num_steps, change = 480, 40, 5
-    file = tmp_path / "items.txt"
-    cpu = torch.device("cpu")
-    loader = MapLoader(Recorded(file, num_samples), None, cpu, 0, num_workers=2)
-    shares = Shares(2, 1, follow_speed=True, read_ahead=loader.read_ahead)
-    progress = SimpleNamespace(step=0, cursor=0)
-    state = SimpleNamespace(progress=progress, layout=BatchLayout(12, 1))
-    parts = SimpleNamespace(
-        train_loader=loader,
-        orders=lambda _seed, _epoch, size, _layout: EpochOrder(0, 0, size),
-        shards=None,
-        recheck_steps=0,
-    )
-    batches = Batches(Config(), parts, state, Place(1, 2), Split(), shares)  # type: ignore[arg-type]
-    taken = list[int]()
-    numbers = list[int]()
-    pace = Pace(2)
-    for step in range(num_steps):
-        micro_batches = batches.next(0).micro_batches
-        batches.prepare()
-        numbers.append(len(micro_batches))
-        taken += [int(sample) for micro in micro_batches for sample in micro.samples]
-        progress.step, progress.cursor = step + 1, 12 * (step + 1)
-        if step >= change:  # rank 1 needs twice as long
-            pace.window[:, :3] = 1, 6, 6
-            pace.window[:, -len(PHASES)] = 6, 12
-            pace.windows += 1
-            shares.follow(pace, 12, progress.step)
-            batches.prepare()
-    loader.close()
-    assert numbers[0] == 6
-    assert numbers[-1] == 4
-    assert sorted(map(int, file.read_text().split())) == sorted(taken)
