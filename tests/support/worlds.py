@@ -231,6 +231,17 @@ class StoppingWorld(LocalWorld):
         return "train" if self._left else "stop"
 
 
+class StoppingRank(ThreadWorld):
+    """A rank whose launcher asks for a stop in the fifth step."""
+
+    _calls = 0
+
+    @override
+    def requested(self, *, got_signal: bool = False) -> Request:
+        self._calls += 1
+        return "stop" if self._calls == 5 else "train"
+
+
 def own_generator(model: nn.Module, seed: int = 0) -> nn.Module:
     """Draw the model's weights from a separate generator; threads share torch's default one."""
     generator = torch.Generator().manual_seed(seed)

@@ -1,26 +1,20 @@
 """Trainings whose samples are drawn by weight, or sorted by length."""
 
-import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
-from hvd_train.config import Config
 from hvd_train.errors import UsageError
-from hvd_train.progress.order import UNDECIDED, in_order
-from hvd_train.progress.sampling import drawn_by
+from hvd_train.progress.order import in_order
 from hvd_train.run import evaluate
 from hvd_train.run_files.ledger import audit
-from hvd_train.session import Session
 from hvd_train.world.world import LocalWorld
 from tests.support.elastic import TOLERANCE
-from tests.support.programs import DATA, Interrupted, check_survives, plain, played, take
+from tests.support.programs import DATA, Interrupted, check_survives, plain, played
 from tests.support.runs import (
     NUM_SAMPLES,
     RUN,
@@ -31,7 +25,7 @@ from tests.support.runs import (
     small_config,
     trained,
 )
-from tests.support.worlds import StoppingWorld, ThreadWorld, run_ranks
+from tests.support.worlds import StoppingRank, StoppingWorld, run_ranks
 
 NUMBERS = np.arange(NUM_SAMPLES) % 7.0  # weights or lengths
 WEIGHTS = [0.0, 1.0, 2.0, 5.0] * 10  # of DATA
@@ -50,17 +44,6 @@ class InShards(TensorDataset):
         super().__init__(*DATA.tensors)
 
 
-def stop_in_mid_epoch(config: Config) -> Callable[[ThreadWorld], bool]:
-    """Return what a rank does that is asked to stop in its fifth step."""
-
-    def body(world: ThreadWorld) -> bool:
-        asked = itertools.count(1)
-        world.requested = lambda *, got_signal=False: "stop" if next(asked) == 5 else "train"
-        return trained(world, config)[0].finished
-
-    return body
-
-
 @pytest.mark.parametrize(
     ("setting", "on_resize"),
     [("sample_weights", "global"), ("length_buckets", "global"), ("length_buckets", "per-worker")],
@@ -74,7 +57,8 @@ def test_a_run_is_exact_on_changing_ranks(setting: str, on_resize: str) -> None:
         settings |= {"global_batch_size": None, "on_resize": on_resize, "lr_scaling": "linear"}
     config = small_config(commit_steps=2, **settings)
     trained(StoppingWorld(after=14), config)
-    assert run_ranks(3, stop_in_mid_epoch(config)) == [False] * 3
+    stopped = run_ranks(3, lambda world: trained(world, config)[0], kind=StoppingRank)
+    assert not any(result.finished for result in stopped)
     ended = run_ranks(2, lambda world: trained(world, config))
     assert str(audit(RUN)).startswith(VERDICT[setting])
     if on_resize == "global":
@@ -91,24 +75,8 @@ def test_a_run_is_exact_on_changing_ranks(setting: str, on_resize: str) -> None:
 def test_a_session_may_draw_samples() -> None:
     """On 1, 2 and 3 ranks, after a resume, and if a rank is lost, the result is the same."""
     check_survives(plain, weights=WEIGHTS, ledger=True)
-    (folder,) = Path().glob("elastic-*")
+    (folder,) = Path().glob("*-elastic")
     assert str(audit(folder)).startswith("exact: all 40 draws by weight")
-
-
-def test_the_samples_of_a_session_are_drawn_by_its_weights() -> None:
-    """Samples of weight 0 never come."""
-    found = list[int]()
-
-    def program(session: Session, model: nn.Module, *_: Any) -> None:
-        for step in session.steps():
-            take(step, model)
-            found.extend(step.samples.tolist())
-
-    played(LocalWorld(), program, weights=WEIGHTS)
-    orders = drawn_by(np.array(WEIGHTS))
-    expected = [orders(0, epoch, len(WEIGHTS), UNDECIDED)[:].tolist() for epoch in (0, 1)]
-    assert found == [*expected[0], *expected[1]]
-    assert not {0, 4, 8} & {*found}
 
 
 def test_a_run_keeps_its_weights_and_lengths() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hvd_train.config import Config, DataConfig
+from hvd_train.config import DataConfig
 from hvd_train.data.shards import Shards
 from hvd_train.errors import UsageError
 from hvd_train.run_files.ledger import audit
@@ -17,7 +17,7 @@ from hvd_train.world.world import LocalWorld
 from tests.support.elastic import TOLERANCE
 from tests.support.runs import few_digits, largest_difference, small_config, trained
 from tests.support.shards import write_samples
-from tests.support.worlds import StoppingWorld, ThreadWorld, run_ranks
+from tests.support.worlds import StoppingRank, StoppingWorld, run_ranks
 
 SIZES = (1, 40, 0, 7, 60, 30, 2, 50)  # of shards
 
@@ -46,47 +46,29 @@ def digits_in(folder: Path) -> Callable[[DataConfig], Any]:
     return open_shards
 
 
-def stop_in_mid_epoch(config: Config, data: Any) -> Callable[[ThreadWorld], bool]:
-    """Return what a rank does that is asked to stop in its fifth step."""
-
-    def body(world: ThreadWorld) -> bool:
-        asked = itertools.count(1)
-        world.requested = lambda *, got_signal=False: "stop" if next(asked) == 5 else "train"
-        return trained(world, config, data=data)[0].finished
-
-    return body
+PER_WORKER = {"global_batch_size": None, "on_resize": "per-worker", "lr_scaling": "linear"}
 
 
-def test_a_run_on_shards_is_exact_on_changing_ranks(tmp_path: Path) -> None:
-    """Each sample counts once an epoch, and the weights are those of one undisturbed rank."""
+@pytest.mark.parametrize("changes", [{}, PER_WORKER], ids=["global", "per worker"])
+def test_a_run_on_shards_is_exact_on_changing_ranks(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """Each sample counts once an epoch, also if steps become larger and smaller; of equal
+    steps, the weights are those of one undisturbed rank.
+    """
     data = digits_in(tmp_path / "shards")
-    settings = {"epochs": 3, "shuffle_window": 20, "ledger": True}
-    alone = small_config(output_dir=Path("alone"), **settings)
-    _, expected = trained(LocalWorld(), alone, data=data)
+    settings = {"epochs": 3, "shuffle_window": 20, "ledger": True, **changes}
     config = small_config(commit_steps=2, **settings)
     trained(StoppingWorld(after=14), config, data=data)
-    assert run_ranks(3, stop_in_mid_epoch(config, data)) == [False] * 3
-    for result, weights in run_ranks(2, lambda world: trained(world, config, data=data)):
-        assert result.finished
-        assert largest_difference(weights, expected) < TOLERANCE
+    stopped = run_ranks(3, lambda world: trained(world, config, data=data)[0], kind=StoppingRank)
+    assert not any(result.finished for result in stopped)
+    ended = run_ranks(2, lambda world: trained(world, config, data=data))
     found = audit(Path("run"))
     assert (found.faults, found.epochs, found.world_sizes) == ((), 3, (1, 2, 3))
-
-
-def test_each_sample_counts_once_if_the_batch_follows_the_workers(tmp_path: Path) -> None:
-    """The order of an epoch stays while steps become larger and smaller."""
-    data = digits_in(tmp_path / "shards")
-    changes = {
-        "global_batch_size": None,
-        "on_resize": "per-worker",
-        "lr_scaling": "linear",
-        "shuffle_window": 20,
-    }
-    config = small_config(epochs=2, ledger=True, commit_steps=1, **changes)
-    assert run_ranks(3, stop_in_mid_epoch(config, data)) == [False] * 3
-    trained(LocalWorld(), config, data=data)
-    found = audit(Path("run"))
-    assert (found.faults, found.epochs, found.world_sizes) == ((), 2, (1, 3))
+    if not changes:
+        alone = config.replace(output_dir=Path("alone"))
+        _, expected = trained(LocalWorld(), alone, data=data)
+        assert all(largest_difference(weights, expected) < TOLERANCE for _, weights in ended)
 
 
 @pytest.mark.parametrize("change", ["shuffle_window", "shards"])
