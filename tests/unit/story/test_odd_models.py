@@ -190,7 +190,7 @@ def played(world: World, model: Any, **changes: Any) -> Weights:
     with Session(
         model,
         momentum(model),
-        digits(NUM_SAMPLES, "train", dtype),
+        digits(90, "train", dtype),  # an epoch has five steps
         config=small_config(**settings),
         world=world,
     ) as session:

@@ -41,6 +41,7 @@ from tests.support.launching import records
 from tests.support.runs import largest_difference, small_config, trained
 
 PLAIN = functools.cache(undisturbed)
+ADAMW = {"optimizer": "adamw", "learning_rate": 0.003}
 
 
 class Complete(ElasticThreadWorld):
@@ -72,15 +73,14 @@ ALL = (ONE, TWO, THREE)
     ("events", "hosts", "sizes"),
     [
         # ranks die in any step or rendezvous
-        *(([Kill(step, rank)], ALL, {3, 2}) for step, rank in ((7, 1), (7, 0), (1, 0), (20, 0))),
+        *(([Kill(step, rank)], ALL, {3, 2}) for step, rank in ((7, 1), (1, 0), (20, 0))),
         ([Kill(11, rank=0), Kill(11, rank=1)], ALL, {3}),
         ([Kill(3, rank=0), Kill(4, rank=0), Kill(5, rank=0)], ALL, {3, 2}),
-        *(([Kill(7, rank=2), KillMeeting(2, 0, turn)], ALL, {3, 2}) for turn in (1, 2, 3, 4, 5)),
+        *(([Kill(7, rank=2), KillMeeting(2, 0, turn)], ALL, {3, 2}) for turn in (1, 3, 5)),
         # the step of the others counts, and rank 0 logs it although it missed it
-        *(([Unheard(step, rank)], ALL, {3}) for step, rank in ((1, 0), (10, 0), (20, 0), (10, 1))),
+        *(([Unheard(step, rank)], ALL, {3}) for step, rank in ((1, 0), (20, 0), (10, 1))),
         # hosts come and go, also that of rank 0
         ([Hosts(5, (ONE, TWO))], (ONE,), {1, 2}),
-        ([Hosts(5, (TWO,))], ALL, {3, 1}),
         ([Hosts(4, (TWO, THREE)), Hosts(9, ALL), Hosts(15, (ONE,))], (ONE, TWO), {2, 3, 1}),
         ([Hosts(5, (("h1", 3),))], (ONE,), {1, 3}),
         ([Tell(5, 0)], ALL, {3, 2}),
@@ -99,25 +99,19 @@ def test_faults_and_resizes(
 
 
 @pytest.mark.parametrize(
-    ("events", "make", "changes"),
+    ("events", "changes"),
     [
-        ([Kill(7, 0), Hosts(12, (TWO, THREE, ("h4", 1)))], runs.remembers, {}),
-        ([Kill(1, 1), Unheard(11, 0)], runs.remembers, {}),
-        ([Kill(7, 0), Hosts(12, (ONE, TWO))], runs.batch_norm, {}),
-        (
-            [Kill(7, 0), Hosts(12, (ONE, TWO))],
-            runs.convnet,
-            {"optimizer": "adamw", "learning_rate": 0.003},
-        ),
+        ([Kill(7, 0), Hosts(12, (TWO, THREE, ("h4", 1)))], ADAMW),
+        ([Kill(1, 1), Unheard(11, 0)], {}),
     ],
-    ids=["all buffers", "all buffers, a step behind", "batch norm", "adamw"],
+    ids=["adamw", "a step behind"],
 )
 def test_survivors_and_newcomers_have_the_whole_state(
-    events: list[Event], make: Any, changes: dict[str, Any]
+    events: list[Event], changes: dict[str, Any]
 ) -> None:
     """Running statistics, random states, counters, unsaved buffers, momentum and moments."""
-    job, folder = play(events, ONE, TWO, THREE, make=make, kind=Complete, **changes)
-    check(job, folder, undisturbed(make, **changes))
+    job, folder = play(events, ONE, TWO, THREE, make=runs.remembers, kind=Complete, **changes)
+    check(job, folder, undisturbed(runs.remembers, **changes))
 
 
 @pytest.mark.parametrize("turn", [1, 2])

@@ -81,13 +81,10 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[Report]:
     return sent
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_best_weights_are_tested_at_the_end(
-    ranks: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_best_weights_are_tested_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     """On the validation set, so that the best scores must come out again."""
     config = small_config(best_by="loss", learning_rate=0.5, schedule="constant", epochs=4)
-    results = run_ranks(ranks, lambda world: trained(world, config, data=with_a_test_set))
+    results = run_ranks(2, lambda world: trained(world, config, data=with_a_test_set))
     epochs = records("epoch")
     best = min(epochs, key=lambda record: record["val_loss"])
     assert best is not epochs[-1]
@@ -191,9 +188,8 @@ def test_a_rank_that_dies_in_the_last_write_is_replaced(
 @pytest.mark.parametrize(
     ("where", "committed"), [("in a step", [2]), ("after it", [3]), ("in its update", [])]
 )
-@pytest.mark.parametrize("ranks", [1, 2])
 def test_an_error_in_the_users_loop_is_raised_after_a_commit(
-    ranks: int, where: str, committed: list[int]
+    where: str, committed: list[int]
 ) -> None:
     """Unless the third step may have changed some weights."""
 
@@ -210,7 +206,7 @@ def test_an_error_in_the_users_loop_is_raised_after_a_commit(
         programs.played(world, program, stop_at=stop_at, stop_in=where)
 
     with pytest.raises(programs.Interrupted):
-        run_ranks(ranks, body)
+        run_ranks(2, body)
     assert steps_on_disk() == committed
 
 
