@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset, random_split
 
 from hvd_train.config import DataConfig
-from hvd_train.data import identity, sources
+from hvd_train.data import sources
 from hvd_train.data.identity import digest_of_items
 from hvd_train.data.own_order import orders_of
 from hvd_train.progress.order import UNDECIDED
@@ -88,17 +88,3 @@ def test_an_order_may_draw_random_numbers() -> None:
     assert first == again
     assert first not in (epoch, seed, [*range(80)])
     assert torch.equal(torch.random.get_rng_state(), state)
-
-
-def test_data_of_an_earlier_version_have_no_items() -> None:
-    now = {
-        "classes": [],
-        "training": [9, ""],
-        "validation": [3, ""],
-        "items": {"training": "a", "validation": "b"},
-    }
-    earlier = {"classes": [], "training": [9, ""], "validation": [3, ""]}
-    assert identity.differences(now, earlier) == {}
-    found = identity.differences(now, {**earlier, "items": {"training": "a", "validation": "c"}})
-    assert list(found) == ["validation"]
-    assert "sort what comes from a set" in found["validation"]

@@ -1,6 +1,5 @@
 """Batches of data sets in memory, and of data sets that are read item by item."""
 
-import pickle
 import signal
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from hvd_train.data.by_value import ByValue, digest_of_pickle
 from hvd_train.data.dataset import Arrays, Augment, DataSet
 from hvd_train.data.loader import ArrayLoader, MapLoader, Prepare
 from hvd_train.errors import DataTimeout, UsageError
@@ -202,30 +200,6 @@ def test_processes_get_what_a_function_defines() -> None:
     (batch,) = loader.load(0, assignments(Order(6), 0, BatchLayout(6, 6), 0, 1))
     assert batch.micro_batches[0].batch.tolist() == [1, 3, 5, 7, 9, 11]
     loader.close()
-
-
-def test_a_memory_mapped_file_is_not_sent_but_mapped() -> None:
-    """Of arrays, their views, and tensors; what only this process sees is sent."""
-    np.arange(2**20, dtype=np.int32).tofile("rows.bin")
-    rows = np.memmap("rows.bin", np.int32, "r").reshape(-1, 256)
-    own = np.memmap("rows.bin", np.int32, "c")
-    own[-1] = 7
-    views = {
-        "whole": rows,
-        "upside down": rows[10:][::-1],
-        "columns": np.asarray(rows)[:, 3:250:2].T,
-        "tensor": torch.from_file("rows.bin", shared=True, size=2**20, dtype=torch.int32)[5:],
-        "own": own,
-    }
-    sizes = {}
-    for name, view in views.items():
-        content = pickle.dumps(ByValue(view, 0))
-        sizes[name] = len(content)
-        assert np.array_equal(pickle.loads(content), view), name
-    assert [name for name, size in sizes.items() if size > 5000] == ["own"]
-    before = digest_of_pickle(views)
-    own[-1] = 8
-    assert digest_of_pickle(views) != before
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -9,7 +9,6 @@ import os
 import pickle
 import queue
 import resource
-import shutil
 import tarfile
 import threading
 import time
@@ -20,7 +19,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import fsspec
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -291,19 +289,6 @@ def test_shards_that_fit_are_fetched_once_for_table_and_samples(tmp_path: Path) 
         assert len(Shaky.fetched) == count
 
 
-@pytest.mark.parametrize(
-    ("count", "size", "share", "requests"), [(40, 100_000, 0.05, 45), (3000, 200, 1.01, 15)]
-)
-def test_a_table_needs_few_bytes_or_requests(
-    count: int, size: int, share: float, requests: int, tmp_path: Path
-) -> None:
-    """Headers of large samples are read alone, those of small ones with all between them."""
-    path = write_tar(tmp_path / "data" / "a.tar", map(str, range(count)), cls=3, bin=size)
-    assert len(Shards(f"shaky://{tmp_path}/data", cache_size=0)) == count
-    assert sum(Shaky.read) <= share * path.stat().st_size
-    assert len(Shaky.read) <= requests
-
-
 def test_a_failing_store_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until a whole shard has come."""
     monkeypatch.setattr("time.sleep", lambda seconds: None)
@@ -364,29 +349,6 @@ def test_a_silent_store_fails_and_a_slow_one_does_not(
     is_whole.set()
     assert has_come.wait(60)
     assert len(copies()) == 1
-
-
-def test_a_line_names_the_shard_that_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also if there is no cache yet, since nothing is copied."""
-    shutil.copytree(WRITTEN / "mds", tmp_path / "mds")
-    shards = Shards(f"shaky://{tmp_path}/mds", cache=tmp_path / "none", cache_size=0)
-    lines = queue.SimpleQueue[str]()
-    read = Shaky.cat_file
-    said = list[str]()
-
-    def slow(*arguments: Any, **places: Any) -> bytes:
-        """Answer the first request once the line is there."""
-        if not said:
-            said.append(lines.get(timeout=60))
-        return read(*arguments, **places)
-
-    monkeypatch.setattr(Shaky, "cat_file", slow)
-    monkeypatch.setattr(store, "_QUIET_S", 0.0)
-    monkeypatch.setattr(store, "say", lines.put)
-    assert len(shards[0]) > 1
-    assert said[0].startswith("waiting for shard.00000.mds of shaky://")
 
 
 def test_a_forbidden_shard_is_an_error_at_once(tmp_path: Path) -> None:
@@ -490,15 +452,6 @@ def test_a_torn_copy_is_fetched_again(tmp_path: Path) -> None:
     os.truncate(folder_of_copies() / copies()[0], 10)
     assert keys_of(shards) == ["a", "b"]
     assert len(Shaky.fetched) == 2
-
-
-def test_the_table_takes_eight_bytes_a_sample(tmp_path: Path) -> None:
-    """And 24 a shard, in a file that the ranks of a host share."""
-    write_tar(tmp_path / "data" / "a.tar", map(str, range(1000)))
-    assert len(Shards(tmp_path / "data")) == 1000
-    (table,) = Path(os.environ["XDG_CACHE_HOME"], "hvd_train", "indexes").iterdir()
-    assert table.stat().st_size == 8 * 1000 + 24 + 8
-    assert np.fromfile(table, "<i8")[1] == 1000
 
 
 def test_loader_processes_map_the_table_themselves(tmp_path: Path) -> None:
@@ -730,20 +683,6 @@ def test_no_more_shards_are_fetched_than_there_is_room_for(
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1
     assert "--cache-size is less than the shards that --shuffle-window reads at once" in printed
-
-
-def test_a_shard_is_fetched_before_it_is_read(tmp_path: Path) -> None:
-    """Unless it is read in place."""
-    write_tar(tmp_path / "data" / "a.tar", "ab")
-    write_tar(tmp_path / "data" / "b.tar", "c")
-    shards = remote(tmp_path)
-    assert shards.shards_of(np.arange(3)).tolist() == [0, 0, 1]
-    shards.fetch(1)
-    assert Shaky.fetched == ["b.tar"]
-    assert shards[2]["__key__"] == "c"
-    Shards(f"shaky://{tmp_path}/data", cache_size=0).fetch(0)
-    Shards(tmp_path / "data").fetch(0)
-    assert Shaky.fetched == ["b.tar"]
 
 
 @pytest.mark.slow

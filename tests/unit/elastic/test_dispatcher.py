@@ -110,15 +110,6 @@ def test_a_worker_that_ends_is_replaced(two: Job, capsys: pytest.CaptureFixture[
     assert two.ask(first)[first] is not None
 
 
-def test_a_worker_with_other_versions_is_refused(two: Job) -> None:
-    problems = [
-        two.dispatcher.problem_with({"who": who, "torch": version})
-        for who, version in (("a", "2.15"), ("b", "2.14"), ("c", "2.15"))
-    ]
-    refused = "the ranks differ in torch: 2.15 on a; 2.14 on b; set up the same on all"
-    assert problems == ["", refused, ""]
-
-
 def test_an_error_is_printed_once(two: Job, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = numbers_of(two)
     for number in (first, second):

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_train.errors import UsageError
@@ -27,6 +27,7 @@ FORMS = [
 ]
 
 
+@settings(max_examples=25)
 @given(
     st.dictionaries(NAMES, st.tuples(st.integers(1, 99), st.sampled_from(FORMS)), min_size=1), NAMES
 )

@@ -187,7 +187,7 @@ def test_files_with_older_names_are_loaded(
     weights.load(dict(source.state_dict()), target)  # as from a checkpoint
 
 
-@pytest.mark.parametrize("name", ["googlenet", "inception_v3", "squeezenet1_1"])
+@pytest.mark.parametrize("name", ["googlenet", "squeezenet1_1"])
 def test_logits_equal_torchvision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = get_model_weights(name)["DEFAULT"]
     source = get_model(
