@@ -1,4 +1,6 @@
-"""Fixtures of tests without a launcher: one core per rank, reproducible Hypothesis."""
+"""Fixtures of tests without a launcher: one core per rank, no waits for disks, reproducible
+Hypothesis.
+"""
 
 import os
 import sys
@@ -25,6 +27,12 @@ def _one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give each rank one core and torch one thread."""
     torch.set_num_threads(1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+
+
+@pytest.fixture(autouse=True)
+def _no_wait_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave files in the memory of the system: no test cuts its power."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 @pytest.fixture(autouse=True)

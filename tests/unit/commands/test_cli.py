@@ -20,6 +20,7 @@ from hvd_train.config import Config, DataConfig
 from hvd_train.data.sources import open_data
 from hvd_train.doctor.machine import Finding, Verdict
 from hvd_train.errors import RankLost, UsageError
+from hvd_train.report.page import Chart
 from hvd_train.validate import Scores
 from tests.support.launching import HVD_TRAIN
 from tests.support.run_folders import event, start, step, whole_run, write
@@ -28,6 +29,11 @@ from tests.support.runs import small_config
 HOSTILE = "h1\x1b]0;title\x07\x9b2J\u202e[/b] is"
 OBEYED = {"\x1b", "\x07", "\x9b", "\u202e"}
 COMMANDS = {parser.prog.partition(" ")[2]: parser for parser in tree.parsers(tree.tree())}
+
+
+@pytest.fixture
+def _no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Chart, "shown", lambda chart: (b"", "{}"))
 
 
 def ended_with(arguments: list[str]) -> object:
@@ -82,24 +88,24 @@ def test_an_error_is_a_line_and_a_code(
 def test_replay_and_diff_print_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 1 if a step differs from the ledger."""
     changes = {"ledger": True, "commit_steps": 5, "learning_rate": 1e-3, "epochs": 1}
-    train(small_config(output_dir=Path("out"), global_batch_size=200, batch_size=100, **changes))
+    train(small_config(output_dir=Path("out"), **changes))
     shutil.copytree("out", "other")
     capsys.readouterr()
-    assert cli.run(["replay", "out", "--steps", "7:8", "--top", "2"]) == 0
+    assert cli.run(["replay", "out", "--steps", "71:72", "--top", "2"]) == 0
     step, *samples = capsys.readouterr().out.splitlines()[:3]
-    assert re.fullmatch(r"step 7  loss [\d.]+  gradient norm [\d.]+  same bits", step)
+    assert re.fullmatch(r"step 71  loss [\d.]+  gradient norm [\d.]+  same bits", step)
     for sample in samples:
         assert re.fullmatch(r" +\d\.\d%  sample \d+  gradient norm [\d.]+", sample)
     assert cli.run(["diff", "out", "other"]) == 0
     ledger = Path("other/ledger.jsonl")
     *lines, last = ledger.read_text().splitlines()
     entry = json.loads(last)
-    assert entry["steps"] == [8, 8]
+    assert entry["steps"] == [72, 72]
     ledger.write_text("\n".join([*lines, json.dumps({**entry, "answers": "40" * 12})]) + "\n")
-    assert cli.run(["replay", "other", "--steps", "8", "--top", "0"]) == 1
+    assert cli.run(["replay", "other", "--steps", "72", "--top", "0"]) == 1
     assert "1 of 1 steps differ by more than 0.0001" in capsys.readouterr().out
     assert cli.run(["diff", "out", "other"]) == 1
-    assert "the runs part at step 8: " in capsys.readouterr().out
+    assert "the runs part at step 72: " in capsys.readouterr().out
 
 
 def test_evaluate_and_audit_agree_with_the_training(capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,6 +219,7 @@ def test_an_error_in_the_users_code_shows_their_code(capsys: pytest.CaptureFixtu
     assert printed.endswith("mine_broken.py, line 5, in rows\n")
 
 
+@pytest.mark.usefixtures("_no_charts")
 def test_a_report_takes_a_sweep_and_leaves_out_what_is_no_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -228,6 +235,7 @@ def test_a_report_takes_a_sweep_and_leaves_out_what_is_no_run(
     assert cli.run(["report", "runs/notes"]) == 2
 
 
+@pytest.mark.usefixtures("_no_charts")
 def test_the_newest_run_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     for number, name in enumerate(("b", "a", "c")):
         write(Path("runs") / name, whole_run())

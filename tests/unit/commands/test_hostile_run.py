@@ -8,6 +8,7 @@ import torch
 
 from hvd_train import cli
 from hvd_train.network.models import digits_convnet
+from hvd_train.report.page import Chart
 from tests.support.run_folders import whole_run, write
 
 UNASKED = "names runs.evil.payload:net as its model, which only `train` opens unasked"
@@ -26,7 +27,7 @@ def evil() -> Path:
 
 
 def test_code_of_a_run_is_imported_only_with_trust(
-    evil: Path, capsys: pytest.CaptureFixture[str]
+    evil: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line names the code and what to type."""
     for command, target in (
@@ -39,6 +40,7 @@ def test_code_of_a_run_is_imported_only_with_trust(
             capsys.readouterr().err
             == f"hvd-train: {target} {UNASKED}; if you trust who wrote it, add --trust\n"
         )
+    monkeypatch.setattr(Chart, "shown", lambda chart: (b"", "{}"))
     assert cli.run(["report", str(evil)]) == 0
     assert not Path("owned").exists()
     assert cli.run(["evaluate", str(evil), "--trust"]) == 0

@@ -17,7 +17,7 @@ from tests.support.worlds import own_generator, run_ranks
 
 
 def run(name: str, world: World | None = None, make: Any = runs.convnet, **settings: Any) -> Run:
-    config = small_config(**{"output_dir": Path(name), "ledger": True, "log_steps": 1, **settings})
+    config = small_config(**{"output_dir": Path(name), "ledger": True, "epochs": 1, **settings})
     trained(world or LocalWorld(), config, make)
     return Run(Path(name), [])
 

@@ -23,7 +23,6 @@ from hvd_train.run_files.ledger import (
     Entry,
     LedgerFile,
     StepAnswer,
-    answers_in,
     audit,
     audit_entries,
     extended,
@@ -105,19 +104,7 @@ def test_an_answer_holds_what_is_not_finite(value: float, kept: float) -> None:
     assert answer(math.nan) == answer(-math.nan)
 
 
-def test_a_ledger_without_answers_is_continued(tmp_path: Path) -> None:
-    """Earlier versions wrote none; the state has the entries of the epoch that has not ended."""
-    earlier = [replace(step, answers="") for step in STEPS[:612]]
-    recent = joined(earlier[500:], 1000)
-    lines = [entry.line() for entry in [*joined(earlier[:500], 1000), *recent[:-1]]]
-    assert "answers" not in lines[0]
-    (tmp_path / "ledger.jsonl").write_text("".join(lines))
-    run = Run(tmp_path, recent, 612)
-    run.trains_to(1000).file.sync(2)
-    assert_two_exact_epochs(read(tmp_path / "ledger.jsonl"))
-    assert [*answers_in(tmp_path)] == [*range(613, 1001)]
-
-
+@settings(max_examples=25)
 @given(
     num_samples=st.integers(1, 5000),
     batch=st.integers(1, 60),
@@ -293,8 +280,9 @@ class Run:
         return self
 
 
-@pytest.mark.parametrize("done", [613, 615, 1000])
-@pytest.mark.parametrize(("lines", "torn"), [(0, 0), (1, 30), (20, 30)])
+@pytest.mark.parametrize(
+    ("done", "lines", "torn"), [(613, 1, 30), (615, 20, 30), (1000, 0, 0), (1000, 1, 30)]
+)
 def test_the_next_rank_0_fills_the_ledger(done: int, lines: int, torn: int, tmp_path: Path) -> None:
     """What the file lacks comes from the state, and nothing comes twice."""
     run = Run(tmp_path, [], 0).trains_to(done)
@@ -305,7 +293,7 @@ def test_the_next_rank_0_fills_the_ledger(done: int, lines: int, torn: int, tmp_
     assert_two_exact_epochs(read(tmp_path / "ledger.jsonl"))
 
 
-@pytest.mark.parametrize("back", [0, 1, 11, 111, 612])
+@pytest.mark.parametrize("back", [0, 11, 612])
 def test_steps_beyond_the_state_did_not_happen(back: int, tmp_path: Path) -> None:
     earlier = Run(tmp_path, [], 0).trains_to(612 - back)
     recent = earlier.recent
