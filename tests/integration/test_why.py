@@ -11,7 +11,7 @@ from tests.support.launching import HVD_TRAIN, launch_line
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.parametrize("how", ["loader", "skip"])
+@pytest.mark.parametrize("how", ["loader", pytest.param("skip", marks=pytest.mark.slow)])
 def test_what_holds_a_rank_is_named(how: str, tmp_path: Path) -> None:
     """The places are those of both ranks, if they do different things."""
     job = launch_line("gloo", 2, sys.executable, "mine.py", "session", how)

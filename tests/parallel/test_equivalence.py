@@ -37,14 +37,17 @@ EVERYTHING: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("make", "settings"),
     [
-        (runs.convnet, ADAMW),
-        (runs.batch_norm, SGD),
-        (runs.dropout, SGD),
-        (runs.remembers, SGD),
-        (runs.batch_norm, FROZEN),
+        (runs.dropout, ADAMW),
         (runs.batch_norm, CLIPPED),
-        pytest.param(runs.batch_norm, MIXES, marks=pytest.mark.slow),
-        pytest.param(runs.batch_norm, {"channels_last": "on"}, marks=pytest.mark.slow),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (runs.remembers, SGD),
+                (runs.batch_norm, FROZEN),
+                (runs.batch_norm, MIXES),
+                (runs.batch_norm, {"channels_last": "on"}),
+            )
+        ),
     ],
 )
 def test_ranks_and_one(world: World, make: Any, settings: dict[str, Any]) -> None:

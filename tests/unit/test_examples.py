@@ -1,20 +1,23 @@
-"""The scripts and the notebook in examples/;
-tests/integration/test_training.py runs the programs there.
-"""
+"""The programs, the scripts and the notebook in examples/."""
 
 import json
 import os
+import runpy
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 
 from hvd_train.commands import tree
 from hvd_train.commands.sweep import combinations
 from hvd_train.commands.train import settings_of
+from hvd_train.run_files.ledger import audit
+from tests.support import jpegs
 from tests.support.run_folders import whole_run, write
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -58,6 +61,30 @@ def test_a_script_types_commands_that_are_understood(
             assert settings_of(tree.read(words[1:])).data.data == "folder"
         elif words[1] == "sweep":
             assert len([tree.read(["sweep", *each]) for _, each in combinations(words[2:])]) == 6
+
+
+PROGRAMS = {
+    "imagenet": "--train-dir data/train --val-dir data/val --arch mobilenet_v3_small",
+    "dcgan": "--data-dir data/train --width 4|",
+    "gpt": "tokens --dtype uint16 --vocabulary 1000 --width 32 --layers 1 --block 8|",
+    "own_data": "--global-batch-size 228 --batch-size 57",
+    "own_model": "--global-batch-size 720 --batch-size 180",
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_trains(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a few files, tokens or rows; tests/integration/test_training.py takes two ranks."""
+    jpegs.digits(Path("data"), classes=range(2), most=6)
+    np.arange(110, 990, 8, "uint16").tofile("tokens")
+    own = "--epochs 1 --global-batch-size 6 --batch-size 3 --workers 0 --ledger --output-dir run"
+    first, _, last = PROGRAMS[name].rpartition("|")
+    words = f"{first} {own} {last}".split()
+    program = str(EXAMPLES / f"{name}.py")
+    monkeypatch.setattr(sys, "argv", [program, *words])
+    runpy.run_path(program, run_name="__main__")
+    report = audit(Path("run"))
+    assert (report.faults, report.epochs, report.steps) == ((), 1, 2)
 
 
 def test_the_notebook_draws_the_newest_run(monkeypatch: pytest.MonkeyPatch) -> None:
