@@ -275,20 +275,6 @@ def test_a_shard_is_fetched_once_for_all_readers_of_a_host(tmp_path: Path) -> No
     assert len(copies()) == 1
 
 
-def test_shards_that_fit_are_fetched_once_for_table_and_samples(tmp_path: Path) -> None:
-    """Of others, the table takes their headers alone."""
-    size = write_tar(tmp_path / "data" / "a.tar", "ab").stat().st_size
-    write_tar(tmp_path / "data" / "b.tar", "c")
-    url = f"shaky://{tmp_path}/data"
-    for cache_size, keys, count in ((None, "abc", 2), (size, "ab", 1), (size - 1, "", 0)):
-        Shaky.fetched.clear()
-        cache = tmp_path / str(cache_size)
-        shards = Shards(url, decode=dict, cache=cache, cache_size=cache_size)
-        assert sorted(Shaky.fetched) == ["a.tar", "b.tar"][:count]
-        assert [shards[number]["__key__"] for number in range(len(keys))] == [*keys]
-        assert len(Shaky.fetched) == count
-
-
 def test_a_failing_store_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until a whole shard has come."""
     monkeypatch.setattr("time.sleep", lambda seconds: None)

@@ -6,32 +6,23 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from torch import nn
-from typing_extensions import override
 
 from hvd_train import checkpoint
 from hvd_train.errors import FaultRepeats, ReplicasDiffer, UsageError
-from hvd_train.launch.workers import Request
 from hvd_train.session import Session
 from hvd_train.world.world import LocalWorld, World
 from tests.support.faults import full_disk
 from tests.support.launching import DOCS, wait_for
 from tests.support.programs import STEPS, played
 from tests.support.runs import RUN
-from tests.support.worlds import Fault, run_ranks
+from tests.support.worlds import Fault, StoppingWorld, run_ranks
 
 Act = Callable[[Session], None]
-
-
-class Stops(LocalWorld):
-    """A world whose launcher asks for a stop."""
-
-    @override
-    def requested(self, *, got_signal: bool = False) -> Request:
-        return "stop"
 
 
 def nothing(session: Session) -> None:
@@ -79,7 +70,7 @@ ENDS = {
     "wrong data": (LocalWorld, fails(UsageError()), 2, 3),
     "different weights": (LocalWorld, fails(ReplicasDiffer()), 4, 0),
     "a step that fails repeatedly": (LocalWorld, fails(FaultRepeats()), 5, 3),
-    "the launcher": (Stops, nothing, 75, 1),
+    "the launcher": (partial(StoppingWorld, 1), nothing, 75, 1),
     **{
         number.name: (LocalWorld, sent(number), 128 + number, 4)
         for number in (signal.SIGHUP, signal.SIGTERM)
