@@ -55,13 +55,11 @@ class ScheduleConfig:
 
     epochs: int = number(10, "at least 1")
     """Passes over the training set."""
-    target_accuracy: float | None = may_change(None, "at least 0 and at most 1")
-    """Stop after the evaluation whose top-1 reaches this share, 0 to 1."""
     patience: int | None = may_change(None, "at least 1")
     """Stop when this many epochs in a row have brought no better evaluation."""
     target: str | None = may_change(None)
     """Stop after the evaluation in which a figure is as good as this: NAME=VALUE,
-    as in --target loss=0.1"""
+    as in --target loss=0.1 or top1=0.75"""
     best_by: str | None = None
     """What makes an evaluation the best one: loss (the lowest), or by default the task's
     figure (the highest top1)."""

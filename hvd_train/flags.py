@@ -22,7 +22,6 @@ ALIASES = {
     "max_time": ("--total-time",),
     "model": ("-a", "--arch"),
     "resume": ("--checkpoint",),
-    "target_accuracy": ("--desired-acc",),
     "weight_decay": ("--wd",),
     "workers": ("-j", "--num-workers"),
 }
@@ -31,6 +30,7 @@ ALIASES = {
 ELSEWHERE = {
     "--amp": "type --precision fp16 or bf16",
     "--base-lr": "type --learning-rate, and --lr-scaling linear to scale it",
+    "--desired-acc": "type --target top1=0.75",
     "--dummy": "type --data synthetic",
     "--elastic": "it is for the launcher: `hvd-train launch --elastic -- train`",
     "--fp16": "type --precision fp16",

@@ -175,9 +175,7 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
         constant.to(device).eval().requires_grad_(requires_grad=False)
     schedule = config.schedule
     if (targets_of(task, schedule) or schedule.patience) and data.val is None:
-        raise UsageError(
-            "--target, --target-accuracy and --patience need a validation set; the data have none"
-        )
+        raise UsageError("--target and --patience need a validation set; the data have none")
     goal = goal_of(task, schedule.best_by, "--best-by")
     colour = own.model is None and models.needs_colour(config.model.model)
     loaders = _loaders(config, place, data, task, device, colour=colour)

@@ -190,17 +190,14 @@ def goal_of(task: Task, name: str | None, flag: str) -> Goal:
 
 
 def targets_of(task: Task, schedule: ScheduleConfig) -> dict[Goal, float]:
-    """Return the goals at which a training ends, with their values.
+    """Return the goal at which a training ends, with its value, if there is one.
 
     Raises UsageError for an unknown one.
     """
-    targets = {}
-    if schedule.target_accuracy is not None:
-        targets[goal_of(task, "top1", "--target-accuracy is --target")] = schedule.target_accuracy
-    if schedule.target is not None:
-        name, _, value = schedule.target.partition("=")
-        targets[goal_of(task, name, "--target")] = float(value)
-    return targets
+    if schedule.target is None:
+        return {}
+    name, _, value = schedule.target.partition("=")
+    return {goal_of(task, name, "--target"): float(value)}
 
 
 @dataclass(frozen=True)

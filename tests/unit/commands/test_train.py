@@ -18,10 +18,10 @@ def parse_train(arguments: list[str]) -> Config:
 def test_flags_of_other_trainers_are_accepted() -> None:
     assert parse_train(["--lr=0.5"]) == recipes.get(recipes.DEFAULT).replace(learning_rate=0.5)
     line = "imagenet-resnet50 -a resnet18 -b 16 -j 3 --learning_rate 0.2 --accumulation_steps 2 "
-    line += "--checkpoint old.ckpt --desired-acc 0.75 --total-time 2h"
+    line += "--checkpoint old.ckpt --total-time 2h"
     assert parse_train(line.split()) == recipes.get("imagenet-resnet50").replace(
         model="resnet18", batch_size=16, workers=3, learning_rate=0.2, accumulation_steps=2,
-        resume="old.ckpt", target_accuracy=0.75, max_time="2h",
+        resume="old.ckpt", max_time="2h",
     )  # fmt: skip
 
 

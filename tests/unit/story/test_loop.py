@@ -189,9 +189,9 @@ def test_an_equal_evaluation_is_not_better() -> None:
     assert loss.better(5.0, math.nan)
 
 
-def test_the_target_accuracy_ends_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_target_ends_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     """The same command has nothing more to do; a target needs a validation set."""
-    config = small_config(epochs=30, target_accuracy=0.6)
+    config = small_config(epochs=30, target="top1=0.6")
     result, weights = trained(LocalWorld(), config)
     assert result.finished
     reached = [record["val_top1"] >= 0.6 for record in records("epoch")]

@@ -89,9 +89,9 @@ def test_wrong_measures_are_refused_before_training(case: str) -> None:
             "best is 'top1', but its evaluation has loss",
         ),
         (
-            {"target_accuracy": 0.5},
+            {"target": "top1=0.5"},
             Task(lambda *_: {"loss": LOSS}),
-            "--target-accuracy is --target top1",
+            "--target top1: it must be loss",
         ),
     ],
 )
