@@ -399,7 +399,7 @@ class RunConfig:
             () if self.log_to == "none" else tuple(name.strip() for name in self.log_to.split(","))
         )
         for name in names:
-            if name not in (*_TRACKERS, "csv"):  # a run of an earlier version may have csv
+            if name not in _TRACKERS:
                 raise unknown_name(
                     "value of --log-to", name, _TRACKERS if len(names) > 1 else (*_TRACKERS, "none")
                 )
@@ -533,13 +533,8 @@ class Config:
         }
 
     def differences(self, other: Config) -> list[str]:
-        """Return `name: mine, not theirs` for each setting that differs and must not.
-
-        The recipe of an earlier version's run may not name its script, and then fits any.
-        """
+        """Return `name: mine, not theirs` for each setting that differs and must not."""
         theirs = other.decisive()
-        if other.recipe == Config.recipe:
-            theirs["recipe"] = self.recipe
         return [
             f"{name}: {_plain(mine)}, not {_plain(theirs.get(name))}"
             for name, mine in self.decisive().items()

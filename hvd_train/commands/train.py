@@ -12,7 +12,6 @@ from hvd_train.config import Config
 from hvd_train.console import PROGRAM
 from hvd_train.errors import UsageError, whole_number
 from hvd_train.launch import launcher, roll_call
-from hvd_train.run_files import run_folder
 
 _READ_FOLDERS = "folder", "cifar10", "cifar100"
 _SETTINGS = Config().settings().keys()
@@ -122,13 +121,6 @@ def _unnamed(given: Mapping[str, Any]) -> Config:
     """Return the settings to start from without a recipe: plain ones for code of the user's own."""
     if not any(plugin.is_reference(given.get(name, "")) for name in ("model", "data", "task")):
         return recipes.get(recipes.DEFAULT)
-    begun = Path(given.get("output_dir", ""), run_folder.CONFIG)
-    if (
-        "output_dir" in given
-        and begun.exists()
-        and config_file.load(begun).recipe == recipes.DEFAULT
-    ):
-        return recipes.get(recipes.DEFAULT)  # a run of an earlier version continues
     return recipes.plain()
 
 

@@ -84,9 +84,8 @@ def differences(now: Identity | None, run: Identity | None) -> dict[str, str]:
         found = {
             part: f"the {part} set has {_samples_differ(*now[part], *run[part])}" for part in parts
         }
-        items = now.get("items", {})  # earlier versions did not write them
         before = run.get("items", {})
-        for part, digest in items.items():
+        for part, digest in now.get("items", {}).items():
             if before.get(part, digest) != digest:
                 found.setdefault(part, f"items of the {part} set differ from the run's ({SEEDED})")
         if now.get("order") != run.get("order"):

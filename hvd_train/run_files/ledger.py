@@ -93,7 +93,7 @@ class Entry:
     world_size: int
     positions: tuple[int, int]  # in the epoch's order: the first one, and the one after the last
     fingerprint: int  # of the samples that all ranks took
-    answers: str = ""  # of the steps, by `in_digits`; earlier versions wrote none
+    answers: str = ""  # of the steps, by `in_digits`
 
     def line(self) -> str:
         """Return the entry as a line of ledger.jsonl."""

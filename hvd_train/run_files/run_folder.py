@@ -170,9 +170,7 @@ def _claim_own(
     notes = list[str]()
     found = [
         path
-        # runs of scripts had no name once
-        for recipe in dict.fromkeys((config.recipe, Config.recipe))
-        for path in sorted(RUNS.glob(f"{recipe}-*"), reverse=True)
+        for path in sorted(RUNS.glob(f"{config.recipe}-*"), reverse=True)
         if (path / name / CONFIG).exists()
         and {path.stat().st_uid, path.lstat().st_uid} <= {0, os.geteuid()}
     ]

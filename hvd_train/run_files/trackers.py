@@ -29,10 +29,8 @@ _LAST_SECONDS = 20.0  # for a server to take the last records; launchers give a 
 
 
 def check(names: Sequence[str]) -> None:
-    """Raise UsageError for a tracker that is gone, or whose library is not installed."""
+    """Raise UsageError for a tracker whose library is not installed."""
     for name in names:
-        if name not in ("tensorboard", *_LIBRARIES):
-            raise UsageError(f"--log-to {name}: leave it out; metrics.jsonl has all values")
         if name in _LIBRARIES and importlib.util.find_spec(name) is None:
             raise UsageError(f"--log-to {name}: {name} is not installed: pip install {name}")
 
