@@ -114,14 +114,40 @@ def _add(commands: Any, function: str, text: str, **options: Any) -> Parser:
     return parser
 
 
+def _number(parser: Any, names: str, about: str, default: int | None = None) -> None:
+    parser.add_argument(*names.split(), type=from_one, default=default, metavar="N", help=about)
+
+
+def _switch(parser: Any, name: str, about: str) -> None:
+    parser.add_argument(name, action="store_true", help=about)
+
+
+def _text(parser: Any, names: str, kind: str, about: str, default: str | None = None) -> None:
+    parser.add_argument(*names.split(), default=default, metavar=kind, help=about)
+
+
+def _texts(parser: Any, name: str, kind: str, about: str) -> None:
+    parser.add_argument(name, action="append", default=[], metavar=kind, help=about)
+
+
+def _choice(parser: Any, name: str, choices: tuple[str, ...], default: str, about: str) -> None:
+    parser.add_argument(name, choices=choices, default=default, help=about)
+
+
+def _path(parser: Any, name: str, kind: str, about: str, default: str | None = None) -> None:
+    parser.add_argument(name, type=Path, default=default, metavar=kind, help=about)
+
+
+def _run(parser: Any, name: str, about: str) -> None:
+    parser.add_argument(name, nargs="?", type=Path, metavar="RUN", help=about)
+
+
 def _settings(recipe: str) -> dict[str, Any]:
     """Return the options of a parser that takes a recipe and the flags of a training."""
     parser = Parser(add_help=False)
     words = "the recipe to start from, then the folder of its data, if it reads one"
     parser.add_argument("words", nargs="*", metavar="RECIPE", help=words)
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="read all settings from a config.yaml"
-    )
+    _path(parser, "--config", "FILE", "read all settings from a config.yaml")
     tries = "try the recipe for a minute: three steps on random images"
     parser.add_argument("--try", dest="tries", action="store_true", help=tries)
     add_settings(parser, recipes.RECIPES[recipe]())
@@ -132,23 +158,18 @@ def _settings(recipe: str) -> dict[str, Any]:
 def _add_trainings(commands: Any, settings: dict[str, Any]) -> None:
     raw = RawDescriptionHelpFormatter
     train = _add(commands, "train.train", _TRAIN, formatter_class=raw, **settings)
-    train.add_argument("--np", "-np", type=from_one, metavar="N", help="start N ranks here")
-    train.add_argument(
-        "--hosts", "-H", metavar="FILE", help=f"start ranks on all slots of {_HOSTS}"
-    )
+    _number(train, "--np -np", "start N ranks here")
+    _text(train, "--hosts -H", "FILE", f"start ranks on all slots of {_HOSTS}")
 
     about = "Check the settings of a training and print them, for --config FILE."
-    config = _add(commands, "train.config", about, **settings)
-    config.add_argument("--trust", action="store_true", help=_TRUST)
+    _switch(_add(commands, "train.config", about, **settings), "--trust", _TRUST)
 
     about = """Train each combination of values, as in --lr 0.1,0.05.
 
     They run one after the other. A table lists the best first; exit code 1 if one failed."""
     sweep = _add(commands, "sweep.sweep", about, **settings)
-    sweep.add_argument(
-        "--np", "-np", type=from_one, metavar="N", help="ranks of each training (one process)"
-    )
-    sweep.add_argument("--hosts", "-H", metavar="FILE", help=f"start them on {_HOSTS}")
+    _number(sweep, "--np -np", "ranks of each training (one process)")
+    _text(sweep, "--hosts -H", "FILE", f"start them on {_HOSTS}")
 
 
 def _add_bench(commands: Any, settings: dict[str, Any]) -> None:
@@ -158,42 +179,26 @@ def _add_bench(commands: Any, settings: dict[str, Any]) -> None:
 
     On random images, or on --data. On two ranks: horovodrun -np 2 {PROGRAM} bench throughput"""
     throughput = _add(tools, "bench.throughput", about, **settings)
-    add = throughput.add_argument
-    add("--steps", type=from_one, default=20, metavar="N", help="steps of a repetition (20)")
-    add(
-        "--repetitions",
-        type=from_one,
-        default=5,
-        metavar="N",
-        help="how often to time the steps (5)",
-    )
+    _number(throughput, "--steps", "steps of a repetition (20)", 20)
+    _number(throughput, "--repetitions", "how often to time the steps (5)", 5)
 
     about = "Train on each number of workers, which this starts; make a table."
     scaling = _add(tools, "bench.scaling", about, **settings)
-    add = scaling.add_argument
-    add("--np", default="", metavar="N,N,...", help="numbers of workers, as in --np 1,2,4")
-    add("--hosts", metavar="FILE", help=f"the hosts of the ranks: {_HOSTS}")
+    _text(scaling, "--np", "N,N,...", "numbers of workers, as in --np 1,2,4", "")
+    _text(scaling, "--hosts", "FILE", f"the hosts of the ranks: {_HOSTS}")
     mode = "weak: the batch grows with the workers; strong: the global batch stays (weak)"
-    add("--mode", choices=("weak", "strong"), default="weak", help=mode)
-    add("--controller", choices=("gloo", "mpi"), default="gloo", help="of horovodrun (gloo)")
+    _choice(scaling, "--mode", ("weak", "strong"), "weak", mode)
+    _choice(scaling, "--controller", ("gloo", "mpi"), "gloo", "of horovodrun (gloo)")
     for tool in (throughput, scaling):
-        tool.add_argument("--json", type=Path, metavar="FILE", help="write the record into a file")
+        _path(tool, "--json", "FILE", "write the record into a file")
 
 
 def _add_launch(commands: Any) -> None:
     raw = RawDescriptionHelpFormatter
     usage = "%(prog)s [FLAGS] [-- COMMAND]"
     parser = _add(commands, "launch.launch", _LAUNCH, usage=usage, formatter_class=raw)
-    add = parser.add_argument
-    add(
-        "-n",
-        "-np",
-        "--np",
-        type=from_one,
-        metavar="N",
-        help="ranks (default: all slots; here one per GPU, or 2)",
-    )
-    add("-H", "--hosts", metavar="FILE", help=_HOSTS)
+    _number(parser, "-n -np --np", "ranks (default: all slots; here one per GPU, or 2)")
+    _text(parser, "-H --hosts", "FILE", _HOSTS)
     ways = parser.add_mutually_exclusive_group()
     way = """gloo, mpi: horovodrun; mpirun (MPIRUN_FLAGS adds flags); slurm: srun, a rank for each
     task; docker: a container on each host; apptainer: ranks in an image on this machine"""
@@ -202,47 +207,21 @@ def _add_launch(commands: Any) -> None:
         ways.add_argument(
             f"--{name}", dest="way", action="store_const", const=name, help=f"--with {name}"
         )
-    add(
-        "--env",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a variable that ranks on other hosts get, too",
-    )
-    add("--dry-run", action="store_true", help="print the commands; run nothing")
-    add(
-        "--elastic",
-        action="store_true",
-        help="workers may die, leave and join; edit FILE while the job runs",
-    )
+    _texts(parser, "--env", "NAME", "a variable that ranks on other hosts get, too")
+    _switch(parser, "--dry-run", "print the commands; run nothing")
+    _switch(parser, "--elastic", "workers may die, leave and join; edit FILE while the job runs")
     elastic = parser.add_argument_group("elastic jobs")
-    elastic.add_argument(
-        "--min-np", type=from_one, default=1, metavar="N", help="with fewer workers the others wait"
-    )
-    elastic.add_argument(
-        "--max-np", type=from_one, metavar="N", help="the most workers (default: all slots)"
-    )
-    elastic.add_argument(
-        "--discover", metavar="COMMAND", help="a command that prints the lines of a host file"
-    )
+    _number(elastic, "--min-np", "with fewer workers the others wait", 1)
+    _number(elastic, "--max-np", "the most workers (default: all slots)")
+    _text(elastic, "--discover", "COMMAND", "a command that prints the lines of a host file")
     boxes = parser.add_argument_group("containers")
-    boxes.add_argument(
-        "--image", metavar="IMAGE", help="the image (hvd_train, or hvd_train.sif for Apptainer)"
-    )
-    boxes.add_argument(
-        "--volume", action="append", default=[], metavar="FROM:TO", help="a folder of each host"
-    )
-    boxes.add_argument(
-        "--runs", default="runs", metavar="DIR", help="the folder of each host for runs"
-    )
-    boxes.add_argument(
-        "--port", type=from_one, default=2222, metavar="N", help="of the ssh servers inside"
-    )
+    _text(boxes, "--image", "IMAGE", "the image (hvd_train, or hvd_train.sif for Apptainer)")
+    _texts(boxes, "--volume", "FROM:TO", "a folder of each host")
+    _text(boxes, "--runs", "DIR", "the folder of each host for runs", "runs")
+    _number(boxes, "--port", "of the ssh servers inside", 2222)
     batch = parser.add_argument_group("Slurm")
-    batch.add_argument(
-        "--requeue", action="store_true", help="in a batch job: if stopped, go back into the queue"
-    )
-    add("command", nargs=REMAINDER, help=SUPPRESS)
+    _switch(batch, "--requeue", "in a batch job: if stopped, go back into the queue")
+    parser.add_argument("command", nargs=REMAINDER, help=SUPPRESS)
 
 
 def _add_runs(commands: Any) -> None:
@@ -250,21 +229,15 @@ def _add_runs(commands: Any) -> None:
 
     By loss, top-1, top-5 and top-1 of each class, or the figures of its task."""
     evaluate = _add(commands, "runs.evaluate", about)
-    add = evaluate.add_argument
-    add("target", nargs="?", type=Path, metavar="RUN", help=_TARGET)
+    _run(evaluate, "target", _TARGET)
     folder = """another folder of the data; of class folders, the split is enough, or the folder
     holds the classes"""
-    add("--data-dir", type=Path, metavar="FOLDER", help=folder)
-    add(
-        "--split",
-        choices=("train", "val", "test"),
-        default="val",
-        help="the part of the data (val)",
-    )
+    _path(evaluate, "--data-dir", "FOLDER", folder)
+    _choice(evaluate, "--split", ("train", "val", "test"), "val", "the part of the data (val)")
     other = """another data set with the same classes: a name as for `train`, or your own as
     package.module:function"""
-    add("--data", metavar="NAME", help=other)
-    add("--json", action="store_true", help="print one JSON object, with every digit")
+    _text(evaluate, "--data", "NAME", other)
+    _switch(evaluate, "--json", "print one JSON object, with every digit")
 
     about = """Print the most probable classes of images.
 
@@ -272,15 +245,12 @@ def _add_runs(commands: Any) -> None:
     predict = _add(commands, "runs.predict", about)
     paths = f"{_TARGET}; then images and folders of them"
     predict.add_argument("paths", nargs="*", type=Path, metavar="PATH", help=paths)
-    top = "classes to print for each image (5)"
-    predict.add_argument("--top", type=from_one, default=5, metavar="N", help=top)
+    _number(predict, "--top", "classes to print for each image (5)", 5)
 
     about = """Check that each sample counted exactly once in each finished epoch.
 
     With --sample-weights: as drawn. Exit code 1 if one did not."""
-    audit = _add(commands, "runs.audit", about)
-    run = f"{_RUN}; it was trained with --ledger"
-    audit.add_argument("run", nargs="?", type=Path, metavar="RUN", help=run)
+    _run(_add(commands, "runs.audit", about), "run", f"{_RUN}; it was trained with --ledger")
 
     about = """Train steps of a run again, compare them, and name the samples of large gradients.
 
@@ -289,51 +259,46 @@ def _add_runs(commands: Any) -> None:
     lets samples act on others.
     Exit code 1 if loss or norm differ from the ledger (--ledger) by more than the tolerance."""
     replay = _add(commands, "runs.replay", about)
-    add = replay.add_argument
-    add("run", nargs="?", type=Path, metavar="RUN", help=_RUN)
-    add("--steps", required=True, metavar="STEPS", help="330, or 330:345 (both included)")
-    add("--top", type=from_zero, default=3, metavar="N", help="samples to name for each step (3)")
-    saved = "write the tensors of the last step, for torch.load"
-    add("--save-batch", type=Path, metavar="FILE", help=saved)
+    _run(replay, "run", _RUN)
+    steps = "330, or 330:345 (both included)"
+    replay.add_argument("--steps", required=True, metavar="STEPS", help=steps)
+    top = "samples to name for each step (3)"
+    replay.add_argument("--top", type=from_zero, default=3, metavar="N", help=top)
+    _path(replay, "--save-batch", "FILE", "write the tensors of the last step, for torch.load")
     gap = "how far loss and norm may differ, relative to their size, or to 1 (1e-4)"
-    add("--tolerance", type=float, default=1e-4, metavar="X", help=gap)
+    replay.add_argument("--tolerance", type=float, default=1e-4, metavar="X", help=gap)
 
     about = """Say at which step and in which tensors two runs part, and what differs.
 
     By the answers in their ledgers (--ledger), and commits of the same step. Exit code 0 if they
     are the same, else 1."""
     diff = _add(commands, "runs.diff", about)
-    diff.add_argument("one", type=Path, metavar="A", help="run folder")
-    diff.add_argument("other", type=Path, metavar="B", help="the run folder to compare it with")
+    _path(diff, "one", "A", "run folder")
+    _path(diff, "other", "B", "the run folder to compare it with")
 
     about = """Write the best weights as weights.pt, model.pt2 (torch.export) and model.json."""
     export = _add(commands, "runs.export", about)
-    export.add_argument("target", nargs="?", type=Path, metavar="RUN", help=_TARGET)
+    _run(export, "target", _TARGET)
     folder = "folder for the files; default: RUN/export, or CHECKPOINT.export"
-    export.add_argument("--output", type=Path, metavar="FOLDER", help=folder)
+    _path(export, "--output", "FOLDER", folder)
 
-    device = "the device of the model"
     for parser in (evaluate, predict):
-        parser.add_argument(
-            "--device", choices=("auto", "cpu", "cuda"), default="auto", help=device
-        )
+        _choice(parser, "--device", ("auto", "cpu", "cuda"), "auto", "the device of the model")
     for parser in (evaluate, predict, replay, export):
-        parser.add_argument("--trust", action="store_true", help=_TRUST)
+        _switch(parser, "--trust", _TRUST)
 
     about = """Show a running or finished training, read from its files.
 
     This ends when the run has ended."""
     watch = _add(commands, "runs.watch", about)
-    watch.add_argument("run", nargs="?", type=Path, metavar="RUN", help=_RUN)
-    once = "print the state now and end; this is the default without a terminal"
-    watch.add_argument("--once", action="store_true", help=once)
+    _run(watch, "run", _RUN)
+    _switch(watch, "--once", "print the state now and end; this is the default without a terminal")
 
     about = """Say why a running training does not go on: which rank is where.
 
     It asks all hosts of the run, over ssh or srun, and names the rank that the others wait for."""
-    why = _add(commands, "runs.why", about)
     alive = "run folder; default: the newest run that trains on this host, or ranks that start"
-    why.add_argument("run", nargs="?", type=Path, metavar="RUN", help=alive)
+    _run(_add(commands, "runs.why", about), "run", alive)
 
     about = """Write one HTML page about one run or many.
 
@@ -343,14 +308,12 @@ def _add_runs(commands: Any) -> None:
     report.add_argument("runs", nargs="*", type=Path, metavar="RUN", help=folders)
     page = """file of the page (report.html); an earlier report of this name is replaced, no other
     file is"""
-    report.add_argument("--output", type=Path, default="report.html", metavar="FILE", help=page)
+    _path(report, "--output", "FILE", page, "report.html")
 
 
 def _add_others(commands: Any) -> None:
     prove = _add(commands, "prove.prove", _PROVE, usage="%(prog)s [FLAGS] python FILE.py ...")
-    prove.add_argument(
-        "--np", type=from_one, default=3, metavar="N", help="ranks, on this machine (3)"
-    )
+    _number(prove, "--np", "ranks, on this machine (3)", 3)
     tolerance = """how far a number may differ with another number of ranks, relative to the largest
     of its tensor, or to 1 (1e-5; with --reduction exact 0)"""
     prove.add_argument("--tolerance", type=float, metavar="X", help=tolerance)
@@ -360,9 +323,9 @@ def _add_others(commands: Any) -> None:
 
     It runs a real allreduce over two ranks."""
     doctor = _add(commands, "machines.doctor", about)
-    doctor.add_argument("--json", action="store_true", help="print one JSON object")
+    _switch(doctor, "--json", "print one JSON object")
     named = f"the hosts to examine, from the first, over ssh: {_HOSTS}, or node[01-04]:8"
-    doctor.add_argument("--hosts", "-H", metavar="FILE", help=named)
+    _text(doctor, "--hosts -H", "FILE", named)
 
     about = """Sort the validation images of ImageNet (ILSVRC2012) into class folders.
 
@@ -378,18 +341,17 @@ def _add_others(commands: Any) -> None:
 
     Image files stay as they are, and samples in their order. If it is killed, the same command
     writes what is missing."""
-    add = _add(commands, "shards.write_shards", about).add_argument
+    shards = _add(commands, "shards.write_shards", about)
     source = "folder with train/ and val/, hf:FOLDER, or your own data as package.module:function"
-    add("data", metavar="DATA", help=source)
-    add("out", metavar="OUT", help="the folder to make")
+    _text(shards, "data", "DATA", source)
+    _text(shards, "out", "OUT", "the folder to make")
     kinds = "wds: tar files of WebDataset; mds: as Streaming reads it (wds)"
-    add("--format", choices=("wds", "mds"), default="wds", help=kinds)
-    add("--shard-size", default="256MB", metavar="SIZE", help="the most bytes of a shard (256MB)")
+    _choice(shards, "--format", ("wds", "mds"), "wds", kinds)
+    _text(shards, "--shard-size", "SIZE", "the most bytes of a shard (256MB)", "256MB")
 
     about = "Write a table next to tar files, so no host needs to read all their headers."
     index = _add(commands, "shards.index", about)
-    where = "folder or URL of tar files, or of folders train and val"
-    index.add_argument("url", metavar="URL", help=where)
+    _text(index, "url", "URL", "folder or URL of tar files, or of folders train and val")
 
     about = f"""Print a script for the TAB key.
 
