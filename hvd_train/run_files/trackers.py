@@ -16,15 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import override
-
 from hvd_train import plain_file
 from hvd_train.errors import UsageError, first_line
 from hvd_train.run_files.run_folder import RunFolder
 
 # A tracker is two functions: one gets the values of a step by their names, the other closes it.
 Tracker = tuple[Callable[[Mapping[str, float], int], object], Callable[[], object]]
-_MOST_WAITING = 10_000  # records for a server
+_MOST_WAITING = 10_000  # records
 _LAST_SECONDS = 20.0  # for a server to take the last records; launchers give a process 30 s to end
 
 
@@ -36,10 +34,7 @@ def check(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """Gives values to trackers by name.
-
-    One that fails is reported and left out, and training goes without it.
-    """
+    """Gives values to trackers by name; training goes without one that fails."""
 
     def __init__(
         self,
@@ -50,12 +45,11 @@ class Trackers:
         report: Callable[[str], None],
     ) -> None:
         """Open the trackers of a run, which continue what an earlier process has begun."""
-        self._trackers = [
-            _InThread(name, partial(_LIBRARIES[name], folder, settings), report)
-            if name in _LIBRARIES
-            else _Watched(name, partial(_tensorboard, folder, resumed_step, report), report)
-            for name in names
-        ]
+        begins = {
+            "tensorboard": partial(_tensorboard, folder, resumed_step, report),
+            **{name: partial(begin, folder, settings) for name, begin in _LIBRARIES.items()},
+        }
+        self._trackers = [_InThread(name, begins[name], report) for name in names]
 
     def add(self, values: Mapping[str, float], step: int) -> None:
         """Give named values of a step to all trackers."""
@@ -68,10 +62,10 @@ class Trackers:
             tracker.close()
 
 
-class _Watched:
-    """A tracker that is left out, with one line, once it fails."""
-
-    _errors: type[BaseException] = Exception
+class _InThread:
+    """A tracker for which training never waits, and which is left out, with one line, once it
+    fails.
+    """
 
     def __init__(
         self, name: str, begin: Callable[[], Tracker], report: Callable[[str], None]
@@ -79,72 +73,44 @@ class _Watched:
         self._name = name
         self._report = report
         self._failed = False
-        self._do(lambda: self._begin(begin))
-
-    def _begin(self, begin: Callable[[], Tracker]) -> None:
-        self._add, self._close = begin()
+        self._waiting = queue.SimpleQueue[tuple[Mapping[str, float], int] | None]()
+        # the program may end before
+        self._thread = threading.Thread(target=self._work, args=(begin,), name=name, daemon=True)
+        self._thread.start()
 
     def add(self, values: Mapping[str, float], step: int) -> None:
         """Give it named values of a step."""
-        self._do(lambda: self._add(values, step))
+        if self._waiting.qsize() >= _MOST_WAITING:
+            self._fail(f"no answer, and {_MOST_WAITING:,} records wait")
+        elif not self._failed:
+            self._waiting.put((values, step))
 
-    def close(self) -> None:
-        """Close it."""
-        self._do(lambda: self._close())
-
-    def _do(self, act: Callable[[], object]) -> None:
-        if self._failed:
-            return
-        try:
-            act()
-        except self._errors as error:
-            self._fail(f"{type(error).__name__}: {first_line(error)}")
-
-    def _fail(self, why: str) -> None:
-        if not self._failed:
-            self._failed = True
-            self._report(f"--log-to {self._name}: {why}; nothing more goes there")
-
-
-class _InThread(_Watched):
-    """A tracker with a server, which training never waits for."""
-
-    _errors = BaseException  # a library may exit
-
-    def __init__(
-        self, name: str, begin: Callable[[], Tracker], report: Callable[[str], None]
-    ) -> None:
-        self._waiting = queue.SimpleQueue[Callable[[], object] | None]()
-        # the program may end before
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
-        super().__init__(name, begin, report)
-
-    @override
     def close(self) -> None:
         """Wait a while until it has all records, and report if it has not."""
-        super().close()
         self._waiting.put(None)
         if not self._failed:
             self._thread.join(_LAST_SECONDS)
         if self._thread.is_alive():
-            left = self._waiting.qsize() - 1  # one is being sent, and two entries are no records
+            left = self._waiting.qsize()  # one is being sent, and the last one is no record
             self._fail(
                 f"no answer within {_LAST_SECONDS:.0f} s, and up to {left} records are not sent"
             )
         if self._failed:
             threading.Thread(target=_end_service, daemon=True).start()
 
-    @override
-    def _do(self, act: Callable[[], object]) -> None:
-        if self._waiting.qsize() < _MOST_WAITING:
-            self._waiting.put(act)
-        else:
-            self._fail(f"no answer, and {_MOST_WAITING:,} records wait")
+    def _work(self, begin: Callable[[], Tracker]) -> None:
+        try:
+            add, close = begin()
+            while record := self._waiting.get():
+                add(*record)
+            close()
+        except BaseException as error:  # noqa: BLE001  # a library may exit
+            self._fail(f"{type(error).__name__}: {first_line(error)}")
 
-    def _work(self) -> None:
-        while act := self._waiting.get():
-            super()._do(act)
+    def _fail(self, why: str) -> None:
+        if not self._failed:
+            self._failed = True
+            self._report(f"--log-to {self._name}: {why}; nothing more goes there")
 
 
 def _tensorboard(folder: RunFolder, resumed_step: int, report: Callable[[str], None]) -> Tracker:
