@@ -180,7 +180,6 @@ def test_a_full_disk_costs_lines_of_metrics_but_none_of_the_ledger(
     said = capsys.readouterr().out
     for name in ("metrics.jsonl", "ledger.jsonl"):
         assert said.count(f"cannot write {name}: No space left on device; training continues") == 1
-    assert all("No space left on device" in line for line in said)
 
 
 def test_a_ledger_that_lacks_its_end_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
