@@ -5,7 +5,6 @@ host, then sum over all slots.
 import json
 import os
 import re
-import subprocess
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from dataclasses import replace
 from hvd_train.doctor.machine import Finding, run_trial
 from hvd_train.errors import first_few
 from hvd_train.launch import ssh
+from hvd_train.launch.child import output_of, why_failed
 from hvd_train.launch.hosts import Host
 from hvd_train.launch.start import horovodrun, program
 
@@ -47,9 +47,7 @@ def ask(name: str) -> tuple[Finding, list[Finding]]:
         _HOST_S,
         *ssh.command(name, doctor, "-o", "ServerAliveInterval=5"),
     ]
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
-    )
+    done = output_of(command)
     try:
         # a shell's start-up file may print other lines
         report = json.loads(done.stdout[done.stdout.index("{") :])
@@ -57,9 +55,7 @@ def ask(name: str) -> tuple[Finding, list[Finding]]:
             Finding(**finding) for finding in report["findings"]
         ]
     except ValueError:
-        said = (done.stderr or done.stdout).strip().splitlines() or [
-            f"no answer; exit code {done.returncode}"
-        ]
+        why = why_failed(done)
     todo = (
         f"`ssh {name} true` must work without a password: name, network, sshd, and our "
         "key in authorized_keys"
@@ -69,7 +65,7 @@ def ask(name: str) -> tuple[Finding, list[Finding]]:
             "set up the same environment in the same place there, or put it on a file system "
             "that all hosts share"
         )
-    return Finding(name, "broken", said[-1], todo), []
+    return Finding(name, "broken", why, todo), []
 
 
 def compare(found: Mapping[str, Sequence[Finding]]) -> Iterator[Finding]:

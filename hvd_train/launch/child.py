@@ -1,4 +1,4 @@
-"""Run a command as a child process that gets the signals of this one."""
+"""Run commands: for what they print, or as children that get the signals of this process."""
 
 import os
 import signal
@@ -10,6 +10,23 @@ from typing import Any
 STOPPING: dict[int, int] = dict.fromkeys(
     (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1), signal.SIGTERM
 )
+
+
+def output_of(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command without input to its end, and return what it has printed; options of `run`."""
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        **options,
+    )
+
+
+def why_failed(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the last line of the errors of a command, or its exit code."""
+    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
 
 
 class Child:

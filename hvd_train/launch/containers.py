@@ -21,7 +21,7 @@ from pathlib import Path
 from hvd_train.console import show
 from hvd_train.errors import UsageError
 from hvd_train.launch import ssh
-from hvd_train.launch.child import STOPPING, Child
+from hvd_train.launch.child import STOPPING, Child, output_of, why_failed
 from hvd_train.launch.hosts import Host
 from hvd_train.launch.start import num_gpus
 
@@ -127,11 +127,7 @@ def run(hosts: Sequence[Host], options: Namespace, command: Sequence[str]) -> in
             _do(job.launcher, "this host")
             return 128 + child.received if child.received else child.run(job.run)
         finally:
-            list(
-                threads.map(
-                    lambda line: subprocess.run(["sh", "-c", line], capture_output=True), job.remove
-                )
-            )
+            list(threads.map(lambda line: output_of(["sh", "-c", line]), job.remove))
 
 
 def why(run: Path | None, nothing: str) -> list[str]:
@@ -151,13 +147,7 @@ def why(run: Path | None, nothing: str) -> list[str]:
 def _printed(words: Sequence[str]) -> str:
     """Return what the engine prints; nothing if it fails."""
     with suppress(subprocess.TimeoutExpired):
-        done = subprocess.run(
-            [*_engine(), *words],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_WHY_S,
-        )
+        done = output_of([*_engine(), *words], timeout=_WHY_S)
         return "" if done.returncode else done.stdout
     return ""
 
@@ -168,9 +158,6 @@ def _engine() -> list[str]:
 
 def _do(steps: Sequence[str], host: str) -> None:
     for line in steps:
-        done = subprocess.run(
-            ["sh", "-c", line], stdin=subprocess.DEVNULL, capture_output=True, text=True
-        )
+        done = output_of(["sh", "-c", line])
         if done.returncode:
-            why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-            raise UsageError(f"no container on {host}: {why}; the step was: {line}")
+            raise UsageError(f"no container on {host}: {why_failed(done)}; the step was: {line}")

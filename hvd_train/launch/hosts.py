@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvd_train.errors import UsageError, whole_number
+from hvd_train.launch.child import output_of, why_failed
 
 NAME = r"(?!-)[A-Za-z0-9_.-]+"  # ssh would take a name that begins with - as an option
 _LINE = re.compile(
@@ -80,16 +81,11 @@ def printed_by(command: str, source: str) -> tuple[Host, ...]:
     Raises UsageError for a failure, more than 30 seconds, or as `lines_of`.
     """
     try:
-        done = subprocess.run(
-            ["sh", "-c", command], capture_output=True, text=True, timeout=_COMMAND_S
-        )
+        done = output_of(["sh", "-c", command], timeout=_COMMAND_S)
     except subprocess.TimeoutExpired:
         raise UsageError(f"{command} has not ended within {_COMMAND_S:.0f} s") from None
     if done.returncode:
-        errors = done.stderr.strip().splitlines() or [
-            f"{command} ended with exit code {done.returncode}"
-        ]
-        raise UsageError(errors[-1])
+        raise UsageError(f"{command}: {why_failed(done)}")
     return lines_of(done.stdout, source)
 
 

@@ -6,13 +6,13 @@ import os
 import shlex
 import shutil
 import socket
-import subprocess
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
 
 from hvd_train.errors import UsageError
+from hvd_train.launch.child import output_of, why_failed
 
 _CONNECT_S = 5
 
@@ -96,9 +96,7 @@ def _all(hosts: Sequence[str], examine: Callable[[str], str | None]) -> list[str
 def _configured(host: str) -> dict[str, str]:
     """Return the user's ssh configuration for a host; empty without ssh."""
     try:
-        shown = subprocess.run(
-            ["ssh", "-G", "--", host], stdin=subprocess.DEVNULL, capture_output=True, text=True
-        )
+        shown = output_of(["ssh", "-G", "--", host])
     except OSError:
         return {}
     return dict(line.split(" ", 1) for line in shown.stdout.splitlines() if " " in line)
@@ -110,12 +108,7 @@ def _is_known(host: str) -> bool:
 
 
 def _problem(program: str, host: str) -> str | None:
-    reply = subprocess.run(
-        command(host, ["test", "-x", program]),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
+    reply = output_of(command(host, ["test", "-x", program]))
     if reply.returncode == 0:
         return None
     if reply.returncode != 255:
@@ -126,8 +119,7 @@ def _problem(program: str, host: str) -> str | None:
     if "HOST IDENTIFICATION HAS CHANGED" in reply.stderr and "verification failed" in reply.stderr:
         other = f"{host} has another ssh host key than the known one, so it may be another machine"
         return f"{other}; if you know why, forget the old key: ssh-keygen -R {host}"
-    reason = (reply.stderr.strip().splitlines() or ["no reason given"])[-1]
     return (
-        f"{host} does not let us in by ssh without a password ({reason}): try `ssh {host} "
-        "true`, or leave it out"
+        f"{host} does not let us in by ssh without a password ({why_failed(reply)}): try `ssh "
+        f"{host} true`, or leave it out"
     )

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvd_train.launch import launcher, ssh
+from hvd_train.launch.child import output_of, why_failed
 from hvd_train.launch.start import program
 
 if TYPE_CHECKING:
@@ -146,22 +147,14 @@ def ask(host: str, processes: Sequence[int], folder: Path, job: str = "") -> Any
     else:
         command = ssh.command(host, words)
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_HOST_S,
-            env=_without_settings_of_srun(),
-        )
+        done = output_of(command, timeout=_HOST_S, env=_without_settings_of_srun())
         return json.loads(done.stdout[done.stdout.index("{") :])
     except subprocess.TimeoutExpired:
         return f"no answer within {_HOST_S:.0f} s"
     except OSError as error:  # there is no ssh
         return str(error)
     except ValueError:
-        return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return why_failed(done)
 
 
 def _without_settings_of_srun() -> dict[str, str]:

@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from hvd_train.console import say
 from hvd_train.errors import UsageError
 from hvd_train.launch import ssh
+from hvd_train.launch.child import output_of
 from hvd_train.launch.hosts import Host, printed_by
 
 PASSED = "HVD_TRAIN_ENV"  # names of more variables for ranks on other hosts, with commas
@@ -45,9 +45,7 @@ def num_gpus(environ: Mapping[str, str]) -> int:
             [device for device in re.split(r"(?:^|,)-", visible)[0].split(",") if device.strip()]
         )
     try:
-        listed = subprocess.run(
-            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True
-        ).stdout
+        listed = output_of(["nvidia-smi", "--list-gpus"]).stdout
     except OSError:
         return 0
     return listed.count("\nGPU ") + listed.startswith("GPU ")
@@ -104,7 +102,7 @@ def mpirun(ranks: int, hosts: Sequence[Host], environ: Mapping[str, str]) -> lis
     listed = ",".join(map(str, hosts))
     flags = shlex.split(environ.get("MPIRUN_FLAGS", ""))
     variables = dict[str, str]()
-    version = subprocess.run([command, "--version"], capture_output=True, text=True)
+    version = output_of([command, "--version"])
     text = version.stdout + version.stderr
     if "Open MPI" in text:
         flags += ["--allow-run-as-root"] if os.geteuid() == 0 else []

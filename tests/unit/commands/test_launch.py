@@ -123,7 +123,7 @@ def test_gpus_that_the_driver_lists_are_counted(monkeypatch: pytest.MonkeyPatch)
         "GPU 0: H100 (UUID: GPU-1)\n  MIG 1g.10gb Device 0: (UUID: MIG-1)\nGPU 1: "
         "H100 (UUID: GPU-2)\n"
     )
-    monkeypatch.setattr(start.subprocess, "run", lambda *_, **__: CompletedProcess([], 0, lines))
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: CompletedProcess([], 0, lines))
     assert start.default_ranks({}) == 2
 
 

@@ -323,7 +323,7 @@ MISTAKES = [
         "--elastic reads a host file while the job runs, and a:2 is no file",
     ),
     ("launch --elastic --hosts bad.txt", "bad.txt, line 2: 'b slots=two'"),
-    ("launch --elastic --discover false", "false ended with exit code 1"),
+    ("launch --elastic --discover false", "false: exit code 1"),
     ("launch --elastic --with slurm", "there is no Slurm allocation here"),
     ("launch --with docker --mpi --hosts a:2", "--mpi: not allowed with argument --with"),
     ("launch --elastic --mpi", "--elastic does not go with --with mpi"),
