@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
@@ -27,6 +28,24 @@ def output_of(command: Sequence[str], **options: Any) -> subprocess.CompletedPro
 def why_failed(done: subprocess.CompletedProcess[str]) -> str:
     """Return the last line of the errors of a command, or its exit code."""
     return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+
+
+def beside(words: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+    """Start a Python program that gets lines from this process; options of `Popen`."""
+    return subprocess.Popen(
+        [sys.executable, *words],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        **options,
+    )
+
+
+def ignore_signals() -> None:
+    """Leave signals to the process for which this one works: a terminal sends them to both."""
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
 
 
 class Child:

@@ -22,7 +22,7 @@ from typing import Literal, cast
 
 import psutil
 
-from hvd_train.launch import client
+from hvd_train.launch import child, client
 from hvd_train.launch.workers import WORKER, Request
 
 Event = Literal["signal", "train", "write"]
@@ -50,14 +50,8 @@ class Heartbeat:
         self.requested: Request = "train"
         self.driver_gone = False  # whether the driver does not answer any more
         self._got_signal = False
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, str(os.getpid()), str(_EVERY_S)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        words = [__file__, str(os.getpid()), str(_EVERY_S)]
+        self._process = child.beside(words, stdout=subprocess.PIPE)
         lines = self._process.stdout or ()
         threading.Thread(target=self._read, args=(lines,), daemon=True, name="heartbeat").start()
 
@@ -135,9 +129,7 @@ class Watch:
 
 def main(worker: int, every_s: float) -> None:
     """Send heartbeats until the worker ends."""
-    # they are for the worker
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
+    child.ignore_signals()
     process = psutil.Process(worker)
     watch = Watch(time.monotonic())
     held: client.HeldRequest | None = None

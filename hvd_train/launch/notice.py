@@ -10,7 +10,6 @@ prints the answer, once a hang.
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -22,7 +21,7 @@ from typing import Any, Literal
 
 from hvd_train.console import PROGRAM, outlive, printable, show
 from hvd_train.errors import whole_number
-from hvd_train.launch import stacks
+from hvd_train.launch import child, stacks
 from hvd_train.launch.cause import kind_of
 from hvd_train.launch.why import explain
 
@@ -57,15 +56,8 @@ def _started() -> "subprocess.Popen[str] | None":
     if file is None or whole_number(os.environ.get("HOROVOD_STALL_CHECK_DISABLE", "")):
         return None
     given = whole_number(os.environ.get("HOROVOD_STALL_CHECK_TIME_SECONDS", ""))
-    return subprocess.Popen(
-        [sys.executable, "-m", "hvd_train.launch.notice", str(file), str(given or _NOTICE_S)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdin=subprocess.PIPE,
-        stdout=_ERROR_OUTPUT,
-        stderr=subprocess.DEVNULL,
-        pass_fds=[file],
-        text=True,
-    )
+    words = ["-m", "hvd_train.launch.notice", str(file), str(given or _NOTICE_S)]
+    return child.beside(words, stdout=_ERROR_OUTPUT, pass_fds=[file])
 
 
 class Patience:
@@ -136,9 +128,7 @@ def _watch(members: Sequence[tuple[str, int]], file: int, notice_s: float) -> No
 def main(file: int, notice_s: float) -> None:
     """Watch the ranks that are named on the standard input, until it ends."""
     outlive()
-    # they are for the ranks
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
+    child.ignore_signals()
     members = list[tuple[str, int]]()
     for line in sys.stdin:
         begins = not members
