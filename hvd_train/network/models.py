@@ -180,10 +180,11 @@ def check_own(model: object) -> None:
     """Raise UsageError if what a program gives as its model is none, has no values, or is
     shared by another library.
     """
-    if isinstance(model, (list, tuple)):
-        raise UsageError("give several models by name: {'first': model, 'second': another}")
     if not isinstance(model, nn.Module):
-        raise UsageError(f"the model is {described(model)}; it must be a torch.nn.Module")
+        raise UsageError(
+            f"the model is {described(model)}; it must be a torch.nn.Module, or several by name: "
+            "{'first': model, 'second': another}"
+        )
     kinds = (cls.__name__ for module in model.modules() for cls in type(module).__mro__)
     if wrapper := next((name for name in kinds if name in _PARALLEL), None):
         raise UsageError(f"give the model itself, without {wrapper}")

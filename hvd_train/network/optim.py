@@ -269,15 +269,10 @@ def check_own(optimizer: object) -> None:
             "the optimizer is a hvd.DistributedOptimizer: give the plain one, the "
             "session sums gradients"
         )
-    if isinstance(optimizer, (list, tuple)):
-        raise UsageError("give several optimizers by name: {'first': optimizer, 'second': another}")
-    if hasattr(optimizer, "get_last_lr"):
-        raise UsageError(
-            "give the optimizer, and its scheduler by session.register(scheduler=scheduler)"
-        )
     if not isinstance(optimizer, Optimizer):
         raise UsageError(
-            f"the optimizer is {described(optimizer)}; it must be a torch.optim.Optimizer"
+            f"the optimizer is {described(optimizer)}; it must be a torch.optim.Optimizer, or "
+            "several by name: {'first': optimizer, 'second': another}"
         )
     if wants_closure(type(optimizer)):
         kind = type(optimizer).__name__
