@@ -10,11 +10,11 @@ from typing import Any
 from hvd_train.console import printable
 from hvd_train.plain_file import read_bytes
 from hvd_train.progress.clock import duration
-from hvd_train.run_files import history
+from hvd_train.run_files import history, trackers
 from hvd_train.run_files.durable import AppendedFile
 from hvd_train.run_files.ledger import Entry, LedgerFile
 from hvd_train.run_files.run_folder import METRICS, RunFolder
-from hvd_train.run_files.trackers import Trackers
+from hvd_train.run_files.trackers import InThread
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Journal:
         self._sample = "sample"
         self._shown = ["loss"]
         self._lines: AppendedFile | None = None
-        self._trackers: Trackers | None = None
+        self._trackers = list[InThread]()
         self._ledger: LedgerFile | None = None
         self._last_step = self._last_epoch = self.steps_lost = 0
         self._resumed_step = resumed_step
@@ -117,7 +117,9 @@ class Journal:
             self._last_step, self._last_epoch, reached, self._evaluated = kept
             self.steps_lost = max(0, reached - resumed_step)  # at least: not every step has a line
             self._lines = folder.append(METRICS, self._say)
-            self._trackers = Trackers(log_to, folder, resumed_step, settings or {}, self._say)
+            self._trackers = trackers.opened(
+                log_to, folder, resumed_step, settings or {}, self._say
+            )
             self._ledger = LedgerFile(folder, epochs_done, self._say) if ledger else None
 
     def begin(
@@ -242,7 +244,7 @@ class Journal:
 
     def close(self) -> None:
         """Complete the ledger and close the files."""
-        for file in (self._trackers, self._lines, self._ledger):
+        for file in (*self._trackers, self._lines, self._ledger):
             if file is not None:
                 file.close()
 
@@ -277,8 +279,8 @@ class Journal:
 
     def _plot(self, values: Mapping[str, float | None], step: int) -> None:
         known = {name: value for name, value in values.items() if value is not None}
-        if self._trackers is not None and known:
-            self._trackers.add(known, step)
+        for tracker in self._trackers if known else ():
+            tracker.add(known, step)
 
 
 _NOT_PLOTTED = "epoch", "step", "samples", "split", "gpu", "ranks"

@@ -33,36 +33,22 @@ def check(names: Sequence[str]) -> None:
             raise UsageError(f"--log-to {name}: {name} is not installed: pip install {name}")
 
 
-class Trackers:
-    """Gives values to trackers by name; training goes without one that fails."""
-
-    def __init__(
-        self,
-        names: Sequence[str],
-        folder: RunFolder,
-        resumed_step: int,
-        settings: Mapping[str, Any],
-        report: Callable[[str], None],
-    ) -> None:
-        """Open the trackers of a run, which continue what an earlier process has begun."""
-        begins = {
-            "tensorboard": partial(_tensorboard, folder, resumed_step, report),
-            **{name: partial(begin, folder, settings) for name, begin in _LIBRARIES.items()},
-        }
-        self._trackers = [_InThread(name, begins[name], report) for name in names]
-
-    def add(self, values: Mapping[str, float], step: int) -> None:
-        """Give named values of a step to all trackers."""
-        for tracker in self._trackers:
-            tracker.add(values, step)
-
-    def close(self) -> None:
-        """Close all trackers."""
-        for tracker in self._trackers:
-            tracker.close()
+def opened(
+    names: Sequence[str],
+    folder: RunFolder,
+    resumed_step: int,
+    settings: Mapping[str, Any],
+    report: Callable[[str], None],
+) -> list["InThread"]:
+    """Return the trackers of a run, which continue what an earlier process has begun."""
+    begins = {
+        "tensorboard": partial(_tensorboard, folder, resumed_step, report),
+        **{name: partial(begin, folder, settings) for name, begin in _LIBRARIES.items()},
+    }
+    return [InThread(name, begins[name], report) for name in names]
 
 
-class _InThread:
+class InThread:
     """A tracker for which training never waits, and which is left out, with one line, once it
     fails.
     """
