@@ -480,21 +480,17 @@ class Config:
             wanted = _FIELDS[name].metadata.get("wanted")
             if wanted and value is not None and not _RANGES[wanted](value):
                 raise UsageError(f"{flag(name)} is {value:g}; it must be {wanted}")
-        if self.run.balance == "on" and self.model.sync_batch_norm:
-            raise UsageError(
-                "--balance on: --sync-batch-norm needs equal shares, since the passes that run at "
-                "once decide its statistics; leave out one of them"
-            )
-        if self.precision.is_exact and self.model.sync_batch_norm:
-            raise UsageError(
-                "--reduction exact: with --sync-batch-norm the passes that run at once decide the "
-                "statistics; leave out one of them"
-            )
-        if self.run.recheck_steps and self.model.sync_batch_norm:
-            raise UsageError(
-                "--recheck-steps: with --sync-batch-norm a micro-batch depends on the others that "
-                "run at once, so no rank can compute it again; leave out one of them"
-            )
+        needs_single_passes = {
+            "--balance on": self.run.balance == "on",
+            "--reduction exact": self.precision.is_exact,
+            "--recheck-steps": self.run.recheck_steps,
+        }
+        for chosen, is_on in needs_single_passes.items():
+            if is_on and self.model.sync_batch_norm:
+                raise UsageError(
+                    f"{chosen}: with --sync-batch-norm a micro-batch depends on the others that "
+                    "run at once; leave out one of them"
+                )
         if (warmup := self.schedule.warmup_epochs) > self.schedule.epochs:
             raise UsageError(
                 f"--warmup-epochs {warmup:g} is more than --epochs {self.schedule.epochs}"

@@ -76,7 +76,8 @@ def open_data(
     `split` (train, val or test) becomes the validation set, without random changes; of class
     folders it is all that is read.
     """
-    if own is None and config.data == FOLDER:
+    name = "" if own else config.data
+    if name == FOLDER:
         from hvd_train.data.folder import open_folder, open_split
 
         assert config.data_dir is not None  # checked by DataConfig
@@ -85,20 +86,20 @@ def open_data(
             if split
             else open_folder(config.data_dir, config)
         )
-    if own is None and config.data.startswith(SHARDS) and not any_items:
+    if name.startswith(SHARDS) and not any_items:
         from hvd_train.data.shards import open_images  # slow to import
 
         data = open_images(config)
         return replace(data, val=getattr(data, split)) if split else data
-    if own is None and config.data in _OPENERS:
-        data = _OPENERS[config.data](config, seed)
-    elif own is None and config.data.startswith(HUGGING_FACE):
-        saved = open_saved(config.data.removeprefix(HUGGING_FACE), config, any_items=any_items)
-        data = _from_result(config.data, saved, any_items=any_items)
-    elif own is None and config.data.startswith(SHARDS):
+    if name in _OPENERS:
+        data = _OPENERS[name](config, seed)
+    elif name.startswith(HUGGING_FACE):
+        saved = open_saved(name.removeprefix(HUGGING_FACE), config, any_items=any_items)
+        data = _from_result(name, saved, any_items=any_items)
+    elif name.startswith(SHARDS):
         from hvd_train.data.shards import open_parts  # slow to import
 
-        data = _from_result(config.data, open_parts(config), any_items=True)
+        data = _from_result(name, open_parts(config), any_items=True)
     else:
         function = own or plugin.load("data", config.data)
         seed_all(seed)
