@@ -9,19 +9,19 @@ import textwrap
 import time
 import zlib
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hvd_train.bench import record, scaling
 from hvd_train.commands import tree
-from hvd_train.commands.train import check_local, settings_of
+from hvd_train.commands.train import SETTINGS, check_local, settings_of
 from hvd_train.console import show
 from hvd_train.launch import hosts, start
 from hvd_train.run_files import durable, history
 from hvd_train.run_files.journal import labelled
 
-_WHOLE = "--log-to", "--optimizer-args"  # a value of these flags may have commas
+_WHOLE = ("log_to", "output_dir")  # a value of these settings may have commas
+_COMMA = re.compile(r",(?![^\[]*\])")  # not that of layer[1,2].*
 
 
 def sweep(options: Namespace) -> int:
@@ -38,9 +38,9 @@ def sweep(options: Namespace) -> int:
     from hvd_train.run import check  # imports torch
 
     trainings = []
-    for number, (name, words) in enumerate(combinations(arguments)):
+    for number, (name, chosen) in enumerate(combinations(options)):
         path = folder / f"{number:03}-{name.replace(' ', '-').replace('/', '_')}"
-        config = settings_of(tree.read(["sweep", *words])).replace(output_dir=path)
+        config = settings_of(chosen).replace(output_dir=path)
         check_local(config, options)
         check(config)
         trainings.append((name, config, path))
@@ -62,24 +62,20 @@ def sweep(options: Namespace) -> int:
     return 1 if any(row["failed"] for row in rows) else 0
 
 
-def combinations(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Return name and arguments of every combination of values with commas."""
-    parts: list[list[tuple[str, str]]] = []
-    flag = ""
-    for before, argument in zip(["", *arguments], arguments, strict=False):
-        if argument.startswith("-"):
-            flag = argument.partition("=")[0].replace("_", "-")
-        begin, equals, text = argument.rpartition("=")
-        name = (begin or before).lstrip("-")
-        # not the comma of layer[1,2].*
-        values = [text] if flag in _WHOLE else re.split(r",(?![^\[]*\])", text)
-        parts.append(
-            [(f"{name}={one}" if values[1:] else "", f"{begin}{equals}{one}") for one in values]
-        )
-    return [
-        (" ".join(name for name, _ in chosen if name) or "only", [word for _, word in chosen])
-        for chosen in itertools.product(*parts)
-    ]
+def combinations(options: Namespace) -> list[tuple[str, Namespace]]:
+    """Return name and options of every combination of values with commas."""
+    values = {
+        name: _COMMA.split(value)
+        for name, value in vars(options).items()
+        if name in SETTINGS and name not in _WHOLE and isinstance(value, str)
+    }
+    several = {name: each for name, each in values.items() if len(each) > 1}
+    found = []
+    for chosen in itertools.product(*several.values()):
+        changed = dict(zip(several, chosen, strict=True))
+        name = " ".join(f"{setting}={value}" for setting, value in changed.items())
+        found.append((name or "only", Namespace(**{**vars(options), **changed})))
+    return found
 
 
 def _conclude(rows: list[dict[str, Any]], folder: Path) -> None:

@@ -14,7 +14,7 @@ from hvd_train.errors import UsageError, whole_number
 from hvd_train.launch import launcher, roll_call
 
 _READ_FOLDERS = "folder", "cifar10", "cifar100"
-_SETTINGS = Config().settings().keys()
+SETTINGS = Config().settings().keys()
 
 
 def train(options: Namespace) -> int:
@@ -62,7 +62,7 @@ def settings_of(options: Namespace, *, trust: bool = True, notes: bool = True) -
 
     Without `trust` the file must name no code or URL that no flag names. Raises UsageError.
     """
-    given = {name: value for name, value in vars(options).items() if name in _SETTINGS}
+    given = {name: value for name, value in vars(options).items() if name in SETTINGS}
     for word in options.words[2:]:
         raise UsageError(f"unexpected {word!r}: leave it out")
     recipe, folder = [*options.words, None, None][:2]

@@ -171,22 +171,24 @@ def test_a_full_disk_of_the_output_is_an_error() -> None:
 
 
 def test_values_of_a_sweep_are_combined() -> None:
-    expected = {
-        "digits": {"only": "digits"},
+    """By the names of settings; a value may have commas of its own."""
+    expected: dict[str, dict[str, dict[str, str]]] = {
+        "digits": {"only": {}},
         "digits -b=16,32 --nesterov --seed 1,2": {
-            f"b={size} seed={seed}": f"digits -b={size} --nesterov --seed {seed}"
-            for size in (16, 32)
-            for seed in (1, 2)
+            f"batch_size={size} seed={seed}": {"batch_size": size, "seed": seed}
+            for size in ("16", "32")
+            for seed in ("1", "2")
         },
-        # The commas of a single value.
         "--log_to=mlflow,wandb --lr 1,2 --optimizer-args a=1 betas=0.9,0.95 --freeze conv[1,2].*": {
-            f"lr={rate}": f"--log_to=mlflow,wandb --lr {rate} --optimizer-args a=1 betas=0.9,0.95 "
-            "--freeze conv[1,2].*"
-            for rate in (1, 2)
+            f"learning_rate={rate}": {"learning_rate": rate} for rate in ("1", "2")
         },
     }
     for line, runs in expected.items():
-        assert {name: " ".join(words) for name, words in sweep.combinations(line.split())} == runs
+        options = tree.read(["sweep", *line.split()])
+        found = dict(sweep.combinations(options))
+        assert {name: {**vars(options), **changed} for name, changed in runs.items()} == {
+            name: vars(chosen) for name, chosen in found.items()
+        }
 
 
 @pytest.mark.parametrize(("higher", "order"), [(True, "0.1 0.2 9"), (False, "0.2 0.1 9")])
@@ -204,7 +206,7 @@ def test_sweep_lists_the_best_first(
     monkeypatch.setattr("hvd_train.bench.scaling.train", train)
     assert cli.run(["sweep", "digits", "--lr", "9,0.2,0.1", "--output-dir", "out"]) == 1
     rows = json.loads(Path("out/sweep.json").read_text())
-    assert [row["name"] for row in rows] == [f"lr={rate}" for rate in order.split()]
+    assert [row["name"] for row in rows] == [f"learning_rate={rate}" for rate in order.split()]
     assert (rows[0]["figure"], rows[2]["failed"]) == ("score", "diverged")
 
 
