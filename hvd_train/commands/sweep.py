@@ -40,7 +40,8 @@ def sweep(options: Namespace) -> int:
     trainings = []
     for number, (name, chosen) in enumerate(combinations(options)):
         path = folder / f"{number:03}-{name.replace(' ', '-').replace('/', '_')}"
-        config = settings_of(chosen).replace(output_dir=path)
+        chosen.output_dir = str(path)
+        config = settings_of(chosen)
         check_local(config, options)
         check(config)
         trainings.append((name, config, path))
