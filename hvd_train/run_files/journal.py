@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvd_train.console import printable
+from hvd_train.console import show
 from hvd_train.plain_file import read_bytes
 from hvd_train.progress.clock import duration
 from hvd_train.run_files import history, trackers
@@ -263,7 +263,7 @@ class Journal:
     def _say(self, message: str) -> None:
         self._last_shown = time.monotonic()
         if self._lines is not None:
-            print(printable(message, keep="\n\t"), flush=True)
+            show(message)
 
     def _write(self, kind: str, values: Mapping[str, Any]) -> None:
         if self._lines is None:

@@ -61,7 +61,7 @@ def test_a_recipe_can_be_tried_without_files(name: str) -> None:
 
 
 def test_own_code_starts_from_plain_settings() -> None:
-    """Unless a recipe is named, or a run of the recipe continues."""
+    """Unless a recipe is named."""
     for own in ("--model", "--data", "--task"):
         made = parse_train([own, "mine:code", "--epochs", "3"])
         assert made == recipes.plain().replace(epochs=3, **{own[2:]: "mine:code"})
@@ -75,11 +75,6 @@ def test_own_code_starts_from_plain_settings() -> None:
         )
     for name in ("timm:resnet18", "resnet18"):
         assert parse_train(["--model", name]) == recipes.digits().replace(model=name)
-    Path("begun").mkdir()
-    Path("begun/config.yaml").write_text(
-        config_file.dump(recipes.digits().replace(model="mine:code"))
-    )
-    assert parse_train(["--model", "mine:code", "--output-dir", "begun"]).recipe == "digits"
 
 
 def test_none_is_written_in_any_case() -> None:
