@@ -97,10 +97,7 @@ class Entry:
 
     def line(self) -> str:
         """Return the entry as a line of ledger.jsonl."""
-        values = {**vars(self), "fingerprint": f"{self.fingerprint:016x}"}
-        if not self.answers:
-            del values["answers"]
-        return json.dumps(values) + "\n"
+        return json.dumps({**vars(self), "fingerprint": f"{self.fingerprint:016x}"}) + "\n"
 
     def answers_by_step(self) -> dict[int, StepAnswer]:
         """Return the answer of each step by its number; empty if there is none."""
@@ -111,7 +108,7 @@ class Entry:
 def extended(entries: Sequence[Entry], step: Entry, num_samples: int) -> list[Entry]:
     """Return an epoch's entries with one more step.
 
-    Steps in the same hundredth of the epoch and world are joined, if both have answers or none.
+    Steps in the same hundredth of the epoch and world are joined.
     """
     if not entries or entries[-1].epoch != step.epoch:
         return [step]
@@ -119,8 +116,6 @@ def extended(entries: Sequence[Entry], step: Entry, num_samples: int) -> list[En
     end = last.world_size, last.steps[1] + 1, last.positions[1]
     hundredths = {entry.positions[0] * _LINES_PER_EPOCH // num_samples for entry in (last, step)}
     if end != (step.world_size, step.steps[0], step.positions[0]) or len(hundredths) > 1:
-        return [*entries, step]
-    if bool(last.answers) != bool(step.answers):
         return [*entries, step]
     steps = (last.steps[0], step.steps[1])
     positions = (last.positions[0], step.positions[1])

@@ -68,7 +68,11 @@ def write(folder: Path, *metrics: object, entries: list[Entry] | None = None) ->
 def test_a_line_names_the_positions_and_the_fingerprint_and_is_read_back(tmp_path: Path) -> None:
     entry = Entry(0, (1, 40), 2, (0, 10240), 2**64 - 2)
     expected = {"epoch": 0, "steps": [1, 40], "world_size": 2, "positions": [0, 10240]}
-    assert json.loads(entry.line()) == {**expected, "fingerprint": "fffffffffffffffe"}
+    assert json.loads(entry.line()) == {
+        **expected,
+        "fingerprint": "fffffffffffffffe",
+        "answers": "",
+    }
     (tmp_path / "ledger.jsonl").write_text(entry.line())
     assert list(read(tmp_path / "ledger.jsonl")) == [entry]
 

@@ -13,7 +13,6 @@ from torch.utils.checkpoint import checkpoint as checkpointed
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from typing_extensions import override
 
-from hvd_train import checkpoint
 from hvd_train.comparison import difference
 from hvd_train.config import DataConfig
 from hvd_train.data.dataset import Arrays, DataSet
@@ -23,8 +22,7 @@ from hvd_train.errors import UsageError
 from hvd_train.parts import Own
 from hvd_train.replay import ReplayedStep, replay
 from hvd_train.run import train
-from hvd_train.run_files import commits
-from hvd_train.run_files.ledger import answers_in, audit
+from hvd_train.run_files.ledger import answers_in
 from hvd_train.world.world import Gradients, LocalWorld, World
 from tests.support.elastic import ONE, THREE, TWO, Kill, run_elastic
 from tests.support.runs import RUN, batch_norm, convnet, dropout, few_digits, small_config, trained
@@ -273,22 +271,6 @@ def test_runs_without_a_ledger_and_a_common_commit_cannot_be_compared() -> None:
     trained(LocalWorld(), CONFIG.replace(output_dir=other, epochs=1, commit_steps=7))
     with pytest.raises(UsageError, match="nothing can be compared"):
         difference(RUN, other)
-
-
-def test_a_commit_without_answers_is_continued() -> None:
-    """Earlier versions wrote none; steps since then have them."""
-    trained(StoppingWorld(14), CONFIG)
-    path, *_ = commits.committed(RUN)
-    snapshot = checkpoint.read(path)
-    for entry in snapshot["recent"]:
-        del entry["answers"]
-    with path.open("wb") as file:
-        checkpoint.write_into(file, snapshot)
-    ledger = RUN / "ledger.jsonl"
-    ledger.write_text(re.sub(r', "answers": "\w+"', "", ledger.read_text()))
-    trained(LocalWorld(), CONFIG)
-    assert audit(RUN).faults == ()
-    assert [*answers_in(RUN)] == [*range(commits.step_of(path) + 1, STEPS + 1)]
 
 
 def test_code_that_a_run_names_is_imported_only_with_trust() -> None:
