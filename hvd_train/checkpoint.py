@@ -34,7 +34,6 @@ BEST = "model-best.pt"
 FINAL = "model-final.pt"
 DISTRUSTED = ".distrusted"
 _BEST_FILES = (BEST, "model-best.safetensors")
-_FORMER = b"hvd_train checkpoint\n"
 Report = Callable[[str], None]  # prints a line for the user
 
 
@@ -292,16 +291,10 @@ def read(path: Path) -> Snapshot:
     """Return the snapshot in a file.
 
     Raises BadCheckpoint, which names a file that is damaged or no checkpoint.
-
-    A checkpoint of a former version is another UsageError, so that no run leaves it out.
     """
     try:
         with plain_file.opened(path) as file:
-            if (first := file.readline(64)) == _FORMER:
-                raise UsageError(
-                    f"{path} is of an earlier version of hvd_train: resume with that version"
-                )
-            if first != MAGIC:
+            if file.readline(64) != MAGIC:
                 raise BadCheckpoint(f"{path} is not a checkpoint of hvd_train")
             header = json.loads(file.readline(PAYLOAD_AT))
             # The file is mapped, so that loading needs no second copy in memory.

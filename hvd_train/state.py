@@ -426,19 +426,17 @@ class TrainState:
         parameters = {
             buffers.plain_name(name): parameter for name, parameter in self.model.named_parameters()
         }
-        # checkpoints of earlier versions have none
-        for name, groups in snapshot.get("groups", {}).items():
+        for name, groups in snapshot["groups"].items():
             optim.add_groups(
                 self.optimizers[name], [[parameters[each] for each in group] for group in groups]
             )
         # Optimizers keep the tensors.
         kept = copy.deepcopy({name: snapshot[name] for name in ("optimizers", "point")})
-        if is_placed := "elsewhere" in snapshot:  # checkpoints of earlier versions do not say so
-            kept = _placed(kept, self._device, snapshot["elsewhere"])
+        kept = _placed(kept, self._device, snapshot["elsewhere"])
         settings = own_settings if behind else kept["point"]["settings"]
         for name, optimizer in optimizers.items():  # before the parameters: this may change weights
             try:
-                _load_optimizer(optimizer, kept["optimizers"][name], is_placed=is_placed)
+                _load_optimizer(optimizer, kept["optimizers"][name])
             except ValueError as error:
                 raise UsageError(f"the checkpoint is of another optimizer: {error}") from None
         self.set_settings(settings)
@@ -458,8 +456,8 @@ class TrainState:
         self.recent = [Entry(**entry) for entry in snapshot["recent"]]
         self.data = snapshot["data"]
         self.seconds = snapshot["seconds"]
-        self.trusted_step = snapshot.get("trusted_step", 0)
-        self.exponents = dict(snapshot.get("exponents", {}))
+        self.trusted_step = snapshot["trusted_step"]
+        self.exponents = dict(snapshot["exponents"])
         if self.average is not None:
             weights.load(snapshot["average"], self.average)
         weights.load(snapshot["model"], self.model)
@@ -524,13 +522,13 @@ def _placed(values: Any, device: torch.device, elsewhere: Mapping[str, str]) -> 
     return map_tensors(values, place)
 
 
-def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], *, is_placed: bool) -> None:
+def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     """Load a state dict in plain types; the user's optimizer and schedulers keep
     the groups that they share.
 
     `Optimizer.load_state_dict` casts tensors to the parameter's type, and spoils what is neither
-    tensor nor number. So the saved values are put back afterwards, on the saved device if
-    `is_placed`. Raises ValueError, as it does.
+    tensor nor number. So the saved values are put back afterwards, on their device. Raises
+    ValueError, as it does.
     """
     groups = optimizer.param_groups
     states = optimizer.state
@@ -549,12 +547,6 @@ def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], *, is_placed
     for parameter, number in zip(parameters, numbers, strict=False):
         state = optimizer.state.get(parameter, {})
         for key, value in saved["state"].get(number, {}).items():
-            if (
-                isinstance(loaded := state.get(key), Tensor)
-                and isinstance(value, Tensor)
-                and not is_placed
-            ):
-                value = value.to(loaded.device)
             if key in state:
                 state[key] = from_plain(value)
     optim.match_memory_format(optimizer)
@@ -642,7 +634,7 @@ def set_values(own: SimpleNamespace, values: Mapping[str, Any]) -> None:
         thing: Any = getattr(own, name, None)
         kept = copy.deepcopy(value)
         if isinstance(thing, Optimizer):
-            _load_optimizer(thing, kept, is_placed=True)
+            _load_optimizer(thing, kept)
         elif _has_state(thing):
             thing.load_state_dict(from_plain(kept))
         else:
