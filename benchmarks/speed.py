@@ -6,7 +6,7 @@ programs that take turns.
     python -m benchmarks.speed own_cost      microseconds that a step of ours takes longer; about 1
                                              minute
     python -m benchmarks.speed elastic       an elastic job over a static one; about 20 minutes
-    python -m benchmarks.speed exact         --reduction exact over the fast one; about 10 minutes
+    python -m benchmarks.speed exact         --reduction exact over the fast one; about 30 minutes
     python -m benchmarks.speed commits       what a commit a minute costs; about 3 minutes
     ... --quick                              half a minute to two minutes each; no record
 
@@ -36,12 +36,16 @@ ELASTIC = [str(ROOT / "horovodrun_scripts" / "train_elastic.sh"), "-np", "2", "-
 ONE_THREAD = {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}
 
 
-def ours(network: str, more: str = "--epochs 1000000 --commit-seconds 1000000") -> list[str]:
+def ours(
+    network: str,
+    more: str = "--epochs 1000000 --commit-seconds 1000000",
+    pixels: int | None = None,
+) -> list[str]:
     """Return the command that trains a network of `benchmarks.bare` with our
     loop, without evaluations.
     """
     line = f"""hvd-train train --data digits --model benchmarks.bare:{network}
-        --image-size {IMAGE_SIZES[network]} --batch-size {BATCH} --augment none --device cpu
+        --image-size {pixels or IMAGE_SIZES[network]} --batch-size {BATCH} --augment none --device cpu
         --eval-epochs 1000000 --output-dir run --learning-rate 0.02 --weight-decay 0 {more}"""
     return line.split()
 
@@ -102,15 +106,26 @@ def elastic(quick: bool) -> list[dict[str, Any]]:
 
 
 def exact(quick: bool) -> list[dict[str, Any]]:
-    """Return how many times as long a step with exact sums takes, in one thread of each rank."""
+    """Return how many times as long a step with exact sums takes, in one thread of each rank.
+
+    They cost the same for any image, so their part of a step falls with its size.
+    """
     found = []
-    for network, aim in [("resnet18", 1.1), ("resnet50", 1.05)]:
-        line = ours(network)
+    for network, pixels, aim in [
+        ("resnet18", 32, 1.1),
+        ("resnet18", 64, 1.1),
+        ("resnet18", 128, 1.1),
+        ("resnet50", 64, 1.05),
+        ("resnet50", 128, 1.05),
+    ]:
+        line = ours(network, pixels=pixels)
         start = LAUNCHERS["gloo"]
         commands = {"exact": [*start, *line, "--reduction", "exact"], "fast": [*start, *line]}
         times = (1, 3, 1.0) if quick else (4, 10, 1.0)
         of_programs, seconds = compare(commands, *times, variables=ONE_THREAD)
-        values = summary(f"{network}: exact over fast", of_programs["exact"], "at most", aim)
+        values = summary(
+            f"{network}, {pixels} px: exact over fast", of_programs["exact"], "at most", aim
+        )
         found.append({**values, "seconds_per_step": seconds})
     return found
 
