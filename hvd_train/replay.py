@@ -25,14 +25,13 @@ from hvd_train.errors import UsageError
 from hvd_train.loops import Loops, MicroBatch
 from hvd_train.membership import Membership
 from hvd_train.network.buffers import unchanged
-from hvd_train.network.device import LossScaler
-from hvd_train.parts import NOTHING, Own, Parts, warm_parts
+from hvd_train.parts import NOTHING, Optimizers, Own, Parts, warm_parts
 from hvd_train.progress.stop import StopSignal
 from hvd_train.run import OWN, check_names
 from hvd_train.run_files import commits, durable, history
 from hvd_train.run_files.ledger import StepAnswer, answers_in
 from hvd_train.state import Snapshot, to_host
-from hvd_train.tasks.task import LOSS, sum_of
+from hvd_train.tasks.task import LOSS, Measures, sum_of
 from hvd_train.world.world import World, together
 
 _NOT_OURS = {
@@ -103,67 +102,95 @@ def replay(
 ) -> Iterator[ReplayedStep]:
     """Yield these steps of a run, trained again from the last commit before them.
 
-    Each has its `top` samples. `save_to` is a file for the tensors of the last step, which rank 0
-    writes. Code that the run names is imported only with `trust`. Writes nothing into the run
-    folder, which all ranks of `world` must see. Raises UsageError if the run cannot be replayed,
-    and RankLost.
+    Each has its `top` samples. `save_to` is a file for the tensors of the last step. Code that the
+    run names is imported only with `trust`. Writes nothing into the run folder, which all ranks of
+    `world` must see. Raises UsageError if the run cannot be replayed, and RankLost.
     """
+    if save_to is not None and world.place.size > 1:
+        raise UsageError("--save-batch needs the whole step in one process: replay on one")
     if save_to is not None and not save_to.parent.is_dir():
         raise UsageError(f"--save-batch {save_to}: no such folder")
-    path, snapshot, config = together(world, lambda: _found(run, steps, own, trust=trust))
-    recorded = answers_in(run)
-    states = history.states_in(run)
+    recorded = together(world, lambda: _recorded(run, steps, own, trust=trust))
+    config = recorded.config
     seed_all(config.seed)
-    parts, optimizers = world.prepare(lambda: warm_parts(config, world, own))
-    if changes := "; ".join(identity.differences(parts.identity, snapshot["data"]).values()):
-        raise UsageError(f"{run}: {changes}; a replay needs the data as they were")
-    with closing(Membership(config, world, parts, optimizers, replays=path)) as ranks:
+    parts, optimizers = world.prepare(lambda: _parts(run, recorded, world, own))
+    with closing(Membership(config, world, parts, optimizers, replays=recorded.commit)) as ranks:
         loops = Loops(ranks, StopSignal())
         for epoch in loops.epochs():
             loop.begin_epoch(loops, epoch)
             for step in epoch:
                 loop.begin_step(loops, step)
+                # a step that is taken again has these again
                 norms = dict[int, float]()
-                kept = dict[int, dict[str, Any]]()  # a step that is taken again has them again
+                kept = dict[int, dict[str, Any]]()
+                problem: UsageError | None = None  # of this rank
                 for micro in step:
                     outputs = _Outputs(parts.model)
                     with outputs:
                         measures = parts.task.measure(parts.model, micro.batch)
                     if top and step.number in steps:
-                        loss = sum_of(measures[LOSS])
-                        with unchanged(parts.model):  # checkpointed layers run again
-                            norms |= _norms(loss, outputs.tensors, micro, parts, ranks.state.scaler)
+                        try:
+                            norms |= _norms(measures, outputs.tensors, micro, ranks)
+                        except UsageError as error:  # other ranks may have none
+                            problem = error
                     if save_to is not None and step.number == steps[-1]:
                         kept[micro.number] = _kept(micro)
                     micro.backward(**measures)
                 if step.number not in steps:
                     continue
-                of_ranks = world.gather((norms, kept), "a replay")
-                norms = dict(chain.from_iterable(each.items() for each, _ in of_ranks))
-                kept = dict(chain.from_iterable(each.items() for _, each in of_ranks))
-                if save_to is not None and step.number == steps[-1] and world.place.rank == 0:
-                    in_order = [kept[number] for number in sorted(kept)]
-                    _save(save_to, {"step": step.number, "micro_batches": in_order})
+                if kept and save_to is not None:
+                    _save(save_to, {"step": step.number, "micro_batches": [*kept.values()]})
                 answer = ranks.state.recent[-1].answers_by_step()[step.number]
-                samples = _largest(norms, top, parts.data.train)
-                state = states.get((step.number, ranks.state.progress.epoch))
+                samples = _largest(_of_all_ranks(norms, problem, world), top, parts.data.train)
+                state = recorded.states.get((step.number, ranks.state.progress.epoch))
                 has_same_state = None if state is None else state == ranks.state.digest()
                 yield ReplayedStep(
-                    step.number, answer, recorded.get(step.number), has_same_state, samples
+                    step.number, answer, recorded.answers.get(step.number), has_same_state, samples
                 )
                 if step.number == steps[-1]:
                     return
     raise UsageError(f"{run}: its training ends before step {steps[-1]}")
 
 
-def _found(run: Path, steps: range, own: Own, *, trust: bool) -> tuple[Path, Snapshot, Config]:
-    """Return the path and values of the last commit before the steps, and its config for a replay.
+@dataclass(frozen=True)
+class _Recorded:
+    """What a replay reads of a run."""
 
-    Raises UsageError.
-    """
+    commit: Path  # the last one before the steps
+    data: identity.Identity
+    config: Config
+    answers: Mapping[int, StepAnswer]  # by step
+    states: Mapping[tuple[int, int], str]  # digests, by steps and epochs done
+
+
+def _recorded(run: Path, steps: range, own: Own, *, trust: bool) -> _Recorded:
+    """Read what a replay needs. Raises UsageError."""
     path = _commit_before(run, steps)
     snapshot = checkpoint.read(path)
-    return path, snapshot, _config_in(snapshot, run, own, trust=trust)
+    config = _config_in(snapshot, run, own, trust=trust)
+    return _Recorded(path, snapshot["data"], config, answers_in(run), history.states_in(run))
+
+
+def _parts(run: Path, recorded: _Recorded, world: World, own: Own) -> tuple[Parts, Optimizers]:
+    """Build what the run trained. Raises UsageError for other data."""
+    parts, optimizers = warm_parts(recorded.config, world, own)
+    if changes := "; ".join(identity.differences(parts.identity, recorded.data).values()):
+        raise UsageError(f"{run}: {changes}; a replay needs the data as they were")
+    return parts, optimizers
+
+
+def _of_all_ranks(
+    norms: Mapping[int, float], problem: UsageError | None, world: World
+) -> dict[int, float]:
+    """Return the norms on all ranks. Raises on all of them the problem of one."""
+
+    def mine() -> dict[int, float]:
+        if problem is not None:
+            raise problem
+        return dict(norms)
+
+    of_ranks = world.gather(together(world, mine), "a replay")
+    return dict(chain.from_iterable(each.items() for each in of_ranks))
 
 
 def _commit_before(run: Path, steps: range) -> Path:
@@ -231,13 +258,16 @@ class _Outputs:
 
 
 def _norms(
-    loss: Tensor, outputs: Sequence[Tensor], micro: MicroBatch, parts: Parts, scaler: LossScaler
+    measures: Measures, outputs: Sequence[Tensor], micro: MicroBatch, ranks: Membership
 ) -> dict[int, float]:
     """Return for each sample of a micro-batch the norm of the gradient through its own outputs.
 
     These gradients add up to the micro-batch's. Batch norm lets a sample act on the others, too,
     which counts for the others. Raises UsageError if the model has no output for each sample.
     """
+    model = ranks.parts.model
+    scaler = ranks.state.scaler
+    loss = sum_of(measures[LOSS])
     size = len(micro.samples)
     rows = [each for each in outputs if each.requires_grad and each.shape[:1] == (size,)]
     if not rows:
@@ -245,18 +275,19 @@ def _norms(
             "the model returns no tensor with a row for each sample, so its samples cannot be told "
             "apart: type --top 0"
         )
-    trained = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     of_rows = torch.autograd.grad(scaler.scale(loss), rows, retain_graph=True, allow_unused=True)
     scale = scaler.get_scale() if scaler.is_enabled() else 1.0
     found = dict[int, float]()
     for place, sample in enumerate(micro.samples.tolist()):
-        gradients = torch.autograd.grad(
-            rows,
-            trained,
-            [_only(place, row, gradient) for row, gradient in zip(rows, of_rows, strict=True)],
-            retain_graph=True,
-            allow_unused=True,
-        )
+        with unchanged(model):  # checkpointed layers run again
+            gradients = torch.autograd.grad(
+                rows,
+                trained,
+                [_only(place, row, gradient) for row, gradient in zip(rows, of_rows, strict=True)],
+                retain_graph=True,
+                allow_unused=True,
+            )
         norms = torch._foreach_norm([each for each in gradients if each is not None])
         norm = torch.linalg.vector_norm(torch.stack(norms), dtype=torch.float64)
         found[sample] = float(norm) / scale

@@ -162,10 +162,11 @@ def replay(options: Namespace) -> int:
             differing += step.gap > options.tolerance
             if world.place.rank == 0:
                 _show_step(step)
-        is_first = world.place.rank == 0
-    if is_first and not compared:
+        if world.place.rank > 0:  # a launcher would end the rank that prints
+            return 0
+    if not compared:
         show(f"{run} has no answers of these steps in its ledger: train with --ledger")
-    elif is_first and differing:
+    elif differing:
         show(f"{differing} of {compared} steps differ by more than {options.tolerance:g}")
     return 1 if differing else 0
 

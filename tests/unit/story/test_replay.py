@@ -125,19 +125,23 @@ def test_a_run_of_several_ranks_that_lost_one_is_replayed_on_one_process() -> No
         assert step.gap <= 1e-6
 
 
+def test_a_state_that_differs_is_named() -> None:
+    trained(LocalWorld(), CONFIG)
+    metrics = RUN / "metrics.jsonl"
+    metrics.write_text(re.sub(r'"digest": "\w+"', '"digest": "ab"', metrics.read_text()))
+    assert [step.verdict for step in replayed(8, 8)] == ["same bits, but another state"]
+
+
 def test_ranks_replay_steps_together() -> None:
-    """All of them know the samples of all; rank 0 writes the tensors in their order."""
+    """All of them know the samples of all."""
     trained(LocalWorld(), CONFIG)
     alone = replayed(7, 8)
-    replay_on = lambda world: replayed(7, 8, world=world, save_to=Path("step.pt"))  # noqa: E731
-    for found in run_ranks(2, replay_on):
+    for found in run_ranks(2, lambda world: replayed(7, 8, world=world)):
         for step, expected in zip(found, alone, strict=True):
             assert step.gap <= 1e-6
             assert [each.number for each in step.samples] == [
                 each.number for each in expected.samples
             ]
-    saved = torch.load("step.pt", weights_only=True)
-    assert [micro["number"] for micro in saved["micro_batches"]] == [*range(5)]
 
 
 def test_the_tensors_of_a_step_are_written() -> None:
