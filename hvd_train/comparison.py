@@ -46,17 +46,17 @@ def difference(one: Path, other: Path) -> tuple[bool, list[str]]:
     if answers and others:
         parting = _parting_step(answers, others)
         lines.append(parting or f"all {len(answers)} steps are the same")
+    if both:
+        odd = [step for step, epoch in both if states[step, epoch] != other_states[step, epoch]]
+        differing = f"the states after step {odd[0]} differ" if odd else ""
+        same = f"the states after {counted(len(both), 'step')}, up to {both[-1][0]}, are the same"
+        lines.append(differing or same)
+        parting = parting or differing
     if paths:
         differing = _parting_tensors(paths)
         same = (
             f"all tensors of {counted(len(paths), 'commit')}, up to step {max(paths)}, are the same"
         )
-        lines.append(differing or same)
-        parting = parting or differing
-    if both:
-        odd = [step for step, epoch in both if states[step, epoch] != other_states[step, epoch]]
-        differing = f"the states after step {odd[0]} differ" if odd else ""
-        same = f"the states after {counted(len(both), 'step')}, up to {both[-1][0]}, are the same"
         lines.append(differing or same)
         parting = parting or differing
     return not parting, lines + _differing(facts, other_facts)

@@ -365,7 +365,8 @@ class Membership:
                 self.history.receive(reports[decision.root].state_at)
             # it is loaded again until rank 0 has opened the folder
             self.survives = not decision.from_disk
-            replicas.confirm_equal(state, world)
+            if world.place.size > 1:
+                replicas.confirm_equal(state, world)
         self._compares = decision.compares
 
         # The program has set the learning rate for the size of a step that is interrupted.

@@ -270,8 +270,8 @@ def _add_runs(commands: Any) -> None:
 
     about = """Say at which step and in which tensors two runs part, and what differs.
 
-    By the answers in their ledgers (--ledger), and commits of the same step. Exit code 0 if they
-    are the same, else 1."""
+    By the answers in their ledgers (--ledger), and states and commits of the same step. Exit code 0
+    if they are the same, else 1."""
     diff = _add(commands, "runs.diff", about)
     _path(diff, "one", "A", "run folder")
     _path(diff, "other", "B", "the run folder to compare it with")

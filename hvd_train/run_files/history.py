@@ -153,7 +153,7 @@ def read(path: Path) -> History:
 
 
 def states_in(path: Path) -> dict[tuple[int, int], str]:
-    """Return the digests of the states that a run has committed, by its steps and epochs done.
+    """Return the digests of states that ranks compared for a commit, by steps and epochs done.
 
     Raises UsageError if they cannot be read.
     """

@@ -225,7 +225,7 @@ class Journal:
             self._ledger.took(entry)
 
     def state(self, step: int, epoch: int, digest: str) -> None:
-        """Write the digest of a state after so many steps and whole epochs."""
+        """Write the digest of the state after this many steps and whole epochs."""
         self._write("state", {"step": step, "epoch": epoch, "digest": digest})
 
     def event(self, name: str, message: str, **facts: Any) -> None:

@@ -190,8 +190,8 @@ def test_each_sample_counts_once(data: st.DataObject) -> None:
     ],
 )
 def test_exact_sums_give_the_same_bits_on_any_ranks(make: Any, settings: dict[str, object]) -> None:
-    """Weights, buffers, scores and records."""
-    config = small_config(epochs=2, reduction="exact", **settings)
+    """Weights, buffers, scores, records and digests of states."""
+    config = small_config(epochs=2, reduction="exact", ledger=True, **settings)
     results = []
     for size in (1, 3):
         folder = Path(f"on-{size}")
