@@ -40,14 +40,14 @@ class Fields(NamedTuple):
 
 @cache
 def fields(measures: int, samples: int, times: int) -> Fields:
-    """Return the fields of a message with these many numbers in three of them."""
+    """Return the fields of a message with this many numbers in these three."""
     ends = [*itertools.accumulate((measures, 3, 1, 1, 16, samples, times))]
     return Fields(*map(slice, [0, *ends], [*ends, None]))
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What one rank says in a message; `Fields` explains its parts."""
+    """The part of one rank in a message, as `Fields` explains it."""
 
     measures: Tensor  # [num_measures] or, for exact sums, [micro-batches, num_measures]
     votes: Votes

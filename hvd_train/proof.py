@@ -121,7 +121,7 @@ class Run:
 
     @property
     def is_exact(self) -> bool:
-        """Whether its trainings so far give the same bits on any number of ranks."""
+        """Whether all its trainings add gradients exactly."""
         paths = [self.folder / training / run_folder.CONFIG for training in self.trainings]
         return all(config_file.load(path).precision.is_exact for path in paths)
 

@@ -625,7 +625,7 @@ class Attempt:
     ) -> Numbers:
         """Unscale and clip the gradients, and take a step, unless loss or gradient are not finite.
 
-        Return what reads the norm, the loss scale and the message.
+        Return a function that reads the norm, the loss scale and the message.
         """
         updater = self._updater
         state = self._state
@@ -676,7 +676,7 @@ class Attempt:
             self.has_changed_state = True
             updater.buffers.finish(changes, batch.num_micro_batches)
             if before is not None:
-                self._call(before)
+                self._call_before_update(before)
             for optimizer in optimizers:
                 with updater.watched(optimizer, attributes.IN_STEPS):
                     state.take_step(optimizer, found_inf=found_inf, grad_scale=divisor)
@@ -688,7 +688,7 @@ class Attempt:
             scaler.update()
         return numbers
 
-    def _call(self, before: Callable[[list[nn.Parameter]], object]) -> None:
+    def _call_before_update(self, before: Callable[[list[nn.Parameter]], object]) -> None:
         """Let code of the user change the gradients, and clip them afterwards."""
         before([parameter for parameter in self._trained.all if parameter.grad is not None])
         own = own_gradients(self._trained.all)

@@ -92,9 +92,7 @@ class Pace:
             self._end_window()
 
     def take_changes(self) -> dict[int, Slow | None]:
-        """Return the ranks that have become slow since the last call, and with None those that have
-        recovered.
-        """
+        """Return the ranks that became slow since the last call, or recovered (with None)."""
         changes = self._changes
         self._changes = {}
         return changes
