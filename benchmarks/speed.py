@@ -45,8 +45,9 @@ def ours(
     loop, without evaluations.
     """
     line = f"""hvd-train train --data digits --model benchmarks.bare:{network}
-        --image-size {pixels or IMAGE_SIZES[network]} --batch-size {BATCH} --augment none --device cpu
-        --eval-epochs 1000000 --output-dir run --learning-rate 0.02 --weight-decay 0 {more}"""
+        --image-size {pixels or IMAGE_SIZES[network]} --batch-size {BATCH} --augment none
+        --device cpu --eval-epochs 1000000 --output-dir run --learning-rate 0.02
+        --weight-decay 0 {more}"""
     return line.split()
 
 
