@@ -1,5 +1,6 @@
 """Batches of data sets in memory, and of data sets that are read item by item."""
 
+import pickle
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from hvd_train.data.by_value import ByValue, digest_of_pickle
 from hvd_train.data.dataset import Arrays, Augment, DataSet
 from hvd_train.data.loader import ArrayLoader, MapLoader, Prepare
 from hvd_train.errors import DataTimeout, UsageError
@@ -372,3 +374,27 @@ def test_a_loader_process_ends_with_its_rank() -> None:
     assert len(processes) == 3, "a loader process, and Python's two servers for it"
     wait_for("their end", lambda: not any(map(psutil.pid_exists, processes)), 60)
     assert "leaked" not in rank.stderr
+
+
+def test_a_memory_mapped_file_is_not_sent_but_mapped() -> None:
+    """Of arrays, their views, and tensors; what only this process sees is sent."""
+    np.arange(2**20, dtype=np.int32).tofile("rows.bin")
+    rows = np.memmap("rows.bin", np.int32, "r").reshape(-1, 256)
+    own = np.memmap("rows.bin", np.int32, "c")
+    own[-1] = 7
+    views = {
+        "whole": rows,
+        "upside down": rows[10:][::-1],
+        "columns": np.asarray(rows)[:, 3:250:2].T,
+        "tensor": torch.from_file("rows.bin", shared=True, size=2**20, dtype=torch.int32)[5:],
+        "own": own,
+    }
+    sizes = {}
+    for name, view in views.items():
+        content = pickle.dumps(ByValue(view, 0))
+        sizes[name] = len(content)
+        assert np.array_equal(pickle.loads(content), view), name
+    assert [name for name, size in sizes.items() if size > 5000] == ["own"]
+    before = digest_of_pickle(views)
+    own[-1] = 8
+    assert digest_of_pickle(views) != before

@@ -516,6 +516,26 @@ def test_a_step_begins_in_training_mode() -> None:
     ]
 
 
+def test_per_worker_batches_in_a_loop_of_ones_own() -> None:
+    """The program sees the size of each step, also of one that was interrupted,
+    and sets the learning rate.
+    """
+
+    def program(session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop) -> None:
+        for step in session.steps():
+            optimizer.param_groups[0]["lr"] = 0.001 * session.global_batch
+            take(step, model)
+            assert step.scores.count == step.size
+
+    settings = {"on_resize": "per-worker", "global_batch_size": None, "batch_size": 10}
+    _, folder = disturbed(program, [Kill(4, rank=1)], ONE, TWO, **settings)
+    assert audit(folder).faults == ()
+    steps = records("step", folder)[:5]
+    sizes = np.diff([0, *(step["samples"] for step in steps)])
+    assert sizes.tolist() == [20, 20, 20, 20, 10]
+    assert [step["learning_rate"] for step in steps] == [0.001 * size for size in sizes]
+
+
 def test_code_aside_leaves_no_trace() -> None:
     """Pictures by a network in training mode, with dropout and batch norm, change
     no number of the training.

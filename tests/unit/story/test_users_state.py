@@ -304,6 +304,23 @@ def test_the_state_of_an_optimizer_keeps_its_types() -> None:
     )
 
 
+def test_values_are_compared_and_not_their_texts() -> None:
+    """Dicts and sets may have another order on another rank, and numbers another type."""
+
+    def program(session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop) -> None:
+        names = ["a", "b", "c"][:: -1 if session.rank else 1]
+        own = session.register(
+            counts=Counter[str](), seen=set[str](), last=0 if session.rank else 0.0
+        )
+        for name in names:
+            own.counts[name] = 1
+            own.seen = {name, *own.seen}
+        for step in session.steps():
+            take(step, model)
+
+    run_ranks(2, lambda world: played(world, program, Path("run")))
+
+
 def one_step(register: dict[str, Any], act: Callable[..., object]) -> Program:
     def program(session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop) -> None:
         own = session.register(**register)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -216,3 +217,30 @@ def test_items_may_be_any_trees_of_tensors() -> None:
 def test_what_a_task_needs_of_data_and_model_is_said(model: Any, task: Task, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         train(small_config(), model=model, data=sentences, task=task)
+
+
+@pytest.mark.parametrize("kind", [np.float32, torch.tensor])
+def test_figures_of_numpy_and_torch_are_numbers(kind: Any) -> None:
+    """A checkpoint with them can be resumed from; what is no number is named."""
+    task = dataclasses.replace(
+        runs.CLASSIFY,
+        best="spread",
+        summary=lambda scores: {"spread": kind(2)},
+        per_class=lambda scores: {np.str_("a"): kind(3), 1: kind(4)},
+    )
+    config = small_config(epochs=1)
+    trained(LocalWorld(), config, task=task)
+    result, _ = trained(LocalWorld(), config.replace(epochs=2), task=task)
+    assert (result.epochs, result.best["spread"], type(result.best["spread"]) in (int, float)) == (
+        2,
+        2,
+        True,
+    )
+    with pytest.raises(
+        UsageError, match=r"the task's summary\['ap'\] is NoneType: it must be one number"
+    ):
+        trained(
+            LocalWorld(),
+            config,
+            task=dataclasses.replace(task, summary=lambda scores: {"ap": None}),
+        )

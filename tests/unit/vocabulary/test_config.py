@@ -45,8 +45,11 @@ def test_only_settings_that_do_not_change_the_result_may_differ_on_resume() -> N
         log_steps=9,
         eval_epochs=9,
         patience=4,
+        threads=3,
     )
     assert base.differences(free) == []
+    exact = base.replace(reduction="exact")
+    assert exact.differences(exact.replace(threads=3)) == ["threads: None, not 3"]
     other = base.replace(epochs=4, seed=2, decay_epochs=(1.0,))
     assert base.differences(other) == [
         "seed: 0, not 2",
