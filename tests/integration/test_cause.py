@@ -24,7 +24,7 @@ def fail():
     if how == "crash":
         ctypes.string_at(0)  # crash
     if how == "exit":
-        os._exit(7)
+        os._exit(17)
     raise KeyError("fails")  # raise
 
 def main():
@@ -45,7 +45,7 @@ main()
 WORDS = {
     "kill": ["SIGKILL", "137", "-9", "signal 9"],
     "crash": ["mine.py"],
-    "exit": ["exit code 7", "exited with code 7"],
+    "exit": ["exit code 17", "exited with code 17"],
     "raise": ["KeyError: 'fails'"],
 }
 WAYS = {
