@@ -137,7 +137,7 @@ def in_user_code(error: BaseException) -> tuple[list[traceback.FrameSummary], st
         sysconfig.get_path("purelib"),
     )
     is_ours = [frame.filename.startswith(of_others[0]) for frame in frames]
-    entry = is_ours.index(True) if True in is_ours else 0  # before it is the console script
+    entry = is_ours.index(True) if True in is_ours else -1  # before it is the console script
     own = [
         n
         for n, frame in enumerate(frames)
@@ -145,8 +145,12 @@ def in_user_code(error: BaseException) -> tuple[list[traceback.FrameSummary], st
     ]
     if not own:
         return [], ""
-    last = frames[own[-1]]
-    return frames[own[0] :], f"{last.filename}, line {last.lineno}, in {last.name}"
+    return frames[own[0] :], place_of(frames[own[-1]])
+
+
+def place_of(frame: traceback.FrameSummary) -> str:
+    """Return the file, line and function of a frame for the user."""
+    return f"{frame.filename}, line {frame.lineno}, in {frame.name}"
 
 
 def place_in_user_code(error: BaseException) -> str:

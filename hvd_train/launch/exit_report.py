@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Literal
 
 from hvd_train.console import say
-from hvd_train.errors import HvdTrainError, RankDiffers, RankLost, in_user_code
+from hvd_train.errors import HvdTrainError, RankDiffers, RankLost, in_user_code, place_of
 from hvd_train.launch import cause, launcher
 from hvd_train.launch.workers import WORKER
 
@@ -59,16 +59,14 @@ _sent: list[object] = []
 
 def described(error: BaseException) -> str:
     """Return the traceback of an error; of one in the user's code, from its first frame
-    on, with that place last.
+    on, and with the last place there if other code was called from it.
     """
     frames, place = in_user_code(error)
     if not frames:
         return "".join(traceback.format_exception(error)).rstrip()
     shown = "".join([*traceback.format_list(frames), *traceback.format_exception_only(error)])
-    return (
-        f"Traceback (most recent call last, from your code on):\n{shown}This error is "
-        f"in your code: {place}"
-    )
+    text = f"Traceback (most recent call last, from your code on):\n{shown}"
+    return text.rstrip() if place_of(frames[-1]) == place else f"{text}Called in {place}"
 
 
 def send(
