@@ -64,7 +64,9 @@ def described(error: BaseException) -> str:
     frames, place = in_user_code(error)
     if not frames:
         return "".join(traceback.format_exception(error)).rstrip()
-    shown = "".join([*traceback.format_list(frames), *traceback.format_exception_only(error)])
+    # without the lines that mark the columns
+    plain = [traceback.FrameSummary(f.filename, f.lineno, f.name, line=f.line) for f in frames]
+    shown = "".join([*traceback.format_list(plain), *traceback.format_exception_only(error)])
     text = f"Traceback (most recent call last, from your code on):\n{shown}"
     return text.rstrip() if place_of(frames[-1]) == place else f"{text}Called in {place}"
 
@@ -162,8 +164,10 @@ def report_in_one_line() -> None:
         if isinstance(error, HvdTrainError) and not hasattr(sys, "ps1"):
             report_once(error)
             raise SystemExit(error.exit_code)
-        if before is not sys.__excepthook__ or is_printed_here(error):
+        if before is not sys.__excepthook__ or launcher.launched(os.environ) is None:
             before(kind, error, trace)
+        elif is_printed_here(error):
+            print(described(error), file=sys.stderr)
 
     hook._of_hvd_train = True  # type: ignore[attr-defined]
     sys.excepthook = hook

@@ -214,7 +214,7 @@ def test_sweep_lists_the_best_first(
     ("statement", "frames", "end"),
     [
         ("raise ValueError('no table')", 2, "ValueError: no table\n"),
-        ("return json.loads('no table')", 5, "mine_broken.py, line 5, in rows\n"),
+        ("return json.loads('no table')", 5, "mine_5.py, line 5, in rows\n"),
     ],
 )
 def test_an_error_in_the_users_code_shows_their_code(
@@ -222,8 +222,8 @@ def test_an_error_in_the_users_code_shows_their_code(
 ) -> None:
     """Raised there, or in a library that it calls."""
     code = f"def data(config):\n    return rows()\nimport json\ndef rows():\n    {statement}\n"
-    Path("mine_broken.py").write_text(code)
-    assert cli.run(["train", "digits", "--data", "mine_broken:data", "--device", "cpu"]) == 1
+    Path(f"mine_{frames}.py").write_text(code)
+    assert cli.run(["train", "digits", "--data", f"mine_{frames}:data", "--device", "cpu"]) == 1
     printed = capsys.readouterr().err
     assert printed.startswith("Traceback (most recent call last, from your code on):\n")
     assert printed.count("  File ") == frames
