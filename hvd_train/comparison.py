@@ -28,13 +28,13 @@ def difference(one: Path, other: Path) -> tuple[bool, list[str]]:
     The last lines are of their settings, data and machines. Raises UsageError if nothing of both
     can be compared.
     """
-    facts = _facts(one)
-    other_facts = _facts(other)
+    found = history.read(one)
+    other_found = history.read(other)
     answers = answers_in(one)
     others = answers_in(other)
     paths = _commits_of_both(one, other)
-    states = history.states_in(one)
-    other_states = history.states_in(other)
+    states = found.digests
+    other_states = other_found.digests
     both = sorted(key for key in states.keys() & other_states.keys() if key[0] not in paths)
     if not (answers and others) and not paths and not both:
         raise UsageError(
@@ -59,18 +59,18 @@ def difference(one: Path, other: Path) -> tuple[bool, list[str]]:
         )
         lines.append(differing or same)
         parting = parting or differing
-    return not parting, lines + _differing(facts, other_facts)
+    return not parting, lines + _differing(_facts(found), _facts(other_found))
 
 
-def _facts(run: Path) -> dict[str, Any]:
+def _facts(run: history.History) -> dict[str, Any]:
     """Return what a run says of its settings, data, ranks and machine, by name."""
-    found = history.read(run)
+    path = run.path / run_folder.DATA
     try:
-        data = history.mapping_in(run / run_folder.DATA, json.loads)
+        data = history.mapping_in(path, json.loads)
     except OSError as error:
-        raise UsageError(f"cannot read {run / run_folder.DATA}: {error.strerror}") from None
-    ranks = world_sizes_in(run)
-    return leaves({**found.settings, "data": data, "ranks": ranks, "machine": found.environment})
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    ranks = world_sizes_in(run.path)
+    return leaves({**run.settings, "data": data, "ranks": ranks, "machine": run.environment})
 
 
 def _parting_step(one: Mapping[int, StepAnswer], other: Mapping[int, StepAnswer]) -> str:

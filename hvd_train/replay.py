@@ -168,7 +168,7 @@ def _recorded(run: Path, steps: range, own: Own, *, trust: bool) -> _Recorded:
     path = _commit_before(run, steps)
     snapshot = checkpoint.read(path)
     config = _config_in(snapshot, run, own, trust=trust)
-    return _Recorded(path, snapshot["data"], config, answers_in(run), history.states_in(run))
+    return _Recorded(path, snapshot["data"], config, answers_in(run), history.read(run).digests)
 
 
 def _parts(run: Path, recorded: _Recorded, world: World, own: Own) -> tuple[Parts, Optimizers]:
@@ -279,8 +279,8 @@ def _norms(
     of_rows = torch.autograd.grad(scaler.scale(loss), rows, retain_graph=True, allow_unused=True)
     scale = scaler.get_scale() if scaler.is_enabled() else 1.0
     found = dict[int, float]()
-    for place, sample in enumerate(micro.samples.tolist()):
-        with unchanged(model):  # checkpointed layers run again
+    with unchanged(model):  # checkpointed layers run again
+        for place, sample in enumerate(micro.samples.tolist()):
             gradients = torch.autograd.grad(
                 rows,
                 trained,
@@ -288,9 +288,9 @@ def _norms(
                 retain_graph=True,
                 allow_unused=True,
             )
-        norms = torch._foreach_norm([each for each in gradients if each is not None])
-        norm = torch.linalg.vector_norm(torch.stack(norms), dtype=torch.float64)
-        found[sample] = float(norm) / scale
+            norms = torch._foreach_norm([each for each in gradients if each is not None])
+            norm = torch.linalg.vector_norm(torch.stack(norms), dtype=torch.float64)
+            found[sample] = float(norm) / scale
     return found
 
 
