@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from hvd_train.data.identity import Identity
-from hvd_train.data.plain import from_plain, is_constant, text_of, to_plain, with_plain_numbers
+from hvd_train.data.plain import from_plain, is_constant, text_of, to_plain
 from hvd_train.data.trees import map_tensors
 from hvd_train.errors import UsageError, first_few
 from hvd_train.history import HEAD, START, STEPS, History, Place
@@ -272,11 +272,6 @@ class TrainState:
         step = self.progress.step
         cursor = self.progress.cursor
         values = values_of(own)
-        # numbers of numpy round in another way than those of a resumed run
-        for _, _, group in self._groups():
-            for key, value in group.items():
-                if key != "params" and not is_constant(value):
-                    group[key] = with_plain_numbers(value)
         settings = self.settings()
         if step == 1:
             self.live()  # all ranks raise UsageError if the optimizer keeps what cannot be written
@@ -433,13 +428,13 @@ class TrainState:
         # Optimizers keep the tensors.
         kept = copy.deepcopy({name: snapshot[name] for name in ("optimizers", "point")})
         kept = _placed(kept, self._device, snapshot["elsewhere"])
-        settings = own_settings if behind else kept["point"]["settings"]
         for name, optimizer in optimizers.items():  # before the parameters: this may change weights
             try:
                 _load_optimizer(optimizer, kept["optimizers"][name])
             except ValueError as error:
                 raise UsageError(f"the checkpoint is of another optimizer: {error}") from None
-        self.set_settings(settings)
+        if behind:
+            self.set_settings(own_settings)
         if snapshot["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(snapshot["scaler"])
         for name, kind in _VALUES.items():
@@ -451,7 +446,6 @@ class TrainState:
                 snapshot[name] and Evaluation(**snapshot[name]) for name in ("best", "last")
             )
             self.point = Point(**kept["point"], best=self.best, last=self.last)
-            self.set_trained(self.point)
             self._forget_without_values()
         self.recent = [Entry(**entry) for entry in snapshot["recent"]]
         self.data = snapshot["data"]

@@ -113,6 +113,8 @@ def test_a_rank_that_is_behind_keeps_what_its_code_has_set() -> None:
     behind.best = Evaluation(2, {"loss": 0.25})
     behind.history.results.clear()
     ahead.best = None
+    behind.optimizer.param_groups[0]["lr"] = 0.5
+    ahead.optimizer.param_groups[0]["lr"] = 0.25
     ahead.come_to(1, HEAD, SimpleNamespace(level=4))
     behind.load(ahead.snapshot(), behind=True)
     newcomer.load(ahead.snapshot())
@@ -122,6 +124,7 @@ def test_a_rank_that_is_behind_keeps_what_its_code_has_set() -> None:
         {"level": 3},
     )
     assert (newcomer.best, newcomer.point) == (None, ahead.point)
+    assert [each.optimizer.param_groups[0]["lr"] for each in (behind, newcomer)] == [0.5, 0.25]
     assert [*behind.history.results] == [*newcomer.history.results] == [(0, TAIL, 0, 0)]
 
 

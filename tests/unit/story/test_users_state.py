@@ -210,14 +210,15 @@ def test_values_of_numpy_and_of_other_classes_survive() -> None:
     check_survives(program)
 
 
-def test_a_rate_of_numpy_that_is_set_once_survives() -> None:
-    """Adam divides it, and a quotient of float32 rounds in another way than a number of Python."""
+def test_a_rate_of_numpy_survives() -> None:
+    """Its products and quotients round in another way than numbers of Python."""
 
     def program(session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop) -> None:
         optimizer.param_groups[0]["lr"] = np.float32(0.01)
         optimizer.param_groups[0]["betas"] = (np.float32(0.8), np.float64(0.99))
         for step in session.steps():
             take(step, model)
+            optimizer.param_groups[0]["lr"] *= 0.9
             stop(step.number)
 
     check_survives(
