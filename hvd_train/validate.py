@@ -18,6 +18,8 @@ from hvd_train.tasks.task import Field, Measuring, Scores, Task, kept_of, number
 from hvd_train.world.world import World
 
 _ROUNDS = 8  # micro-batches of a rank that are dealt at once
+# Sums of 2^18 multiples of these powers of two are exact, and so do not depend on their order.
+_GRIDS = 2.0**36, 1.0, 2.0**-36, 2.0**-72
 
 
 @torch.no_grad()
@@ -52,7 +54,7 @@ def evaluate(
             f.name: torch.zeros(loader.num_samples, *f.shape) for f in fields if f.kind == "each"
         }
         # Numbers of micro-batches are added in their order, which gives the same bits on any number
-        # of ranks. Totals may be large, so each rank adds up its own; most are whole numbers.
+        # of ranks. Totals may be large, so each rank adds up parts of its own, which are exact.
         num_means = sum(field.size for field in fields if field.is_mean)
         rows = torch.zeros(
             math.ceil(loader.num_samples / micro_batch),
@@ -61,24 +63,34 @@ def evaluate(
             device=device,
         )
         num_totals = sum(field.size for field in fields) - num_means
-        totals = torch.zeros(num_totals, dtype=torch.float64, device=device)
+        totals = torch.zeros(len(_GRIDS), num_totals, dtype=torch.float64, device=device)
         for micro in (micro for batch in loader.load(0, work) for micro in batch.micro_batches):
             with precision:
                 measures = measuring(model, micro.batch, len(micro.samples))
             if num_means + num_totals > 0:  # else there are only values of each sample
                 measured = numbers_of(measures, fields, torch.float64)
                 rows[micro.samples[0] // micro_batch] = measured[:num_means]
-                totals += measured[num_means:]
+                totals += _parts(measured[num_means:])
             for name, values in kept_of(measures).items():
                 kept[name][torch.from_numpy(micro.samples)] = values
     # others have zeros there
     kept = {name: world.sum(rows, f"evaluation.{name}") for name, rows in kept.items()}
     if num_means + num_totals > 0:
-        summed = world.sum(torch.cat([rows.view(-1), totals]), "evaluation")
+        summed = world.sum(torch.cat([rows.view(-1), totals.view(-1)]), "evaluation")
         rows = summed[: rows.numel()].view(rows.shape)
-        totals = summed[rows.numel() :]
-    sums = torch.cat([rows.sum(0), totals])
+        totals = summed[rows.numel() :].view(totals.shape)
+    sums = torch.cat([rows.sum(0), totals.sum(0)])
     return scores_of(task, fields, sums.cpu(), loader.num_samples, kept)
+
+
+def _parts(numbers: Tensor) -> Tensor:
+    """Split float64 numbers into multiples of each grid, [grids, n], which add up to them."""
+    parts = list[Tensor]()
+    for grid in _GRIDS:
+        part = (numbers / grid).round() * grid
+        parts.append(part)
+        numbers = (numbers - part).nan_to_num()  # nothing is left of an infinite number
+    return torch.stack(parts)
 
 
 def scores_of(
