@@ -11,8 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from hvd_train import checkpoint
+from hvd_train.data.trees import tensors_in
 from hvd_train.errors import UsageError, counted, first_few
-from hvd_train.network.buffers import digest_of, tensors_in
+from hvd_train.network.digest import digest_of
 from hvd_train.proof import gap_between, leaves
 from hvd_train.run_files import commits, history, run_folder
 from hvd_train.run_files.ledger import StepAnswer, answers_in, world_sizes_in

@@ -29,8 +29,8 @@ from hvd_train.errors import (
 from hvd_train.history import START, History, Label, Place
 from hvd_train.launch import launcher
 from hvd_train.launch.exit_report import During
-from hvd_train.network.buffers import digest_of_module
 from hvd_train.network.device import check_own_gpus, gpu_name, split_on
+from hvd_train.network.digest import digest_of_module
 from hvd_train.output import Output
 from hvd_train.parts import Optimizers, Parts, fresh_state
 from hvd_train.profiling import Profile

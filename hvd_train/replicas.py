@@ -11,9 +11,9 @@ from torch import Tensor
 
 from hvd_train.console import say
 from hvd_train.data.plain import text_of
-from hvd_train.data.trees import map_tensors
+from hvd_train.data.trees import map_tensors, tensors_in
 from hvd_train.errors import RankDiffers, ReplicasDiffer, UsageError, counted, first_few
-from hvd_train.network.buffers import digest_of, tensors_in
+from hvd_train.network.digest import digest_of
 from hvd_train.state import TENSORS, Snapshot, TrainState, digest_of_snapshot, values_of
 from hvd_train.world.wire import has_no_gaps
 from hvd_train.world.world import World

@@ -34,6 +34,7 @@ from hvd_train.launch import launcher
 from hvd_train.launch.exit_report import report_in_one_line
 from hvd_train.loops import Epoch, Loops, Step
 from hvd_train.network import buffers, models, optim
+from hvd_train.network.digest import digest_of_module
 from hvd_train.parts import loader_processes, of_a_loop
 from hvd_train.progress.metrics import FACTS
 from hvd_train.progress.order import in_order
@@ -244,9 +245,7 @@ class Session:
             raise UsageError("call session.constant before the first loop or evaluation")
         self._constants += 1
         module.to(self.device).eval().requires_grad_(requires_grad=False)
-        self._ranks.world.compare(
-            {f"constant module {self._constants}": buffers.digest_of_module(module)}
-        )
+        self._ranks.world.compare({f"constant module {self._constants}": digest_of_module(module)})
         return module
 
     def before_update(self, function: Callable[[list[nn.Parameter]], object]) -> None:

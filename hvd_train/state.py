@@ -21,12 +21,12 @@ from torch.optim.swa_utils import AveragedModel
 
 from hvd_train.data.identity import Identity
 from hvd_train.data.plain import from_plain, is_constant, text_of, to_plain
-from hvd_train.data.trees import map_tensors
+from hvd_train.data.trees import map_tensors, tensors_in
 from hvd_train.errors import UsageError, first_few
 from hvd_train.history import HEAD, START, STEPS, History, Place
 from hvd_train.network import buffers, optim, weights
-from hvd_train.network.buffers import digest_of, tensors_in
 from hvd_train.network.device import LossScaler
+from hvd_train.network.digest import digest_of
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files.journal import EpochRecord, StepRecord
@@ -467,8 +467,10 @@ class TrainState:
             self.history.forget(self.point.place, lambda answer: answer.scores.kept is None)
 
     def digest(self) -> str:
-        """Return a fingerprint of weights, buffers, optimizer state and progress."""
-        return digest_of_snapshot(self.live())
+        """Return a digest of weights, buffers, optimizer state and progress, for ranks with the
+        same kind of device.
+        """
+        return digest_of_snapshot(self.live(), on_device=True)
 
 
 def result_in(snapshot: Snapshot) -> dict[str, Any]:
@@ -564,14 +566,14 @@ def _answer(scores: Mapping[str, Any], totals: Mapping[str, Any], **values: Any)
     return Answer(Scores(**scores), Totals(**totals), **values)
 
 
-def digest_of_snapshot(snapshot: Snapshot) -> str:
-    """Return what `TrainState.digest` returns for the state with this snapshot."""
+def digest_of_snapshot(snapshot: Snapshot, *, on_device: bool = False) -> str:
+    """Return a digest of what a snapshot holds, as `digest_of` does."""
     facts = [snapshot.get(name) for name in _FACTS]
     tensors = [snapshot[name] for name in TENSORS if name != "optimizers"]
     # The program of a rank may have set its learning rate for the step already, which can be a
     # tensor.
     tensors.append([{**each, "param_groups": None} for each in snapshot["optimizers"].values()])
-    return digest_of(text_of(facts), tensors_in(tensors))
+    return digest_of(text_of(facts), tensors_in(tensors), on_device=on_device)
 
 
 def to_host(value: Any) -> Any:

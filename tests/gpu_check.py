@@ -39,6 +39,7 @@ import torch
 from benchmarks.turns import ROOT, about
 from hvd_train.bench import throughput
 from hvd_train.launch import hosts
+from hvd_train.network.digest import hashes_of
 from hvd_train.recipes import RECIPES
 from hvd_train.run_files.ledger import LEDGER, audit
 from hvd_train.world.world import LocalWorld, World
@@ -257,7 +258,9 @@ def equality(check: Check, *, several: bool) -> None:
 
 
 def bits(check: Check) -> None:
-    """Train with exact sums on one rank and on several: their weights are equal to the bit."""
+    """Train with exact sums on one rank and on several: their weights are equal to the bit. Hash
+    a state.
+    """
 
     def look(ranks: int) -> str:
         found = list[torch.Tensor]()
@@ -272,6 +275,14 @@ def bits(check: Check) -> None:
 
     for ranks in range(2, min(3, check.most_ranks) + 1):
         check.find(f"exact sums on {ranks} ranks", partial(look, ranks))
+
+    def digest() -> str:
+        megabytes = 64 if check.quick else 2048
+        [report] = check.job(f"digest {check.device} {megabytes}", 0)
+        assert report["equal"], "the hashes of a tensor are others than on the CPU"
+        return f"a state of {megabytes} MB: {report['seconds']:.3f} s"
+
+    check.find("digest of a state", digest)
 
 
 def faults(check: Check) -> None:
@@ -528,6 +539,17 @@ def sum_job(device: str, busy_s: str, *sizes: str) -> dict[str, Any]:
     return {"tried": tried, "wrong": wrong}
 
 
+def digest_job(device: str, megabytes: str) -> dict[str, Any]:
+    """Return the seconds that a device takes to hash so many MB, and whether the hashes are those
+    of the CPU.
+    """
+    values = torch.arange(int(megabytes) << 18, dtype=torch.int32).to(device)
+    equal = hashes_of([values[: 1 << 24]]) == hashes_of([values[: 1 << 24].cpu()])
+    began = time.perf_counter()
+    hashes_of([values])
+    return {"equal": equal, "seconds": time.perf_counter() - began}
+
+
 def ours_job(
     device: str, batch: str, precision: str, given: str, quick: str, *, compiled: bool
 ) -> tuple[float, float]:
@@ -655,6 +677,7 @@ SIZES = {"1": (32, 3), "0": (224, 20)}  # pixels, steps; by `quick`
 PEERS = ("torch", "torch+compile", "ddp", "horovod")
 JOBS: dict[str, Callable[..., Any]] = {  # what ranks run
     "sum": sum_job,
+    "digest": digest_job,
     "ours": partial(ours_job, compiled=False),
     "ours+compile": partial(ours_job, compiled=True),
     **{peer: partial(bare_job, peer=peer) for peer in PEERS},

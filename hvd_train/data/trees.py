@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,14 @@ def parts_of(tree: Any) -> list[tuple[Any, Any]] | None:
     if isinstance(tree, Mapping):
         return [*tree.items()]
     return [*enumerate(tree)] if isinstance(tree, (list, tuple)) else None
+
+
+def tensors_in(values: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the path and value of each tensor in nested containers."""
+    if isinstance(values, Tensor):
+        yield name, values
+    for key, value in parts_of(values) or ():
+        yield from tensors_in(value, f"{name}/{key}")
 
 
 def like(mapping: dict[Any, Any], values: dict[Any, Any]) -> dict[Any, Any]:

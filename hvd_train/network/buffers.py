@@ -1,18 +1,16 @@
-"""Find, average, copy and restore the buffers of a model; update them in a step; digest tensors."""
+"""Find, average, copy and restore the buffers of a model; update them in a step."""
 
 import io
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import xxhash
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from hvd_train.data.trees import parts_of
 from hvd_train.errors import UsageError
 from hvd_train.world.world import World
 
@@ -529,31 +527,3 @@ def _device_of(module: nn.Module) -> torch.device:
 def plain_name(name: str) -> str:
     """Return the name of a tensor in a model as it is without torch.compile."""
     return name.replace("_orig_mod.", "")
-
-
-def digest_of(facts: str, tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Return a digest of 32 hexadecimal digits.
-
-    The tensors' order, device and memory format do not matter.
-    """
-    fingerprint = xxhash.xxh3_128(facts.encode())
-    for name, tensor in sorted(tensors, key=lambda named: named[0]):
-        fingerprint.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        for part in dense_parts(tensor.detach()):
-            values = part.contiguous().cpu().reshape(-1).view(torch.uint8)
-            # without the GIL: the heartbeat's thread runs meanwhile
-            fingerprint.update(values.numpy().data)
-    return fingerprint.hexdigest()
-
-
-def digest_of_module(module: nn.Module) -> str:
-    """Return a digest of the weights and buffers of a module, as `digest_of` does."""
-    return digest_of("", tensors_in(module.state_dict()))
-
-
-def tensors_in(values: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the path and value of each tensor in nested containers."""
-    if isinstance(values, Tensor):
-        yield name, values
-    for key, value in parts_of(values) or ():
-        yield from tensors_in(value, f"{name}/{key}")

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from hvd_train import plugin
 from hvd_train.config import OptimizerConfig
+from hvd_train.data.trees import tensors_in
 from hvd_train.errors import UsageError, counted, described, first_few, first_line
 from hvd_train.network import buffers
 from hvd_train.world.wire import has_no_gaps
@@ -363,7 +364,7 @@ def copied(model: nn.Module) -> nn.Module:
     torch copies neither a tensor of a graph, such as an output that a module keeps, nor a
     compressed sparse one.
     """
-    held = [tensor for module in model.modules() for _, tensor in buffers.tensors_in(vars(module))]
+    held = [tensor for module in model.modules() for _, tensor in tensors_in(vars(module))]
     memo = {id(tensor): tensor.detach().clone() for tensor in held if not _torch_copies(tensor)}
     try:
         return copy.deepcopy(model, memo)

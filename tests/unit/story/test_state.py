@@ -13,8 +13,8 @@ from hvd_train.config import OptimizerConfig
 from hvd_train.errors import RankDiffers, ReplicasDiffer, UsageError
 from hvd_train.history import HEAD, TAIL
 from hvd_train.network import optim
-from hvd_train.network.buffers import digest_of
 from hvd_train.network.device import LossScaler
+from hvd_train.network.digest import digest_of
 from hvd_train.progress.order import BatchLayout
 from hvd_train.replicas import confirm_equal
 from hvd_train.state import Answer, Evaluation, TrainState
