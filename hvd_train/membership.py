@@ -20,6 +20,7 @@ from hvd_train.data.loader import Loader
 from hvd_train.data.sources import inner_sets
 from hvd_train.errors import (
     FaultRepeats,
+    RankDiffers,
     RankLost,
     ReplicasDiffer,
     UsageError,
@@ -46,6 +47,7 @@ from hvd_train.state import Snapshot, TrainState
 from hvd_train.tasks.task import Measuring, Scores, Task
 from hvd_train.updater import Updater
 from hvd_train.validate import evaluate
+from hvd_train.world import known_answer
 from hvd_train.world.world import World, together
 
 MIXED = (
@@ -88,6 +90,7 @@ class RankReport:
     digest: str = ""  # of the state; empty if the rank has none
     reason: str = ""  # why the rank left its last world, for the user
     device: str = ""  # the name of its GPU or processor
+    answer: str = ""  # of its device to `world.known_answer`; empty if ranks do not compare it
     speed: Speed | None = None  # in its last world, if that is known
     read_ahead: int = 0  # micro-batches that its loader processes read ahead
     run_dir: Path | None = None  # if the rank knows it
@@ -256,6 +259,8 @@ class Membership:
         job = os.environ.get("SLURM_JOB_ID", "")
         self._member = Member(launcher.host_name(os.environ), os.getpid(), job)
         self._device = gpu_name(parts.device) or processor()
+        is_checked = config.run.recheck_steps != 0
+        self._answer = known_answer.answer_of(parts.device) if is_checked else ""
         self._devices = list[str]()  # of all ranks, each once
         self._reason = ""  # why it left, for the user
         self._speed: Speed | None = None  # there, if that is known
@@ -330,6 +335,7 @@ class Membership:
         """Enter a world: all ranks get the state of the survivor that has done the most.
 
         If no rank survives, they load the last commit; without a commit they start fresh. Raises:
+        RankDiffers: if this rank computes wrongly, compared with others of its kind;
         ReplicasDiffer: if survivors differ, or ranks after loading; UsageError: if rank 0 cannot
         claim the run folder, or the batch does not fit the data; RankLost: each rank keeps a whole
         state.
@@ -349,6 +355,7 @@ class Membership:
             state.load(self._received, behind=True)
         reports = world.gather(self._report())
         world.watch([(report.member.host, report.member.process) for report in reports])
+        self._leave_if_wrong(reports)
         decision = decide(reports, len(world.program.begun))
 
         # Rank 0 claims the run folder and, if no rank has a state, loads the last commit.
@@ -382,6 +389,18 @@ class Membership:
             self.clock.join(state.seconds)
         self.during = "training"
 
+    def _leave_if_wrong(self, reports: Sequence[RankReport]) -> None:
+        """Raise RankDiffers if the device of this rank computes otherwise than others of its kind,
+        and RankLost if the device of another rank does.
+        """
+        wrong = known_answer.wrong_ranks(
+            [report.device for report in reports], [report.answer for report in reports]
+        )
+        if self.world.place.rank in wrong:
+            raise RankDiffers(known_answer.problem(self._device, self._member.host))
+        if wrong:
+            raise RankLost(f"{reports[wrong[0]].member.host} computes wrongly")
+
     def _report(self) -> RankReport:
         """Return the report of this rank for the other ranks."""
         history = self.history
@@ -389,6 +408,7 @@ class Membership:
         return RankReport(
             self._member,
             device=self._device,
+            answer=self._answer,
             speed=self._speed,
             read_ahead=self.parts.train_loader.read_ahead,
             survives=self.survives,

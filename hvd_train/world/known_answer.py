@@ -1,6 +1,8 @@
 """A computation in whole numbers, whose results any sound processor or GPU gives to the bit."""
 
 import hashlib
+from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -25,21 +27,54 @@ def check(device: torch.device, host: str) -> None:
     """
     if is_right(device):
         return
-    text = (
+    # No GPU has run this yet. If its libraries rounded whole numbers, no job would start.
+    if device.type == "cuda":
+        say(problem(device.type, host))
+        return
+    raise RankDiffers(problem(device.type, host))
+
+
+def problem(device: str, host: str) -> str:
+    """Return what to tell the user of a host whose device computes wrongly."""
+    return (
         f"{host} computes wrongly ({device}): convolutions and products of whole numbers have "
         "other results than they must; leave it out (--recheck-steps 0 trains without a check)"
     )
-    # No GPU has run this yet. If its libraries rounded whole numbers, no job would start.
-    if device.type == "cuda":
-        say(text)
-        return
-    raise RankDiffers(text)
 
 
 def is_right(device: torch.device) -> bool:
     """Return whether a device gives the right results, on a GPU also in half precision."""
-    answers = ANSWERS if device.type == "cuda" else ANSWERS[:1]
-    return all(digest(device, dtype, largest) == right for dtype, largest, right in answers)
+    return answer_of(device) == _right_answer(device)
+
+
+def answer_of(device: torch.device) -> str:
+    """Return the digests of the results that a device gives, on a GPU also in half precision."""
+    return " ".join(digest(device, dtype, largest) for dtype, largest, _ in _answers(device))
+
+
+def _right_answer(device: torch.device) -> str:
+    return " ".join(right for _, _, right in _answers(device))
+
+
+def _answers(device: torch.device) -> list[tuple[torch.dtype, int, str]]:
+    return ANSWERS if device.type == "cuda" else ANSWERS[:1]
+
+
+def wrong_ranks(devices: Sequence[str], answers: Sequence[str]) -> list[int]:
+    """Return the ranks whose answers are others than those of sound devices of the same kind.
+
+    Both are by rank: the name of the device, and what `answer_of` returned. The right answer is
+    sound, or if no device of a kind gives it, what most of them give.
+    """
+    right = {_right_answer(torch.device(name)) for name in ("cpu", "cuda")}
+    wrong = list[int]()
+    for kind in dict.fromkeys(devices):
+        ranks = [rank for rank, device in enumerate(devices) if device == kind]
+        of_kind = Counter(answers[rank] for rank in ranks)
+        usual, count = of_kind.most_common(1)[0]
+        sound = right & of_kind.keys() or ({usual} if 2 * count > len(ranks) else {*of_kind})
+        wrong += [rank for rank in ranks if answers[rank] not in sound]
+    return wrong
 
 
 def digest(device: torch.device, dtype: torch.dtype, largest: int) -> str:
