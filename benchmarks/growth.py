@@ -177,7 +177,17 @@ def reports() -> dict[str, Any]:
     place = 1, 2, 101, 0
     member = Member("node-0001.cluster.example", 10_000)
     report = packed(
-        RankReport(member, True, 100, "d" * 32, "a rank was lost", Path("runs/one"), place, place)
+        RankReport(
+            member,
+            survives=True,
+            step=100,
+            digest="d" * 32,
+            reason="a rank was lost",
+            device="NVIDIA H200",
+            run_dir=Path("runs/one"),
+            waits=place,
+            state_at=place,
+        )
     )
     begun = time.monotonic()
     for _ in range(CLIENTS):
