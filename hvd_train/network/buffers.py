@@ -376,7 +376,9 @@ class _Means:
         self._sums[row].add_(self._now.sub_(self._before))
 
     def add(self, total: Tensor, num_micro_batches: int) -> None:
-        mean = total.view(self._sums.shape).sum(0) / num_micro_batches
+        rows = total.view(self._sums.shape)
+        # to add up a single row would be one more launch on a GPU
+        mean = (rows[0] if len(rows) == 1 else rows.sum(0)) / num_micro_batches
         self._before.add_((mean.round() if self._counts else mean).to(self._sums.dtype))
         self.put_back()
 
