@@ -69,11 +69,17 @@ def _kernel(operator: Any) -> Callable[..., Any]:
         if argument.alias_info and argument.alias_info.is_write
     }
     names = {argument.name for n, argument in enumerate(arguments) if n in written}
+    # Torch takes a whole number for some of its tensors, but not when it is called like this.
+    of_tensors = {n for n, argument in enumerate(arguments) if str(argument.type) == "Tensor"}
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         call = _Call(_device_of((args, kwargs)), name)
         launches = _launches(operator, args)
-        inputs = [call.taken(value, n in written) for n, value in enumerate(args)]
+        given = [
+            torch.tensor(value) if n in of_tensors and isinstance(value, int) else value
+            for n, value in enumerate(args)
+        ]
+        inputs = [call.taken(value, n in written) for n, value in enumerate(given)]
         named = {key: call.taken(value, key in names) for key, value in kwargs.items()}
         result = call.given(operator(*inputs, **named))
         for watcher in WATCHERS:
