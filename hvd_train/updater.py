@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, reduce
 from itertools import chain
@@ -237,12 +237,17 @@ class Updater:
         """Whether this is one of the first updates, which look for what other code changes."""
         return self._watched_updates > 0
 
-    @contextmanager
-    def watched(self, thing: nn.Module | Optimizer, what: str) -> Iterator[None]:
+    def watched(
+        self, thing: nn.Module | Optimizer, what: str
+    ) -> AbstractContextManager[None]:
         """Note which plain attributes of a model or an optimizer `what` changes in this
         block, if the update is watched.
         """
-        before = attributes.values_of(thing) if self.is_watched else {}
+        return self._watching(thing, what) if self.is_watched else nullcontext()
+
+    @contextmanager
+    def _watching(self, thing: nn.Module | Optimizer, what: str) -> Iterator[None]:
+        before = attributes.values_of(thing)
         yield
         if before and (names := attributes.changed(before, attributes.values_of(thing))):
             self.changed.setdefault(what, {}).update(dict.fromkeys(names))
@@ -565,8 +570,9 @@ class Attempt:
         passes = self._sums_of_passes
         num_sums = self.measuring.num_sums
         if updater.sums is None:
-            nothing = _constant((0.0,) * num_sums, updater.device, self.measuring.dtype)
-            return reduce(operator.add, passes) if passes else nothing
+            if passes:
+                return reduce(operator.add, passes)
+            return _constant((0.0,) * num_sums, updater.device, self.measuring.dtype)
         rows = torch.zeros(
             self.batch.num_micro_batches,
             num_sums,

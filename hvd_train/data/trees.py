@@ -17,6 +17,8 @@ def map_tensors(tree: Any, function: Callable[[Any], Any]) -> Any:
     """
     if isinstance(tree, Tensor) or hasattr(tree, "to"):
         return function(tree)
+    if type(tree) in (list, tuple):  # first, since to recognise a Mapping takes long
+        return type(tree)([map_tensors(value, function) for value in tree])
     if isinstance(tree, dict):
         return like(tree, {name: map_tensors(value, function) for name, value in tree.items()})
     if isinstance(tree, Mapping):

@@ -326,12 +326,10 @@ class StepBuffers:
         self._begun = False
         for other in self.others:
             other.put_back()
-        for mean, part in zip(
-            self._means,
-            torch.split(total, [len(mean.changes) for mean in self._means]),
-            strict=True,
-        ):
-            mean.add(part, num_micro_batches)
+        if self._means:  # to split nothing takes as long as to add
+            parts = torch.split(total, [len(mean.changes) for mean in self._means])
+            for mean, part in zip(self._means, parts, strict=True):
+                mean.add(part, num_micro_batches)
         for other in self.others:
             if other.buffer.name in self._new:
                 copy_into(other.buffer, self._new[other.buffer.name])

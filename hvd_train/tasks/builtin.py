@@ -162,7 +162,7 @@ def classification(config: Config, classes: tuple[str, ...]) -> Task:
         images, targets = mix(*batch)
         logits = _logits(model, images, len(classes))
         loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
-        by_place = hits(logits, batch[1]).sum(dim=0, dtype=torch.float32)
+        by_place = hits(logits.detach(), batch[1]).sum(dim=0, dtype=torch.float32)
         return {"loss": Mean(loss), "top1": Mean(by_place[0]), "top5": Mean(by_place.sum())}
 
     def evaluate(model: nn.Module, batch: Batch) -> dict[str, Measure]:

@@ -366,7 +366,6 @@ def sum_of(measure: Measure) -> Tensor:
     return measure.sum()
 
 
-@torch.no_grad()
 def numbers_of(measures: Measures, fields: Sequence[Field], dtype: torch.dtype) -> Tensor:
     """Return the sums of the measures in `fields`, without gradients, [sum of
     `Field.size`] of `dtype`.
@@ -378,15 +377,15 @@ def numbers_of(measures: Measures, fields: Sequence[Field], dtype: torch.dtype) 
         if isinstance(measure, Each):
             continue
         if isinstance(measure, Total):
-            totals.append(measure.values.to(dtype).flatten())
+            totals.append(measure.values.detach().to(dtype).flatten())
         elif isinstance(measure, Mean):
-            numbers.append(measure.total)
+            total = measure.total.detach()
+            numbers.append(total)
             if measure.count is not None:
-                numbers.append(
-                    torch.as_tensor(measure.count, dtype=dtype, device=measure.total.device)
-                )
+                count = torch.as_tensor(measure.count, dtype=dtype, device=total.device)
+                numbers.append(count.detach())
         elif isinstance(measure, Tensor):
-            numbers.append(measure.sum(dtype=dtype))
+            numbers.append(measure.detach().sum(dtype=dtype))
     scalars = [number if number.dim() == 0 else number.view(()) for number in numbers]
     if not scalars:
         return torch.cat(totals) if totals else torch.zeros(0, dtype=dtype)
@@ -428,8 +427,8 @@ def totals_of(fields: Sequence[Field], numbers: Sequence[float], count: int) -> 
             numbers[at + 1] if by_count else float(count),
         )
         at += 1 + by_count
-    terms = [name for name in sums if _is_of_loss(name)]
-    if len(terms) > 1:
+    if len(fields) > 1 and _is_of_loss(fields[1].name):  # those of the loss come first
+        terms = [name for name in sums if _is_of_loss(name)]
         of_loss = [(sums.pop(name), divisors.pop(name)) for name in terms]
         # as in the step
         loss = count * sum(total / divisor for total, divisor in of_loss if divisor)
