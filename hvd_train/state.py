@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from hvd_train.data.identity import Identity
-from hvd_train.data.plain import from_plain, is_constant, text_of, to_plain
+from hvd_train.data.plain import from_plain, not_constant, text_of, to_plain
 from hvd_train.data.trees import map_tensors, tensors_in
 from hvd_train.errors import UsageError, first_few
 from hvd_train.history import HEAD, START, STEPS, History, Place
@@ -257,6 +258,7 @@ class TrainState:
         own = {
             id(group): [key for key in optimizer.defaults if group.get(key) is not old.get(key)]
             for group, old in zip(optimizer.param_groups, before, strict=True)
+            if len(group) != len(old) or not all(map(operator.is_, group.values(), old.values()))
         }
         if any(own.values()):
             settings = [
@@ -297,10 +299,14 @@ class TrainState:
         """Return the settings of each parameter group, which the program
         may change, in plain types.
         """
-        return [
-            {key: _copied(group[key], name, key) for key in optimizer.defaults if key in group}
-            for name, optimizer, group in self._groups()
-        ]
+        settings = []
+        for name, optimizer, group in self._groups():
+            of_group = {key: group[key] for key in optimizer.defaults if key in group}
+            for key in not_constant(of_group):
+                plain = to_plain(group[key], f"{name}[{key!r}]")
+                of_group[key] = copy.deepcopy(plain)
+            settings.append(of_group)
+        return settings
 
     def set_settings(self, settings: Sequence[Mapping[str, Any]]) -> None:
         """Give the parameter groups what `settings` returned."""
@@ -487,11 +493,6 @@ def result_in(snapshot: Snapshot) -> dict[str, Any]:
     return weights.for_file(state)
 
 
-def _copied(value: Any, name: str, key: str) -> Any:
-    """Return a copy of a setting of a parameter group in plain types."""
-    return value if is_constant(value) else copy.deepcopy(to_plain(value, f"{name}[{key!r}]"))
-
-
 def _of_user(optimizer: str) -> str:
     return f"optimizers[{optimizer!r}]" if optimizer else "optimizer"
 
@@ -621,7 +622,7 @@ def values_of(own: SimpleNamespace) -> dict[str, Any]:
             plain[name] = to_plain(thing.state_dict(), f"register({name}=...).state_dict()")
         else:
             plain[name] = to_plain(thing, f"register({name}=...)")
-    return copy.deepcopy(plain)
+    return copy.deepcopy(plain) if not_constant(plain) else plain
 
 
 def set_values(own: SimpleNamespace, values: Mapping[str, Any]) -> None:

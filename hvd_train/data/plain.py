@@ -59,9 +59,9 @@ def numbers(values: object, name: str) -> dict[str, float]:
     }
 
 
-def is_constant(value: Any) -> bool:
-    """Return whether a value is plain and cannot change, such as a number."""
-    return type(value) in _CONSTANTS
+def not_constant(values: Mapping[str, Any]) -> list[str]:
+    """Return the names of values that are not plain or can change, unlike numbers and texts."""
+    return [name for name, value in values.items() if type(value) not in _CONSTANTS]
 
 
 def with_plain_numbers(value: Any) -> Any:
