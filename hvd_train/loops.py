@@ -369,7 +369,8 @@ class Loops:
         self._history.record(answer, agreed, is_whole=is_whole)
         self._attempt = None
         updater = self.ranks.updater
-        self._tell(DIFFERING_BUFFERS, sorted(updater.buffers.differing))
+        if updater.buffers.differing:
+            self._tell(DIFFERING_BUFFERS, sorted(updater.buffers.differing))
         for note, attributes in updater.changed.items():
             self._tell(note, [*attributes])
         if self._is_users and agreed is not None and NOT_REGISTERED not in self._told:
@@ -422,7 +423,6 @@ class Loops:
             ranks.meet()
             self.writes.note()
         else:
-            ranks.clock.split.mark("other")
             ranks.profile.step_done(ranks.state.progress.step)
 
     def _commit(self) -> bool:
@@ -600,7 +600,7 @@ class Step(Update):
         # epochs done in the middle of the step
         self.position = at.epoch + (at.cursor + self.size / 2) / num_samples
         self._cursor = at.cursor
-        self.answers = list[tuple[str, Answer]]()  # of the updates that all ranks have done
+        self.answers: list[tuple[str, Answer]] = []  # of the updates that all ranks have done
         self.is_over = False
 
     def update(self, *optimizers: str) -> Update:

@@ -74,7 +74,7 @@ class Message:
         )
         numbers = torch.from_numpy(np.array(of_host, np.float32))
         parts = [
-            measures.flatten(),
+            measures if measures.ndim == 1 else measures.flatten(),
             numbers.to(measures.device, non_blocking=True),
             *contents.times,
             *contents.changes,

@@ -143,8 +143,8 @@ class Updater:
         if name not in self._measurings:
             first = self._measurings[names[0]]
             self._measurings[name] = Measuring(first.function, of_a_loop=first.of_a_loop)
-        trained = list[nn.Parameter]()
-        fixed = list[nn.Parameter]()
+        trained: list[nn.Parameter] = []  # `list[...]()` takes ten times as long
+        fixed: list[nn.Parameter] = []
         for each, optimizer in state.optimizers.items():
             (trained if each in names else fixed).extend(
                 parameter for parameter in optim.parameters_of(optimizer) if parameter.requires_grad
@@ -294,15 +294,15 @@ class Attempt:
         self._votes = votes
         self._trained = trained
         self._forward = ExitStack()  # what a forward pass runs in
-        self._sums_of_passes = list[Tensor]()
-        self._kept = list[Kept]()
+        self._sums_of_passes: list[Tensor] = []
+        self._kept: list[Kept] = []
         # of a step in which ranks compare micro-batches: the own one, and that of another rank
         self._own: Pass | None = None
         self._other: Pass | None = None
         self._is_again = is_again
         self.has_compared = False  # whether ranks have computed the same in this update
         # gradients of each term of the loss, if several
-        self._of_terms = dict[int, dict[nn.Parameter, Tensor]]()
+        self._of_terms: dict[int, dict[nn.Parameter, Tensor]] = {}
         self._held_fixed = trained.fixed
         for parameter in self._held_fixed:
             parameter.requires_grad_(False)

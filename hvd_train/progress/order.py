@@ -5,9 +5,11 @@ The order of an epoch is a permutation that is computed index by index, in const
 data set.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -160,12 +162,17 @@ class Pieces:
     length: int
     join: bool
 
-    def __len__(self) -> int:
+    @cached_property
+    def count(self) -> int:
+        """The number of pieces."""
         joined = self.join and len(self.span) > 1
         return math.ceil((len(self.span) - joined) / self.length)
 
+    def __len__(self) -> int:
+        return self.count
+
     def __getitem__(self, number: int) -> range:
-        stop = len(self.span) if number == len(self) - 1 else (number + 1) * self.length
+        stop = len(self.span) if number == self.count - 1 else (number + 1) * self.length
         return self.span[number * self.length : stop]
 
     @property
@@ -295,9 +302,8 @@ def assignments(
         spans = [piece[n] for piece, own in zip(pieces, mine, strict=True) for n in own]
         positions = [np.arange(span.start, span.stop, dtype=np.int64) for span in spans]
         samples = order.at(np.concatenate([_NONE, *positions]))
-        of_micro_batches = iter(
-            np.split(samples, np.cumsum([*map(len, positions)], dtype=np.int64))
-        )
+        ends = itertools.accumulate(map(len, spans), initial=0)
+        of_micro_batches = (samples[start:stop] for start, stop in itertools.pairwise(ends))
         of_positions = iter(positions if order.repeats else [None] * len(positions))
         for number, piece, own in zip(numbers, pieces, mine, strict=True):
             if owned is not None and owned(number, len(piece)) is not own:

@@ -370,8 +370,8 @@ def numbers_of(measures: Measures, fields: Sequence[Field], dtype: torch.dtype) 
     """Return the sums of the measures in `fields`, without gradients, [sum of
     `Field.size`] of `dtype`.
     """
-    numbers = list[Tensor]()
-    totals = list[Tensor]()
+    numbers: list[Tensor] = []
+    totals: list[Tensor] = []
     for place in fields:
         measure = measures[place.name]
         if isinstance(measure, Each):
@@ -417,8 +417,8 @@ def totals_of(fields: Sequence[Field], numbers: Sequence[float], count: int) -> 
     """Return the totals of summed numbers of `count` samples, which begin with
     the numbers of these means.
     """
-    sums = dict[str, float]()
-    divisors = dict[str, float]()
+    sums: dict[str, float] = {}
+    divisors: dict[str, float] = {}
     at = 0
     for place in fields:
         by_count = place.kind == "count"
