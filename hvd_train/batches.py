@@ -126,6 +126,8 @@ class Batches:
             samples.stop,
             partial(self._owned, progress.step) if self._shares.follow_speed else None,
         )
+        if not self._recheck_steps:
+            return work
         return self._rechecked(work, order, layout, samples, progress.step)
 
     def _rechecked(
@@ -141,8 +143,8 @@ class Batches:
 
     def _compares_in(self, step: int) -> bool:
         """Return whether ranks compute micro-batches of one another again in this step."""
-        every = self._recheck_steps
-        return every > 0 and (step % every == 0 or step - self._steps_before in _FIRST_COMPARED)
+        is_due = step % self._recheck_steps == 0
+        return is_due or step - self._steps_before in _FIRST_COMPARED
 
     def _of_next_rank(self, order: Order, pieces: Pieces) -> MicroBatch | None:
         """Return the first micro-batch of the next rank that has one, if it is another rank."""

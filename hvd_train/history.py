@@ -56,15 +56,11 @@ class History:
         # what the ranks have decided with the last update, until the next point
         self._agreed: Any = None
         self._count = 0  # collectives of this program since the last point
+        self.label = self.at.label(0)  # of the next collective
         # where a newcomer or a resumed job begins, until its program is there
         self._begins_at: Place | None = None
         # the place of the state that this rank has got, until its program is there
         self._received_at: Label | None = None
-
-    @property
-    def label(self) -> Label:
-        """The label of the next collective."""
-        return self.at.label(self._count)
 
     @property
     def state_at(self) -> Label:
@@ -137,6 +133,7 @@ class History:
         """Continue after a point, also if this program does not come to it itself."""
         self.at = place
         self._count = 0
+        self.label = place.label(0)
 
     # Collectives
 
@@ -177,6 +174,7 @@ class History:
         """Return the recorded result of a collective, and go on to the next one."""
         result = self.results[self.label]
         self._count += 1
+        self.label = self.at.label(self._count)
         return result
 
     # States of other ranks

@@ -170,7 +170,7 @@ class TrainState:
     @property
     def has_scheduler(self) -> bool:
         """Whether a scheduler of torch drives an optimizer: it notes the first learning rate."""
-        return any("initial_lr" in group for _, _, group in self._groups())
+        return any("initial_lr" in group for group in self._groups())
 
     @property
     def result(self) -> nn.Module:
@@ -263,7 +263,7 @@ class TrainState:
         if any(own.values()):
             settings = [
                 {**at_point, **{key: now[key] for key in own.get(id(group), ())}}
-                for at_point, now, (_, _, group) in zip(
+                for at_point, now, group in zip(
                     self.point.settings, self.settings(), self._groups(), strict=False
                 )
             ]
@@ -300,17 +300,18 @@ class TrainState:
         may change, in plain types.
         """
         settings = []
-        for name, optimizer, group in self._groups():
-            of_group = {key: group[key] for key in optimizer.defaults if key in group}
-            for key in not_constant(of_group):
-                plain = to_plain(group[key], f"{name}[{key!r}]")
-                of_group[key] = copy.deepcopy(plain)
-            settings.append(of_group)
+        for name, optimizer in self.optimizers.items():
+            for number, group in enumerate(optimizer.param_groups):
+                of_group = {key: group[key] for key in optimizer.defaults if key in group}
+                for key in not_constant(of_group):
+                    of_user = f"{_of_user(name)}.param_groups[{number}][{key!r}]"
+                    of_group[key] = copy.deepcopy(to_plain(group[key], of_user))
+                settings.append(of_group)
         return settings
 
     def set_settings(self, settings: Sequence[Mapping[str, Any]]) -> None:
         """Give the parameter groups what `settings` returned."""
-        for (_, _, group), values in zip(self._groups(), settings, strict=False):
+        for group, values in zip(self._groups(), settings, strict=False):
             _set(group, from_plain(copy.deepcopy(values)))
 
     def set_trained(self, point: Point) -> None:
@@ -333,11 +334,10 @@ class TrainState:
             for parameter in optim.parameters_of(optimizer)
         ]
 
-    def _groups(self) -> Iterator[tuple[str, Optimizer, dict[str, Any]]]:
-        """Yield each parameter group with its name for the user and its optimizer."""
-        for name, optimizer in self.optimizers.items():
-            for number, group in enumerate(optimizer.param_groups):
-                yield f"{_of_user(name)}.param_groups[{number}]", optimizer, group
+    def _groups(self) -> Iterator[dict[str, Any]]:
+        """Yield the parameter groups of all optimizers."""
+        for optimizer in self.optimizers.values():
+            yield from optimizer.param_groups
 
     @property
     def _device(self) -> torch.device:

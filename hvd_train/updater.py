@@ -80,6 +80,7 @@ class Updater:
         self.split = split or Split()
         self.mark = self.split.mark
         self.pace = Pace(world.place.size if world.place.size > 1 else 0)
+        self.casts = arithmetic(config, device) != "fp32"
         self.autocast = autocast(config, device)
         self.rounding = recheck.rounding(arithmetic(config, device))
         is_exact = config.precision.is_exact
@@ -327,7 +328,8 @@ class Attempt:
         again = (turn,) if turn else ()
         step = self._state.progress.step
         seed(updater.device, order.key(updater.seed, MICRO_BATCH, step, micro.number, *again))
-        self._forward.enter_context(updater.autocast)
+        if updater.casts:
+            self._forward.enter_context(updater.autocast)
         if updater.is_watched:
             self._forward.enter_context(updater.watched(self._state.model, attributes.IN_PASSES))
 

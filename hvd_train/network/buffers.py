@@ -107,6 +107,8 @@ class Writes:
         return len(now) != len(self._before) or not same
 
     def _versions(self) -> list[tuple[Tensor, int]]:
+        if not self._parameters:  # of a loop that writes to no model
+            return []
         in_tables = [
             tensor for table in self._tables for tensor in table.values() if tensor is not None
         ]

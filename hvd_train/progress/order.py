@@ -48,7 +48,7 @@ def key(*numbers: int) -> int:
     # SplitMix64 in Python integers, which are faster than numpy for a single number
     state = _GOLDEN
     for number in numbers:
-        state = (state ^ (number & _WORD)) & _WORD
+        state ^= number & _WORD
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _WORD
         state = ((state ^ (state >> 31)) + _GOLDEN) & _WORD

@@ -69,6 +69,11 @@ class Total:
 
     values: Tensor
 
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the values."""
+        return self.values.shape
+
 
 @dataclass(slots=True)
 class Each:
@@ -80,6 +85,11 @@ class Each:
     """
 
     values: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the values."""
+        return self.values.shape
 
 
 Measure = Tensor | Mean | SumOfMeans | Total | Each
@@ -270,10 +280,10 @@ class Measuring:
                 **{_name_of_term(number): term for number, term in enumerate(loss.terms)},
             }
         items = measures.items() if isinstance(measures, Mapping) else ()
-        form = [
-            num_samples,
-            *((name, type(measure), _shape_of(measure)) for name, measure in items),
+        form: list[object] = [
+            (name, type(measure), getattr(measure, "shape", None)) for name, measure in items
         ]
+        form.append(num_samples)
         if form != self._checked:  # a full check takes as long as a small layer
             found = fields_of(measures, num_samples, trains=self._trains)
             if not self.fields:
@@ -351,11 +361,6 @@ def _field(name: str, measure: Measure, num_samples: int) -> Field:
     )
 
 
-def _shape_of(measure: Measure) -> object:
-    values = measure.values if isinstance(measure, (Total, Each)) else measure
-    return getattr(values, "shape", None)
-
-
 def sum_of(measure: Measure) -> Tensor:
     """Return the sum of a measure over its samples, with its gradient: [] for a loss."""
     if isinstance(measure, SumOfMeans):  # as a task returns it
@@ -374,11 +379,7 @@ def numbers_of(measures: Measures, fields: Sequence[Field], dtype: torch.dtype) 
     totals: list[Tensor] = []
     for place in fields:
         measure = measures[place.name]
-        if isinstance(measure, Each):
-            continue
-        if isinstance(measure, Total):
-            totals.append(measure.values.detach().to(dtype).flatten())
-        elif isinstance(measure, Mean):
+        if isinstance(measure, Mean):
             total = measure.total.detach()
             numbers.append(total)
             if measure.count is not None:
@@ -386,6 +387,8 @@ def numbers_of(measures: Measures, fields: Sequence[Field], dtype: torch.dtype) 
                 numbers.append(count.detach())
         elif isinstance(measure, Tensor):
             numbers.append(measure.detach().sum(dtype=dtype))
+        elif isinstance(measure, Total):
+            totals.append(measure.values.detach().to(dtype).flatten())
     scalars = [number if number.dim() == 0 else number.view(()) for number in numbers]
     if not scalars:
         return torch.cat(totals) if totals else torch.zeros(0, dtype=dtype)
