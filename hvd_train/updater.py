@@ -238,9 +238,7 @@ class Updater:
         """Whether this is one of the first updates, which look for what other code changes."""
         return self._watched_updates > 0
 
-    def watched(
-        self, thing: nn.Module | Optimizer, what: str
-    ) -> AbstractContextManager[None]:
+    def watched(self, thing: nn.Module | Optimizer, what: str) -> AbstractContextManager[None]:
         """Note which plain attributes of a model or an optimizer `what` changes in this
         block, if the update is watched.
         """
