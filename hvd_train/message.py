@@ -72,22 +72,25 @@ class Message:
             *contents.trained,
             *contents.samples,
         )
-        numbers = torch.from_numpy(np.array(of_host, np.float32))
-        parts = [
-            measures if measures.ndim == 1 else measures.flatten(),
-            numbers.to(measures.device, non_blocking=True),
-            *contents.times,
-            *contents.changes,
-        ]
+        parts = [measures if measures.ndim == 1 else measures.flatten()]
+        is_sent = world.place.size > 1
+        if is_sent:
+            numbers = torch.from_numpy(np.array(of_host, np.float32))
+            parts += [numbers.to(measures.device, non_blocking=True), *contents.times]
+        parts += contents.changes
         # a message of another length needs another name: ranks negotiate each once
         name = "step with times" if contents.times else "step"
         self._rows = None if measures.ndim == 1 else measures.shape
         if self._rows is not None:
             name = f"{name}, {len(measures)} micro-batches"
         self.at = fields(measures.shape[-1], len(contents.samples), sum(map(len, contents.times)))
-        """The fields of the sum."""
+        """The fields of the sum and `of_host`."""
+        self.of_host = () if is_sent else of_host
+        """What a rank alone leaves in host memory, behind the numbers before `changes`."""
+        self.changes = self.at.changes.start - len(self.of_host)
+        """Where the changes of buffers begin in the sum."""
         # A tensor of its own: the sum over the ranks is written into it.
-        self._pending = world.start_sum(torch.cat(parts), name)
+        self._pending = world.start_sum(torch.cat(parts) if len(parts) > 1 else parts[0], name)
         self._sum: Tensor | None = None  # once it has arrived
 
     def sum(self) -> Tensor:

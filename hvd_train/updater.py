@@ -613,7 +613,8 @@ class Attempt:
         gradients = (updater.sums or updater.world).reduce()
         if self.batch.is_rechecked:
             self._compare_passes()
-        if buffers.others and message[self._message.at.other_buffers] > 0:
+        is_alone = updater.world.place.size == 1
+        if buffers.others and not is_alone and message[self._message.at.other_buffers] > 0:
             buffers.broadcast_others(updater.world)
         kept: OfSamples = ({}, {})
         if self.measuring.keeps:
@@ -639,7 +640,7 @@ class Attempt:
         measuring = self.measuring
         scaler = state.scaler
         optimizers = self._trained.optimizers
-        at = self._message.at
+        sent = self._message
         # A GPU decides itself whether to skip, so it has work while the host waits for the numbers.
         ahead = (
             updater.device.type == "cuda"
@@ -668,8 +669,8 @@ class Attempt:
             multiply(gradients, factor)
         elif factor is not None or scaler.is_enabled():
             divisor = scale if factor is None else scale / factor
-        numbers = _begin_to_read(norm, scale, message[: at.changes.start])
-        changes = message[at.changes]
+        numbers = _begin_to_read(norm, scale, message[: sent.changes], sent.of_host)
+        changes = message[sent.changes :]
         found_inf = None
         if ahead:
             total = message[: measuring.num_of_loss].sum() + norm
@@ -856,13 +857,15 @@ Numbers = Callable[[], tuple[float, float, list[float]]]
 """Returns the norm of the gradient, the loss scale and the summed message."""
 
 
-def _begin_to_read(norm: Tensor, scale: Tensor, message: Tensor) -> Numbers:
-    """Begin to copy these numbers to the host.
+def _begin_to_read(
+    norm: Tensor, scale: Tensor, message: Tensor, of_host: Sequence[float]
+) -> Numbers:
+    """Begin to copy these numbers to the host, which has the rest of the message already.
 
     The returned function waits for them, not for work that is queued later.
     """
     if message.device.type != "cuda":
-        read = norm.item(), scale.item(), message.tolist()
+        read = norm.item(), scale.item(), [*message.tolist(), *of_host]
         return lambda: read
     arriving = torch.cat((norm[None], scale[None], message)).to("cpu", non_blocking=True)
     copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -871,6 +874,6 @@ def _begin_to_read(norm: Tensor, scale: Tensor, message: Tensor) -> Numbers:
     def wait() -> tuple[float, float, list[float]]:
         copied.synchronize()
         norm, scale, *message = arriving.tolist()
-        return norm, scale, message
+        return norm, scale, [*message, *of_host]
 
     return wait
