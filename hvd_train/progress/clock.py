@@ -14,7 +14,7 @@ Marks = list[tuple[str, Any, Any]]
 PHASES = ("data", "forward", "backward", "reduction", "optimizer", "other")
 """The phases of a step; "data" is the wait for samples, "reduction" the wait for other
 ranks."""
-_MOST_UPDATES = 100  # that are not added up yet
+_MOST_UPDATES = 100  # of a GPU that are not added up yet
 
 
 class Split:
@@ -33,6 +33,8 @@ class Split:
         """
         self._stamp = stamp
         self._seconds = seconds
+        # what lives for several steps makes Python look for garbage more often
+        self._most_updates = 0 if stamp is time.perf_counter else _MOST_UPDATES
         self._last = stamp()
         self.forget()
 
@@ -57,8 +59,8 @@ class Split:
         self.mark("optimizer")
         self._ended.append((self._marks, micro_batches))
         self._marks = []
-        if len(self._ended) > _MOST_UPDATES:
-            self._add_up(_MOST_UPDATES)
+        if len(self._ended) > self._most_updates:
+            self._add_up(len(self._ended))
 
     def restart(self) -> None:
         """Leave out the time since the last mark."""
