@@ -74,7 +74,7 @@ class Updater:
         """`measuring` is what the updates of each optimizer measure; `split` measures the time."""
         self.world = world
         self.device = device
-        self.seed = config.seed
+        self.keys = {kind: order.key(config.seed, kind) for kind in (MICRO_BATCH, UPDATE)}
         self.ledger = config.run.ledger
         self.clip_norm = config.optimizer.clip_norm
         self.split = split or Split()
@@ -292,7 +292,7 @@ class Attempt:
         self._state = state
         self._votes = votes
         self._trained = trained
-        self._forward = ExitStack()  # what a forward pass runs in
+        self._forward: ExitStack | None = None  # what a forward pass runs in, if anything
         self._sums_of_passes: list[Tensor] = []
         self._kept: list[Kept] = []
         # of a step in which ranks compare micro-batches: the own one, and that of another rank
@@ -325,11 +325,17 @@ class Attempt:
         turn = self._trained.turn
         again = (turn,) if turn else ()
         step = self._state.progress.step
-        seed(updater.device, order.key(updater.seed, MICRO_BATCH, step, micro.number, *again))
-        if updater.casts:
+        start = updater.keys[MICRO_BATCH]
+        seed(updater.device, order.key(step, micro.number, *again, after=start))
+        if updater.casts or updater.is_watched:
+            self._forward = ExitStack()
             self._forward.enter_context(updater.autocast)
-        if updater.is_watched:
             self._forward.enter_context(updater.watched(self._state.model, attributes.IN_PASSES))
+
+    def _end_forward(self) -> None:
+        if self._forward is not None:
+            self._forward.close()
+            self._forward = None
 
     def backward(self, measures: Measures) -> None:
         """End the forward pass, which gave these measures, and run the backward pass.
@@ -339,7 +345,7 @@ class Attempt:
         """
         updater = self._updater
         measuring = self.measuring
-        self._forward.close()
+        self._end_forward()
         self._check_gradients()
         measures = measuring.checked(measures, len(self._micro.samples))
         self._sums_of_passes.append(numbers_of(measures, measuring.means, measuring.dtype))
@@ -387,7 +393,7 @@ class Attempt:
         the gradients, which count for that rank.
         """
         updater = self._updater
-        self._forward.close()
+        self._end_forward()
         measures = self.measuring.checked(measures, len(self._micro.samples))
         if len(self.measuring.terms) == 1:
             self._backward_of_loss(measures)
@@ -533,7 +539,7 @@ class Attempt:
 
     def undo(self) -> None:
         """Undo what the passes have changed, unless the update has ended."""
-        self._forward.close()
+        self._end_forward()
         self._updater.buffers.put_back()
         self._release()
 
@@ -678,7 +684,8 @@ class Attempt:
             changes = changes.masked_fill(broken, 0)
             found_inf = broken.float()
         turn = self._trained.turn
-        seed(updater.device, order.key(updater.seed, UPDATE, state.progress.step, turn))
+        start = updater.keys[UPDATE]
+        seed(updater.device, order.key(state.progress.step, turn, after=start))
         if ahead or self._is_finite(*numbers()):
             self.has_changed_state = True
             updater.buffers.finish(changes, batch.num_micro_batches)

@@ -43,10 +43,13 @@ def scramble(words: Words) -> Words:
         return mixed
 
 
-def key(*numbers: int) -> int:
-    """Return a 64-bit key for a tuple of integers, such as (seed, epoch)."""
+def key(*numbers: int, after: int = _GOLDEN) -> int:
+    """Return a 64-bit key for a tuple of integers, such as (seed, epoch).
+
+    `after` is the key of the numbers before them, if any.
+    """
     # SplitMix64 in Python integers, which are faster than numpy for a single number
-    state = _GOLDEN
+    state = after
     for number in numbers:
         state ^= number & _WORD
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
