@@ -45,45 +45,44 @@ def fields(measures: int, samples: int, times: int) -> Fields:
     return Fields(*map(slice, [0, *ends], [*ends, None]))
 
 
-@dataclass(frozen=True)
-class Contents:
-    """The part of one rank in a message, as `Fields` explains it."""
-
-    measures: Tensor  # [num_measures] or, for exact sums, [micro-batches, num_measures]
-    votes: Votes
-    has_changed_other_buffers: bool
-    trained: Sequence[float]
-    samples: Sequence[float]
-    times: Sequence[Tensor]  # one, or none
-    changes: Sequence[Tensor]
-
-
 class Message:
     """The message of an update, which is summed over all ranks while gradients are."""
 
-    def __init__(self, world: World, contents: Contents) -> None:
-        """Start the sum. Raises RankLost."""
-        measures = contents.measures
-        votes = contents.votes
+    def __init__(
+        self,
+        world: World,
+        measures: Tensor,
+        votes: Votes,
+        has_changed_other_buffers: bool,
+        trained: Sequence[float],
+        samples: Sequence[float],
+        times: Sequence[Tensor],
+        changes: Sequence[Tensor],
+    ) -> None:
+        """Start the sum of what `Fields` explains. Raises RankLost.
+
+        `measures` are [num_measures] or, for exact sums, [micro-batches, num_measures]; `times`
+        are one, or none.
+        """
         of_host = (
             *(votes.stop, votes.commit, votes.change),
-            contents.has_changed_other_buffers,
+            has_changed_other_buffers,
             votes.seconds,
-            *contents.trained,
-            *contents.samples,
+            *trained,
+            *samples,
         )
         parts = [measures if measures.ndim == 1 else measures.flatten()]
         is_sent = world.place.size > 1
         if is_sent:
             numbers = torch.from_numpy(np.array(of_host, np.float32))
-            parts += [numbers.to(measures.device, non_blocking=True), *contents.times]
-        parts += contents.changes
+            parts += [numbers.to(measures.device, non_blocking=True), *times]
+        parts += changes
         # a message of another length needs another name: ranks negotiate each once
-        name = "step with times" if contents.times else "step"
+        name = "step with times" if times else "step"
         self._rows = None if measures.ndim == 1 else measures.shape
         if self._rows is not None:
             name = f"{name}, {len(measures)} micro-batches"
-        self.at = fields(measures.shape[-1], len(contents.samples), sum(map(len, contents.times)))
+        self.at = fields(measures.shape[-1], len(samples), sum(map(len, times)))
         """The fields of the sum and `of_host`."""
         self.of_host = () if is_sent else of_host
         """What a rank alone leaves in host memory, behind the numbers before `changes`."""

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from hvd_train import recheck
 from hvd_train.config import Config
 from hvd_train.errors import PassesDiffer, RankLost, SumsOverflow, UsageError
-from hvd_train.message import Contents, Message, Votes
+from hvd_train.message import Message, Votes
 from hvd_train.network import attributes, optim
 from hvd_train.network.buffers import StepBuffers
 from hvd_train.network.device import arithmetic, autocast, seed
@@ -80,7 +80,6 @@ class Updater:
         self.split = split or Split()
         self.mark = self.split.mark
         self.pace = Pace(world.place.size if world.place.size > 1 else 0)
-        self.casts = arithmetic(config, device) != "fp32"
         self.autocast = autocast(config, device)
         self.rounding = recheck.rounding(arithmetic(config, device))
         is_exact = config.precision.is_exact
@@ -94,6 +93,8 @@ class Updater:
         # by update: ids, the parameters by name, and a digest
         self._trained: dict[str, tuple[list[int], Named, tuple[float, ...]]] = {}
         self._watched_updates = _WATCHED_UPDATES + 1
+        # whether this is one of the first updates, which look for what other code changes
+        self.is_watched = True
         # notes for the user, each with the names in it, such as the attributes that passes change
         self.changed = dict[str, dict[str, None]]()
         # of the last update, if it was watched, with their versions
@@ -163,6 +164,7 @@ class Updater:
         self.sums_of_layers.begin_step(len(batch.micro_batches), batch.num_micro_batches)
         self.buffers.begin(batch.num_micro_batches)
         self._watched_updates = max(0, self._watched_updates - 1)
+        self.is_watched = self._watched_updates > 0
         optimizers = [state.optimizers[each] for each in names]
         of = Trained(
             name,
@@ -233,11 +235,6 @@ class Updater:
             )
         self._last_gradients = []
 
-    @property
-    def is_watched(self) -> bool:
-        """Whether this is one of the first updates, which look for what other code changes."""
-        return self._watched_updates > 0
-
     def watched(self, thing: nn.Module | Optimizer, what: str) -> AbstractContextManager[None]:
         """Note which plain attributes of a model or an optimizer `what` changes in this
         block, if the update is watched.
@@ -292,7 +289,7 @@ class Attempt:
         self._state = state
         self._votes = votes
         self._trained = trained
-        self._forward: ExitStack | None = None  # what a forward pass runs in, if anything
+        self._forward = ExitStack()  # what a forward pass runs in
         self._sums_of_passes: list[Tensor] = []
         self._kept: list[Kept] = []
         # of a step in which ranks compare micro-batches: the own one, and that of another rank
@@ -327,15 +324,9 @@ class Attempt:
         step = self._state.progress.step
         start = updater.keys[MICRO_BATCH]
         seed(updater.device, order.key(step, micro.number, *again, after=start))
-        if updater.casts or updater.is_watched:
-            self._forward = ExitStack()
-            self._forward.enter_context(updater.autocast)
+        self._forward.enter_context(updater.autocast)
+        if updater.is_watched:
             self._forward.enter_context(updater.watched(self._state.model, attributes.IN_PASSES))
-
-    def _end_forward(self) -> None:
-        if self._forward is not None:
-            self._forward.close()
-            self._forward = None
 
     def backward(self, measures: Measures) -> None:
         """End the forward pass, which gave these measures, and run the backward pass.
@@ -345,7 +336,7 @@ class Attempt:
         """
         updater = self._updater
         measuring = self.measuring
-        self._end_forward()
+        self._forward.close()
         self._check_gradients()
         measures = measuring.checked(measures, len(self._micro.samples))
         self._sums_of_passes.append(numbers_of(measures, measuring.means, measuring.dtype))
@@ -393,7 +384,7 @@ class Attempt:
         the gradients, which count for that rank.
         """
         updater = self._updater
-        self._end_forward()
+        self._forward.close()
         measures = self.measuring.checked(measures, len(self._micro.samples))
         if len(self.measuring.terms) == 1:
             self._backward_of_loss(measures)
@@ -539,7 +530,7 @@ class Attempt:
 
     def undo(self) -> None:
         """Undo what the passes have changed, unless the update has ended."""
-        self._end_forward()
+        self._forward.close()
         self._updater.buffers.put_back()
         self._release()
 
@@ -557,7 +548,8 @@ class Attempt:
                 [np.zeros(0, np.int64), *[micro.samples for micro in self.batch.micro_batches]]
             )
             samples = in_bytes(fingerprint(mine))
-        contents = Contents(
+        self._message = Message(
+            updater.world,
             self._measured(),
             self._votes,
             updater.buffers.others_changed,
@@ -566,7 +558,6 @@ class Attempt:
             [updater.times_of_ranks()] if updater.pace.is_due else [],
             updater.buffers.changes,
         )
-        self._message = Message(updater.world, contents)
 
     def _measured(self) -> Tensor:
         """Return the sums of the measures on this rank or, for exact sums, a row for each

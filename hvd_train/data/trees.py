@@ -17,16 +17,14 @@ def map_tensors(tree: Any, function: Callable[[Any], Any]) -> Any:
     """
     if isinstance(tree, Tensor) or hasattr(tree, "to"):
         return function(tree)
-    if type(tree) in (list, tuple):  # first, since to recognise a Mapping takes long
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):  # a NamedTuple
+        return type(tree)(*(map_tensors(value, function) for value in tree))
+    if isinstance(tree, (list, tuple)):
         return type(tree)([map_tensors(value, function) for value in tree])
     if isinstance(tree, dict):
         return like(tree, {name: map_tensors(value, function) for name, value in tree.items()})
     if isinstance(tree, Mapping):
         return {name: map_tensors(value, function) for name, value in tree.items()}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):  # a NamedTuple
-        return type(tree)(*(map_tensors(value, function) for value in tree))
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(map_tensors(value, function) for value in tree)
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         values = {field.name: getattr(tree, field.name) for field in dataclasses.fields(tree)}
         return dataclasses.replace(

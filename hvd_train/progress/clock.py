@@ -60,7 +60,7 @@ class Split:
         self._ended.append((self._marks, micro_batches))
         self._marks = []
         if len(self._ended) > self._most_updates:
-            self._add_up(len(self._ended))
+            self._add_up(max(1, self._most_updates))
 
     def restart(self) -> None:
         """Leave out the time since the last mark."""
