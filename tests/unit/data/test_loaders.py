@@ -26,12 +26,14 @@ from tests.support.runs import CPU, PLAIN, PLAIN_DATA, RandomItems, flat
 LAYOUT = BatchLayout(8, 3)
 
 
-def test_images_are_scaled_resized_normalised_and_coloured_in_this_order() -> None:
+@pytest.mark.parametrize("colour", [False, True])
+def test_images_are_scaled_resized_normalised_and_coloured_in_this_order(colour: bool) -> None:
+    """A loader gives what this makes of the images of a micro-batch, to the bit."""
     data = DataSet((), None, ("a",), channels=1, mean=(0.5,), std=(0.25,))
-    prepare = Prepare(data, CPU, image_size=4, augment=None, colour=True, channels_last=True)
+    prepare = Prepare(data, CPU, image_size=4, augment=None, colour=colour, channels_last=colour)
     assert torch.equal(
         prepare(torch.full((2, 1, 8, 8), 255, dtype=torch.uint8), None),
-        torch.full((2, 3, 4, 4), 2.0),
+        torch.full((2, 3 if colour else 1, 4, 4), 2.0),
     )
     stored = torch.randint(
         0, 256, (20, 1, 6, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
@@ -42,7 +44,7 @@ def test_images_are_scaled_resized_normalised_and_coloured_in_this_order() -> No
             assert torch.equal(
                 micro.batch[0], prepare(stored[torch.from_numpy(micro.samples)], None)
             )
-            assert micro.batch[0].is_contiguous(memory_format=torch.channels_last)
+            assert not colour or micro.batch[0].is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
