@@ -3,6 +3,7 @@
 Time limits: pyproject.
 """
 
+import gc
 import os
 import re
 import signal
@@ -60,6 +61,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return OneAtATime(config, log)
 
 
+def pytest_collection_finish() -> None:
+    """Let the collector of garbage skip what lives as long as the tests: modules and tests."""
+    gc.freeze()
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.skipped and isinstance(report.longrepr, tuple):
         _skipped.append(report.nodeid)
@@ -74,6 +80,7 @@ def pytest_testnodedown(node: Any, error: object | None) -> None:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Fail if a process of pytest crashed, or if a test was skipped and none may be."""
+    gc.unfreeze()
     if _crashed:
         session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
     elif exitstatus == pytest.ExitCode.OK and _skipped and os.environ.get(NO_SKIPS) == "1":

@@ -135,7 +135,7 @@ def wait_for(what: str, condition: Callable[[], object], limit_s: float = 150) -
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline, f"waited {limit_s:.0f} s for {what}"
-        time.sleep(0.05)
+        time.sleep(0.01)
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:

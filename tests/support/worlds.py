@@ -4,6 +4,7 @@ All threads share torch's default generator, so numbers from it (dropout, initia
 from run to run. Models for `ThreadWorld` use their own generator.
 """
 
+import copy
 import threading
 import time
 from collections import Counter
@@ -177,7 +178,8 @@ class ThreadWorld(World):
 
     def _exchange(self, name: str, value: Any) -> list[Any]:
         # Copy, as between processes: no rank can change another rank's value.
-        return [unpacked(data) for data in self._meeting.take(self._give(name, packed(value)))]
+        sent = unpacked(packed(value))
+        return [copy.deepcopy(each) for each in self._meeting.take(self._give(name, sent))]
 
 
 def run_ranks(

@@ -215,10 +215,8 @@ def test_an_error_in_an_item_names_it_and_its_place(num_workers: int) -> None:
             raise KeyError("label")
 
     loader = MapLoader(Broken(), None, CPU, seed=0, num_workers=num_workers)
-    with pytest.raises(
-        UsageError,
-        match=r"item 0 of the data raised KeyError: 'label' \(.*, line \d+, in __getitem__",
-    ):
+    says = r"item 0 of the data raised KeyError: 'label' \(.*, line \d+, in __getitem__"
+    with closing(loader), pytest.raises(UsageError, match=says):
         next(loader.load(0, assignments(Order(6), 0, BatchLayout(1, 1), 0, 1)))
 
 

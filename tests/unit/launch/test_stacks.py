@@ -100,7 +100,7 @@ def test_a_process_outlives_the_signal_while_its_threads_run() -> None:
     with waiting(REGISTER + RUN_THREADS) as process:
         folder = Path(f"/proc/{process.pid}/fd")
         file = next(entry for entry in folder.iterdir() if "memfd" in os.readlink(entry))
-        for _ in range(300):
+        for _ in range(150):
             size = file.stat().st_size
             process.send_signal(signal.SIGUSR2)
             wait_for("stacks", lambda size=size: file.stat().st_size > size)
