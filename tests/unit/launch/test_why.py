@@ -7,7 +7,6 @@ import pytest
 
 import hvd_train
 from hvd_train import cli
-from hvd_train.launch import stacks
 from hvd_train.launch.why import explain, explain_start
 from tests.support.launching import write_program
 
@@ -196,11 +195,6 @@ def test_a_job_that_goes_on_is_said_to_train() -> None:
     earlier = [[{**own, "before": 790}] for own in (process(REDUCES), process(COMPUTES))]
     assert answer(*earlier) == ["the job trains: step 790 -> 812"]
     assert "no rank waits for another" in answer([process(COMPUTES)])[0]
-
-
-@pytest.fixture(autouse=True)
-def _no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "_BETWEEN_S", 0.0)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from hvd_train.membership import Member, RankReport, decide
 EPOCHS = 2
 STEPS_OF_EPOCH = 3
 START = Place()
-PLAYS = 2000
+PLAYS = 1000
 Doing = Generator[tuple[str, Any], Any, Any]
 """What a rank does: ("all", a value) gets the values of all ranks, and ("meet", a
 report) those of a new world."""

@@ -160,7 +160,6 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=0.01),
     "Adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.01),
     "Adagrad": lambda model: torch.optim.Adagrad(model.parameters(), lr=0.01),
-    "ASGD": lambda model: torch.optim.ASGD(model.parameters(), lr=0.01),
     "Rprop": lambda model: torch.optim.Rprop(model.parameters(), lr=0.01),
     "Adafactor": lambda model: torch.optim.Adafactor(model.parameters(), lr=0.01),
     "Muon": lambda model: torch.optim.Muon([model.weight], lr=0.01),  # it takes matrices only
