@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
@@ -131,17 +130,6 @@ class Keeps(Base):
         return values
 
 
-class Tied(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Linear(64, 24, bias=False)
-        self.back = nn.Linear(64, 24, bias=False)
-        self.back.weight = self.body.weight
-
-    def features(self, values: Tensor) -> Tensor:
-        return values + F.linear(values @ self.back.weight, self.body.weight)
-
-
 def pruned() -> nn.Module:
     model = own_generator(Base())  # the weights decide what is pruned
     prune.l1_unstructured(model.body, "weight", amount=0.5)
@@ -164,7 +152,6 @@ MODELS: dict[str, Callable[[], Any]] = {
     "a sparse buffer that is not saved": lambda: Sparse(Tensor.to_sparse_csr, persistent=False),
     "extra state in a file": lambda: Extra(io.BytesIO(b"abc")),
     "an output that it keeps": Keeps,
-    "tied weights": Tied,
     "pruned weights": pruned,
     "compiled": lambda: torch.compile(Base(), backend="eager"),
     "a compiled layer": compiled_inside,

@@ -260,7 +260,7 @@ def test_code_may_change_the_gradients_of_all_ranks() -> None:
     )
 
 
-def test_code_before_steps_may_change_weights() -> None:
+def test_code_before_steps_may_change_weights_and_rates() -> None:
     """A resumed program runs this code again, and then has the weights of its point."""
 
     def program(session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop) -> None:
@@ -270,7 +270,7 @@ def test_code_before_steps_may_change_weights() -> None:
             nn.init.constant_(model.get_parameter("bias"), 0.5)
         for epoch in session.epochs():
             optimizer.state.clear()
-            optimizer.param_groups[0]["lr"] = peak / epoch.number
+            optimizer.param_groups[0]["lr"] *= 0.5
             with torch.no_grad():
                 model.get_parameter("weight").mul_(0.5)
             session.evaluate(DATA, measure, name="head")

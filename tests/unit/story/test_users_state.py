@@ -136,19 +136,6 @@ def test_a_scheduler_that_is_made_after_an_evaluation_survives() -> None:
     check_survives(program)
 
 
-def test_a_rate_that_is_lowered_at_the_head_of_an_epoch_survives() -> None:
-    """The code there runs again when a job resumes within the epoch."""
-
-    def program(session: Session, model: nn.Module, optimizer: Optimizer, stop: Stop) -> None:
-        for epoch in session.epochs():
-            optimizer.param_groups[0]["lr"] *= 0.5
-            for step in epoch:
-                take(step, model)
-                stop(step.number)
-
-    check_survives(program)
-
-
 class Phase(IntEnum):
     FIRST = 1
     SECOND = 2
