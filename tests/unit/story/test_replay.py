@@ -209,7 +209,7 @@ class Wrong(LocalWorld):
         return gradients
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(10))
 def test_the_step_and_the_tensor_in_which_two_runs_part_are_named(seed: int) -> None:
     drawn = random.Random(seed)
     wrong_step = drawn.randint(2, STEPS - 1)
