@@ -9,7 +9,6 @@ import json
 import re
 import tarfile
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from typing_extensions import override
 
 from hvd_train.console import say
 from hvd_train.data.identity import digest_of_bytes
@@ -39,9 +37,11 @@ _SEAL = 16  # bytes at the end of a kept table
 
 Sample = dict[str, Any]
 """The content of each file or column of a sample, in bytes, and its key if it has one."""
+Place = tuple[File, int, int]
+"""A shard, and the first byte of a sample there and the one after its last."""
 
 
-class ShardFiles(ABC):
+class _Shards:
     """Shards and their samples, in stored order."""
 
     def __init__(self, store: Store, files: list[File], firsts: Indices) -> None:
@@ -55,28 +55,12 @@ class ShardFiles(ABC):
     def __len__(self) -> int:
         return int(self.firsts[-1])
 
-    def place(self, index: int) -> tuple[File, int, int]:
-        """Return the shard of a sample, and its first byte and the one after the last."""
-        shard = int(np.searchsorted(self.firsts, index, side="right")) - 1
-        return (self.files[shard], *self._span(shard, index - int(self.firsts[shard])))
-
-    @abstractmethod
-    def identity(self) -> bytes:
-        """Return bytes that change with the content of the shards."""
-
-    @abstractmethod
-    def parse(self, content: bytes) -> Sample:
-        """Return the sample in these bytes. Raises ValueError or tarfile.TarError."""
-
-    @abstractmethod
-    def kinds(self, sample: Sample) -> dict[str, str]:
-        """Return how each part of a sample is encoded."""
-
-    @abstractmethod
-    def _span(self, shard: int, number: int) -> tuple[int, int]: ...
+    def shard_of(self, index: int) -> int:
+        """Return the number of the shard that has a sample."""
+        return int(np.searchsorted(self.firsts, index, side="right")) - 1
 
 
-def open_files(store: Store) -> ShardFiles:
+def open_files(store: Store) -> "ShardFiles":
     """Return the shards of a store, after the table of tar files is made. Raises UsageError."""
     index = _index_of_mds(store)
     return TarFiles(store) if index is None else MdsFiles(store, index)
@@ -100,7 +84,7 @@ def table_to_keep(store: Store) -> tuple[str, bytes, int]:
     return _kept_path(files), content + _seal(store, files, content), int(words[len(files)])
 
 
-class TarFiles(ShardFiles):
+class TarFiles(_Shards):
     """Tar files. Consecutive files whose paths are equal up to the first dot of the name are a
     sample; the rest of the name, in lower case, names the part.
 
@@ -135,20 +119,20 @@ class TarFiles(ShardFiles):
         vars(self).update(state)
         self._map(len(self.files))
 
-    @override
     def identity(self) -> bytes:
+        """Return bytes that change with the content of the shards."""
         names = "\n".join(file.name for file in self.files)
         return names.encode() + self.firsts.tobytes() + self._checks.tobytes()
 
-    @override
-    def _span(self, shard: int, number: int) -> tuple[int, int]:
+    def place(self, index: int) -> Place:
+        """Return the place of a sample."""
+        shard = self.shard_of(index)
         # a shard has one more offset than samples
-        first = int(self.firsts[shard]) + shard + number
-        start, stop = self._offsets[first : first + 2]
-        return int(start), int(stop)
+        start, stop = self._offsets[index + shard : index + shard + 2]
+        return self.files[shard], int(start), int(stop)
 
-    @override
     def parse(self, content: bytes) -> Sample:
+        """Return the sample in these bytes. Raises ValueError or tarfile.TarError."""
         sample: Sample = {}
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
             for member in _members(tar):
@@ -162,8 +146,8 @@ class TarFiles(ShardFiles):
                 sample |= {KEY: key, name: file.read()}
         return sample
 
-    @override
     def kinds(self, sample: Sample) -> dict[str, str]:
+        """Return how each part of a sample is encoded."""
         return {name: name.rpartition(".")[2] for name in sample if name != KEY}
 
 
@@ -332,7 +316,7 @@ def _split(member: tarfile.TarInfo) -> tuple[str, str]:
     return (found[1], found[2].lower()) if found and not is_meta else ("", "")
 
 
-class MdsFiles(ShardFiles):
+class MdsFiles(_Shards):
     """MDS: index.json has the shards, and each shard begins with a table of its samples, so
     nothing needs to be made or kept.
     """
@@ -355,12 +339,14 @@ class MdsFiles(ShardFiles):
             raise UsageError(f"{store.shown}: {INDEX} is damaged ({error!r})") from None
         super().__init__(store, files, np.cumsum([0, *counts]))
 
-    @override
     def identity(self) -> bytes:
+        """Return bytes that change with the content of the shards."""
         return self._index
 
-    @override
-    def _span(self, shard: int, number: int) -> tuple[int, int]:
+    def place(self, index: int) -> Place:
+        """Return the place of a sample, which its shard tells."""
+        shard = self.shard_of(index)
+        number = index - int(self.firsts[shard])
         file = self.files[shard]
         place = 4 * (1 + number)
         table = np.frombuffer(self.store.read(file, place, place + 8), "<u4")
@@ -370,10 +356,10 @@ class MdsFiles(ShardFiles):
                 f"{self.store.shown}: {file.name} is damaged: sample {number} of it would be at "
                 f"byte {start:,}; write the shard again"
             )
-        return start, stop
+        return file, start, stop
 
-    @override
     def parse(self, content: bytes) -> Sample:
+        """Return the sample in these bytes. Raises ValueError."""
         sizes = []
         place = 0
         for _, _, size in self._columns:
@@ -389,9 +375,12 @@ class MdsFiles(ShardFiles):
             place += size
         return sample
 
-    @override
     def kinds(self, sample: Sample) -> dict[str, str]:
+        """Return how each part of a sample is encoded."""
         return {name: encoding for name, encoding, _ in self._columns}
+
+
+ShardFiles = TarFiles | MdsFiles
 
 
 def _file_of(store: Store, root: str, shard: dict[str, Any]) -> File:

@@ -264,7 +264,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("mds", {"x": torch.zeros(2, dtype=torch.bfloat16)}, "cannot be written (Got unsupported"),
     ("wds", {"x": np.array(["a"])}, "(values of type <U1)"),
     ("wds", {"a/b": 1}, "(no file of a tar file can have this name)"),
-    ("wds", {"A": 1, "a": 2}, "item 1: two of ['A', 'a'] have one name in a tar file"),
+    ("wds", {"A": 1, "a": 2}, "item 1: 'a' has the name of another in a tar file"),
     ("mds", {"x": np.zeros(2, bool)}, "(MDS has no such arrays)"),
     ("mds", {"x": np.zeros(0)}, "(MDS has no such arrays)"),
     ("mds", {"x": 10**20}, "(Python int too large"),
