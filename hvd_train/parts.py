@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from hvd_train.data.dataset import Augment, DataSet, Source
 from hvd_train.data.identity import Identity
 from hvd_train.data.loader import Collate, Loader, Prepare, open_loader
 from hvd_train.data.own_order import OwnOrder, digest_of_orders, orders_of
-from hvd_train.data.read_ahead import Fetches
 from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError, first_line, flag, place_in_user_code
 from hvd_train.history import History
@@ -55,6 +54,9 @@ from hvd_train.tasks.task import (
 from hvd_train.validate import scores_of
 from hvd_train.world.world import Place, World
 
+if TYPE_CHECKING:
+    from hvd_train.data.shards import Shards
+
 Optimizers = Mapping[str, Optimizer]
 """Optimizers by name; a single one has the name ""."""
 _LOADER_PROCESSES = 4  # usually enough to keep a GPU busy
@@ -88,7 +90,7 @@ class Parts:
     val_loader: Loader | None
     test_loader: Loader | None
     orders: Orders = ORDERS["shuffled"]  # of the training set
-    shards: Fetches | None = None  # the training set, if it is fetched in that order
+    shards: "Shards | None" = None  # the training set, if it is fetched in that order
     sample_weights: Numbers | None = None  # by which its samples are drawn
     heads: tuple[str, ...] = ()  # the layers that `--freeze backbone` leaves out
     notes: tuple[str, ...] = ()  # lines for the user about the start of a fresh training

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping
@@ -398,7 +397,7 @@ def parse_args(parser: ArgumentParser | None = None, **defaults: Any) -> tuple[N
         for name, value in vars(own).items()
         if name in _EFFECTIVE and type(value) in (int, float)
     }
-    if shared and launcher.prints(os.environ):
+    if shared and launcher.prints():
         values = ", ".join(f"{name}={value!r}" for name, value in shared.items())
         say(f"flags of the script with the name of a setting set it, too: {values}")
     config = Config().replace(**{**defaults, **shared})

@@ -36,7 +36,7 @@ def _newest() -> Path:
     if not found:
         raise UsageError(f"which run? there is none in {run_folder.RUNS}/: name a run folder")
     newest = max(found, key=lambda path: path.stat().st_mtime).parent
-    if launcher.prints(os.environ):
+    if launcher.prints():
         say(f"the newest run: {newest}")
     return newest
 

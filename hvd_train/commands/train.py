@@ -81,7 +81,7 @@ def settings_of(options: Namespace, *, trust: bool = True, notes: bool = True) -
         given.setdefault("global_batch_size", None)  # a batch size per worker decides it
     dropped = _drop_defaults_in_conflict(base, given)
     config = base.replace(**given)
-    if notes and launcher.prints(os.environ):
+    if notes and launcher.prints():
         for note in dropped:
             console.say(note)
     if "data_dir" in given and config.data.data in ("digits", "synthetic"):

@@ -9,6 +9,7 @@ import warnings
 from collections import ChainMap
 from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import cloudpickle
@@ -128,22 +129,12 @@ class _Places(cloudpickle.Pickler):  # type: ignore[misc]
     )
 
 
-class _Hash:
-    """A file whose content is only hashed: a data set may fill half of the memory."""
-
-    def __init__(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=16)
-        self.write = self._hash.update
-
-    def __str__(self) -> str:
-        return self._hash.hexdigest()
-
-
 def digest_of_pickle(thing: Any) -> str | None:
     """Return a digest that changes if `thing` must be sent again; None if that cannot be known."""
-    file = _Hash()
+    digest = hashlib.blake2b(digest_size=16)
     try:
-        _Places(file).dump(thing)
+        # the pickle is not kept: a data set may fill half of the memory
+        _Places(SimpleNamespace(write=digest.update)).dump(thing)
     except Exception:  # noqa: BLE001  # it may raise anything, for instance for an open file
         return None
-    return str(file)
+    return digest.hexdigest()

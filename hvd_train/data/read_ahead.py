@@ -1,34 +1,20 @@
 """Fetch the shards of later batches while the present ones train."""
 
-import os
 import threading
 from collections import Counter, deque
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from hvd_train.console import say
 from hvd_train.launch import launcher
-from hvd_train.progress.order import Batch, Indices
+from hvd_train.progress.order import Batch
+
+if TYPE_CHECKING:
+    from hvd_train.data.shards import Shards
 
 _THREADS = 4  # of a rank
-
-
-class Fetches(Protocol):
-    """A data set whose samples lie in parts that are fetched as a whole."""
-
-    def shards_of(self, samples: Indices, /) -> Indices:
-        """Return the part of each sample."""
-
-    def have_room(self, shards: Collection[int], num_ranks: int, /) -> bool:
-        """Return whether there is room for these parts, and as many for each rank of the host."""
-
-    def fetch(self, shard: int, /) -> None:
-        """Fetch a part."""
-
-    def release(self, shard: int, /) -> None:
-        """Let a part make room for others before those in use."""
 
 
 class ReadAhead:
@@ -39,7 +25,7 @@ class ReadAhead:
     """
 
     def __init__(
-        self, data: Fetches, work: Iterator[Batch], num_batches: int, num_ranks: int = 1
+        self, data: "Shards", work: Iterator[Batch], num_batches: int, num_ranks: int = 1
     ) -> None:
         """`num_ranks` are the ranks of this host, which share the room."""
         self._data = data
@@ -128,7 +114,7 @@ class ReadAhead:
 @cache
 def _warn() -> None:
     """Say once that shards are fetched repeatedly."""
-    if launcher.prints(os.environ):
+    if launcher.prints():
         say(
             "--cache-size is less than the shards that --shuffle-window reads at once, so they are "
             "fetched repeatedly: type a larger cache, a smaller window, or --cache-size 0, which "

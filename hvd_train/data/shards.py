@@ -21,7 +21,7 @@ from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet
 from hvd_train.data.hugging_face import VALIDATION
 from hvd_train.data.identity import digest_of_bytes
 from hvd_train.data.shard_formats import KEY, Sample, open_files, table_to_keep
-from hvd_train.data.store import TIMEOUT_S, File, Store, bytes_of
+from hvd_train.data.store import TIMEOUT_S, Store, bytes_of
 from hvd_train.errors import UsageError, counted, first_few, first_line, place_in_user_code
 from hvd_train.launch import launcher
 from hvd_train.plugin import SHARDS
@@ -79,11 +79,6 @@ class Shards:
         return self._files.firsts
 
     @property
-    def files(self) -> list[File]:
-        """The shards, in stored order."""
-        return self._files.files
-
-    @property
     def longest_wait_s(self) -> float:
         """How long a read may wait for a store that fails."""
         store = self._files.store
@@ -98,9 +93,7 @@ class Shards:
 
         Raises UsageError or DataTimeout.
         """
-        file = self._files.files[shard]
-        if self._files.store.copies(file):
-            self._files.store.copy(file)
+        self._files.store.copy(self._files.files[shard])
 
     def have_room(self, shards: Collection[int], num_ranks: int) -> bool:
         """Return whether copies of these shards, and as many of other ranks, fit on this host."""
@@ -111,9 +104,7 @@ class Shards:
 
     def release(self, shard: int) -> None:
         """Let the copy of a shard make room for others first."""
-        file = self._files.files[shard]
-        if self._files.store.copies(file):
-            self._files.store.release(file)
+        self._files.store.release(self._files.files[shard])
 
     def content_of_files(self) -> bytes:
         """Return bytes that are others if the shards are others."""
@@ -228,6 +219,23 @@ class LabelledShards(Shards):
 
         return self._transform(decode(sample[image], self._max_pixels)), number
 
+    def count_classes(self, title: str) -> int:
+        """Return the number of classes, after reading all labels, once on this host."""
+        store = self._files.store
+        listed = [store.url, *((file.path, file.size, file.version) for file in self._files.files)]
+        path = store.cache / "indexes" / f"{digest_of_bytes(repr(listed).encode())}.classes"
+        if launcher.prints() and not path.exists():
+            say(
+                f"{title}: reading all labels to count the classes; a file {CLASSES} there, with "
+                "a name a line, saves that"
+            )
+
+        def write(unfinished: Path) -> None:
+            unfinished.write_text(str(1 + max(self[number] for number in range(len(self)))))
+
+        store.made(path, write)
+        return int(path.read_text())
+
 
 def open_images(config: DataConfig) -> DataSet:
     """Return the images of shards:URL. Raises UsageError."""
@@ -254,27 +262,7 @@ def _classes(config: DataConfig, train: str) -> tuple[str, ...]:
     if names is not None:
         return tuple(names.decode(errors="replace").splitlines())
     labels = LabelledShards(train, config)
-    found = [(file.path, file.size, file.version) for file in labels.files]
-    path = store.cache / "indexes" / f"{digest_of_bytes(repr((train, found)).encode())}.classes"
-    if launcher.prints(os.environ) and not path.exists():
-        say(
-            f"--data {config.data}: reading all labels to count the classes; a file {CLASSES} "
-            "there, with a name a line, saves that"
-        )
-    if all(version for _, _, version in found):  # else other labels would not be noticed
-        store.made(path, lambda partial: _write_count(labels, partial))
-        count = int(path.read_text())
-    else:
-        count = _count_classes(labels)
-    return tuple(map(str, range(count)))
-
-
-def _count_classes(labels: LabelledShards) -> int:
-    return 1 + max(int(labels[number]) for number in range(len(labels)))
-
-
-def _write_count(labels: LabelledShards, path: Path) -> None:
-    path.write_text(str(_count_classes(labels)))
+    return tuple(map(str, range(labels.count_classes(f"--data {config.data}"))))
 
 
 def open_parts(config: DataConfig) -> tuple[Shards, Shards | None]:

@@ -3,7 +3,6 @@
 import importlib.util
 import math
 import operator
-import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -411,7 +410,7 @@ def _class_names(name: str, title: str, data: Any) -> tuple[str, ...]:
         if names := tuple(map(str, getattr(whole, "classes", ()))):
             return names
     items = _checked(title, data, _MOST_CLASSES)
-    if not isinstance(items, Arrays) and launcher.prints(os.environ):
+    if not isinstance(items, Arrays) and launcher.prints():
         say(
             f"--data {name}: reading all labels to count the classes; an attribute "
             "`classes` saves that"

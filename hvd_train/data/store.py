@@ -196,9 +196,9 @@ class Store:
 
         Raises UsageError if the file has changed or cannot be fetched, and DataTimeout.
         """
-        if not self.copies(file) and self.is_local:
-            return self._part(Path(file.path), file, start, stop)
         if not self.copies(file):
+            if self.is_local:
+                return self._part(Path(file.path), file, start, stop)
             with self._waiting_for(file.name):
                 return self.patiently(
                     f"fetch {file.name}",
@@ -231,7 +231,12 @@ class Store:
         return file.unpacked is not None or not (self.is_local or self.cache_size == 0)
 
     def copy(self, file: File) -> None:
-        """Copy a file to this host, unless the copy is there. Raises UsageError or DataTimeout."""
+        """Copy a file to this host, unless the copy is there, or the file is read in place.
+
+        Raises UsageError or DataTimeout.
+        """
+        if not self.copies(file):
+            return
         # also if another process tries first, for as long
         deadline = time.monotonic() + self.timeout_s
         path = self.copy_of(file)

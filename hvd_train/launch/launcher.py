@@ -1,5 +1,6 @@
 """Read from the environment which launcher started this process, and as which rank. No torch."""
 
+import os
 import shlex
 import socket
 from collections.abc import Mapping, Sequence
@@ -58,9 +59,9 @@ def host_name(environ: Mapping[str, str]) -> str:
     return socket.gethostname() if is_no_name else name
 
 
-def prints(environ: Mapping[str, str]) -> bool:
+def prints() -> bool:
     """Return whether this process prints what all ranks find: rank 0, or any without a launcher."""
-    ours = launched(environ)
+    ours = launched(os.environ)
     return ours is None or ours.rank == 0
 
 
