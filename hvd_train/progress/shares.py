@@ -9,6 +9,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 from hvd_train.errors import sendable
 from hvd_train.progress.clock import PHASES
@@ -57,28 +58,20 @@ class Deal:
 
     def __init__(self, speeds: Sequence[Speed], rank: int) -> None:
         """`rank` is the one that `owned` is about."""
-        self._speeds = list(speeds)
+        self._ranks = range(len(speeds))
         self._rank = rank
-        self._owners = dict[int, list[int]]()  # by the number of micro-batches
-        self._owned = dict[int, list[int]]()  # by the number of micro-batches
+        self.owners = cache(partial(dealt, speeds))
+        """Returns the rank of each of `count` micro-batches."""
+        self.owned = cache(self._owned)
+        """Returns which of `count` micro-batches this rank has."""
 
-    def owners(self, count: int) -> list[int]:
-        """Return the rank of each of `count` micro-batches."""
-        if count not in self._owners:
-            self._owners[count] = dealt(self._speeds, count)
-        return self._owners[count]
-
-    def owned(self, count: int) -> list[int]:
-        """Return which of `count` micro-batches this rank has."""
-        if count not in self._owned:
-            owners = self.owners(count)
-            self._owned[count] = [n for n, owner in enumerate(owners) if owner == self._rank]
-        return self._owned[count]
+    def _owned(self, count: int) -> list[int]:
+        return [n for n, owner in enumerate(self.owners(count)) if owner == self._rank]
 
     def numbers(self, count: int) -> list[int]:
         """Return how many of `count` micro-batches each rank has."""
-        numbers = Counter(self.owners(count))
-        return [numbers[rank] for rank in range(len(self._speeds))]
+        owners = self.owners(count)
+        return [owners.count(rank) for rank in self._ranks]
 
 
 class Shares:
