@@ -22,7 +22,7 @@ def main() -> None:
     outlive()  # `hvd-train bench ... | head`
     codes: list[int] = []
     atexit.register(_leave, codes)  # registered first, so it runs last
-    with exit_report.reporting_exit_code(os.environ):
+    with exit_report.reporting_exit_code():
         codes.append(run(sys.argv[1:]))
         if failed and failed[0].errno == errno.ENOSPC and codes == [0] and sys.argv[1] != "train":
             say("the disk of the output is full")
@@ -74,7 +74,7 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except Exception as error:  # noqa: BLE001  # the user's code may raise anything
-        is_sent = exit_report.send(os.environ, error)
+        is_sent = exit_report.send(error)
         if not is_sent and exit_report.is_printed_here(error):
             print(exit_report.described(error), file=sys.stderr)
         return 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import NoReturn
 
@@ -196,7 +195,7 @@ def report_end(ranks: Membership, result: Result) -> None:
     """Tell the driver of an elastic job that the training has ended, finished or stopped."""
     ranks.world.leave(failed=False)
     ranks.world.program.ended.append(result)
-    exit_report.training_ended(os.environ, result.exit_code, result.steps, is_last=not ranks.name)
+    exit_report.training_ended(result.exit_code, result.steps, is_last=not ranks.name)
 
 
 def end_with(
@@ -225,7 +224,7 @@ def end_with(
         say(f"step {ranks.steps} is committed; the same command resumes from there")
     if isinstance(error, HvdTrainError) and ranks.members and not error.of_all_ranks:
         error.raised_by = ranks.world.place.rank
-    exit_report.send(os.environ, error, ranks.during, ranks.steps)
+    exit_report.send(error, ranks.during, ranks.steps)
     return error
 
 

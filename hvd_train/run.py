@@ -154,7 +154,7 @@ def begin(world: World, config: Config, name: str) -> None:
             "in a new --output-dir"
         )
     if begun:
-        exit_report.training_begins(os.environ)
+        exit_report.training_begins()
     begun.append(mine)
 
 

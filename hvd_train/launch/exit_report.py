@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from types import TracebackType
@@ -42,13 +42,13 @@ class ExitReport:
     avoids_host: bool = False  # which may compute wrongly
 
 
-def _put(environ: Mapping[str, str], report: ExitReport | None) -> bool:
+def _put(report: ExitReport | None) -> bool:
     with suppress(OSError):
-        if WORKER in environ:
+        if worker := os.environ.get(WORKER):
             from hvd_train.launch import client  # slow to import
 
             text = json.dumps(report and asdict(report))
-            client.put(environ, f"exit_report/{environ[WORKER]}", text, _ANSWER_S)
+            client.put(os.environ, f"exit_report/{worker}", text, _ANSWER_S)
             return True
     return False
 
@@ -71,9 +71,7 @@ def described(error: BaseException) -> str:
     return text.rstrip() if place_of(frames[-1]) == place else f"{text}Called in {place}"
 
 
-def send(
-    environ: Mapping[str, str], error: Exception, during: During = "building", step: int = 0
-) -> bool:
+def send(error: Exception, during: During = "building", step: int = 0) -> bool:
     """Send the error that ends this process to our driver, once; return False if
     this process must print it.
     """
@@ -83,33 +81,33 @@ def send(
     text = str(error) if is_ours else described(error)
     avoids_host = isinstance(error, RankDiffers)
     report = ExitReport(getattr(error, "exit_code", 1), text, during, step, avoids_host)
-    if not _put(environ, report):
+    if not _put(report):
         return False
     _sent[:] = [error]
     return True
 
 
-def training_ended(environ: Mapping[str, str], exit_code: int, step: int, *, is_last: bool) -> None:
+def training_ended(exit_code: int, step: int, *, is_last: bool) -> None:
     """Report that the training has ended, so that whatever ends this process later changes nothing.
 
     A program with several trainings reports it as the interpreter ends.
     """
     report = ExitReport(exit_code, during="ended", step=step)
     if not is_last:
-        atexit.register(_put, environ, report)
-    elif _put(environ, report):
+        atexit.register(_put, report)
+    elif _put(report):
         _sent[:] = [report]
 
 
-def training_begins(environ: Mapping[str, str]) -> None:
+def training_begins() -> None:
     """Withdraw the report of an earlier training of this program."""
     atexit.unregister(_put)
     _sent.clear()
-    _put(environ, None)
+    _put(None)
 
 
 @contextmanager
-def reporting_exit_code(environ: Mapping[str, str]) -> Iterator[None]:
+def reporting_exit_code() -> Iterator[None]:
     """Send the exit code to our driver if an error ends the block and the
     driver has no report yet.
     """
@@ -118,7 +116,7 @@ def reporting_exit_code(environ: Mapping[str, str]) -> Iterator[None]:
     except BaseException as error:
         code = error.code if isinstance(error, SystemExit) else 1
         if not _sent:
-            _put(environ, ExitReport(0 if code is None else code if isinstance(code, int) else 1))
+            _put(ExitReport(0 if code is None else code if isinstance(code, int) else 1))
         raise
 
 
@@ -129,7 +127,7 @@ def report_once(error: HvdTrainError) -> None:
     A launcher ends all ranks when the first one ends. So other ranks wait for that, and print the
     error only if it does not happen. In an elastic job the driver prints it.
     """
-    if send(os.environ, error):
+    if send(error):
         return
     launched = launcher.launched(os.environ)
     if isinstance(error, RankLost):

@@ -19,7 +19,10 @@ from hvd_train.launch.workers import WORKER
 def environ(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     monkeypatch.setattr(exit_report, "_sent", [])
     server = RendezvousServer()
-    yield {client.ADDRESS: "127.0.0.1", client.PORT: str(server.start()), WORKER: "1000"}
+    environ = {client.ADDRESS: "127.0.0.1", client.PORT: str(server.start()), WORKER: "1000"}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    yield environ
     server.stop()
 
 
@@ -29,9 +32,9 @@ def received(environ: dict[str, str]) -> ExitReport:
 
 def test_an_error_is_reported_once_with_its_place(environ: dict[str, str]) -> None:
     error = UsageError("cat.jpg is torn")
-    assert exit_report.send(environ, error, "training", 17)
-    assert exit_report.send(environ, error)
-    with pytest.raises(SystemExit), exit_report.reporting_exit_code(environ):
+    assert exit_report.send(error, "training", 17)
+    assert exit_report.send(error)
+    with pytest.raises(SystemExit), exit_report.reporting_exit_code():
         sys.exit(2)
     assert received(environ) == ExitReport(2, "cat.jpg is torn", "training", 17)
 
@@ -42,7 +45,7 @@ def test_an_error_is_reported_once_with_its_place(environ: dict[str, str]) -> No
 def test_the_exit_code_of_the_process_is_reported(
     error: BaseException, code: int, environ: dict[str, str]
 ) -> None:
-    with pytest.raises(type(error)), exit_report.reporting_exit_code(environ):
+    with pytest.raises(type(error)), exit_report.reporting_exit_code():
         raise error
     assert received(environ) == ExitReport(code)
 
@@ -50,19 +53,19 @@ def test_the_exit_code_of_the_process_is_reported(
 def test_the_end_of_a_training_is_reported_until_the_program_trains_again(
     environ: dict[str, str],
 ) -> None:
-    exit_report.training_ended(environ, 0, 40, is_last=True)
-    with pytest.raises(SystemExit), exit_report.reporting_exit_code(environ):
+    exit_report.training_ended(0, 40, is_last=True)
+    with pytest.raises(SystemExit), exit_report.reporting_exit_code():
         sys.exit(0)
     assert received(environ) == ExitReport(0, during="ended", step=40)
-    exit_report.training_begins(environ)
+    exit_report.training_begins()
     assert client.get(environ, "exit_report/1000", 60) == "null"
 
 
 def test_the_command_line_leaves_errors_to_the_driver(
     environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, value in {**environ, "HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HOROVOD_RANK", "1")
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
     assert cli.run(["nonsense"]) == 2
     assert "unknown command 'nonsense'" in received(environ).error
     monkeypatch.setattr(cli.launcher, "refuse_others", lambda *_, **__: 1 / 0)

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -71,9 +71,7 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[Report]:
     """Return the reports to the driver: kind of error, what was being done, finished steps."""
     sent: list[Report] = []
 
-    def send(
-        environ: Mapping[str, str], error: Exception, during: str = "building", step: int = 0
-    ) -> bool:
+    def send(error: Exception, during: str = "building", step: int = 0) -> bool:
         sent.append((type(error), during, step))
         return False
 
