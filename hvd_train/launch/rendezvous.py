@@ -10,13 +10,13 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hvd_train.errors import UsageError, whole_number
-from hvd_train.launch import client, hosts, launcher, roll_call
+from hvd_train.launch import client, hosts, launcher, roll_call, workers
 
 _PORTS = range(20_000, 32_000)  # below the ephemeral ports
 _FROM_MASTER_PORT = 1000  # the next ones are often those of a host's other jobs
@@ -33,12 +33,7 @@ _EXPORT_SECRET = f"export the same {SECRET} on all hosts (openssl rand -hex 32 m
 class _Job:
     """What a launcher's variables say about this rank and its job."""
 
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
+    numbers: Sequence[int]  # of `workers.rank_variables`
     host: str
     address: str
     port: int
@@ -76,9 +71,8 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     port = environ.get(PORT, str(job.port))
     if not 0 < (whole_number(port) or 0) < 2**16:
         raise UsageError(f"{PORT} is {port!r}; it must be the number of a port, from 1 to 65535")
-    places = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
     return {
-        **{f"HOROVOD_{name.upper()}": str(getattr(job, name)) for name in places},
+        **workers.rank_variables(job.numbers),
         "HOROVOD_HOSTNAME": job.host,
         **dict.fromkeys(("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"), "gloo"),
         client.ADDRESS: job.address,
@@ -96,12 +90,14 @@ def _of_slurm(environ: Mapping[str, str]) -> _Job:
     step = int(environ["SLURM_JOB_ID"]) * 31 + int(environ["SLURM_STEP_ID"])
     first = hosts.parse(environ["SLURM_STEP_NODELIST"])[0].name
     return _Job(
-        rank=int(environ["SLURM_PROCID"]),
-        size=int(environ["SLURM_STEP_NUM_TASKS"]),
-        local_rank=local_rank,
-        local_size=tasks[node],
-        cross_rank=sum(has_local_rank[:node]),
-        cross_size=sum(has_local_rank),
+        numbers=(
+            int(environ["SLURM_PROCID"]),
+            int(environ["SLURM_STEP_NUM_TASKS"]),
+            local_rank,
+            tasks[node],
+            sum(has_local_rank[:node]),
+            sum(has_local_rank),
+        ),
         host=environ.get("SLURMD_NODENAME", "localhost"),
         address=first if len(tasks) > 1 else client.LOOPBACK,
         port=_PORTS[step % len(_PORTS)],
@@ -129,15 +125,11 @@ def _of_torchrun(environ: Mapping[str, str]) -> _Job:
     port = int(environ["MASTER_PORT"])
     address = environ["MASTER_ADDR"]
     is_one_host = num_hosts == 1
+    host = rank // local_size
     return _Job(
-        rank=rank,
-        size=size,
-        local_rank=local_rank,
-        local_size=local_size,
-        cross_rank=rank // local_size,
-        cross_size=num_hosts,
+        numbers=(rank, size, local_rank, local_size, host, num_hosts),
         # containers may all have the same name
-        host=f"{launcher.HOST_OF_TORCHRUN}{rank // local_size}",
+        host=f"{launcher.HOST_OF_TORCHRUN}{host}",
         address=client.LOOPBACK if is_one_host else address,
         port=port + (_FROM_MASTER_PORT if port + _FROM_MASTER_PORT < 2**16 else -_FROM_MASTER_PORT),
         # not the number of restarts, which each of torchrun's agents counts for itself

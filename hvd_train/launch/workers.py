@@ -3,7 +3,7 @@ them, and how one is killed. No torch.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
@@ -21,6 +21,14 @@ REPLACES = "HVD_TRAIN_REPLACES"  # the number of the worker that had the slot be
 INTERFACES = "HVD_TRAIN_INTERFACES"  # network interfaces that the user named, if any
 # the run folder that the job has claimed, which its later workers continue, or empty
 RUN_DIR = "HVD_TRAIN_RUN_DIR"
+
+
+_RANKS = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+
+
+def rank_variables(numbers: Sequence[object]) -> dict[str, str]:
+    """Return Horovod's variables for a rank, the size, and both locally and across hosts."""
+    return {f"HOROVOD_{name}": str(number) for name, number in zip(_RANKS, numbers, strict=True)}
 
 
 def elastic(environ: Mapping[str, str]) -> bool:

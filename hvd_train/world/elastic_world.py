@@ -24,7 +24,6 @@ T = TypeVar("T")
 _RETRY_S = 1.0
 _ANSWER_S = 2.0
 _PREDECESSOR_S = 5.0  # for the earlier worker of this slot to end by itself; it may write a commit
-_RANK_AND_SIZE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 
 
 def wait_for_first_rank(environ: MutableMapping[str, str], facts: Mapping[str, str]) -> None:
@@ -41,9 +40,7 @@ def wait_for_first_rank(environ: MutableMapping[str, str], facts: Mapping[str, s
     ).split(",")
     if values[0] == "-1":
         raise SystemExit(0)
-    environ.update(
-        {f"HOROVOD_{name}": value for name, value in zip(_RANK_AND_SIZE, values, strict=True)}
-    )
+    environ.update(workers.rank_variables(values))
 
 
 class ElasticWorld(horovod_world.HorovodWorld):
