@@ -170,14 +170,18 @@ class Journal:
         self._last_step = record.step
         values = _flat(vars(record))
         self._write("step", values)
-        shown = {name: value for name, value in values.items() if name not in _NOT_PLOTTED}
-        seconds = {f"seconds/{phase}": value for phase, value in (record.split or {}).items()}
-        gpu = {f"gpu/{name}": value for name, value in record.gpu.items()}
-        ranks = {f"ranks/{name}": value for name, value in record.ranks.items()}
-        self._plot(
-            {f"train/{name}": value for name, value in shown.items()} | seconds | gpu | ranks,
-            record.step,
-        )
+        groups = {
+            "train": {name: value for name, value in values.items() if name not in _NOT_PLOTTED},
+            "seconds": record.split or {},
+            "gpu": record.gpu,
+            "ranks": record.ranks,
+        }
+        plotted = {
+            f"{group}/{name}": value
+            for group, of_group in groups.items()
+            for name, value in of_group.items()
+        }
+        self._plot(plotted, record.step)
 
     def epoch(self, record: EpochRecord) -> None:
         """Show an epoch, and write its metrics unless an earlier process has."""
