@@ -7,6 +7,7 @@ import os
 import time
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -255,23 +256,20 @@ def finished(program: Path | None, config: Config, name: str) -> Path | None:
     return None if config.differences(config_file.load(folder / run_folder.CONFIG)) else folder
 
 
+@dataclass
 class _Found:
     """The state with which a training begins: the newest checkpoint of its folder, else the file
     that the user named, else the fresh state.
     """
 
-    def __init__(
-        self, config: Config, name: str, state: TrainState, layout: BatchLayout, num_samples: int
-    ) -> None:
-        """`layout` is that of a fresh state."""
-        self.snapshot: Snapshot | None = None  # of the folder, to be loaded
-        self.is_of_user = False  # whether the named file is loaded
-        self.notes = list[str]()  # for the user
-        self._config = config
-        self._name = name
-        self._state = state
-        self._layout = layout
-        self._num_samples = num_samples
+    config: Config
+    name: str
+    state: TrainState
+    layout: BatchLayout  # of a fresh state
+    num_samples: int
+    snapshot: Snapshot | None = None  # of the folder, to be loaded
+    is_of_user: bool = False  # whether the named file is loaded
+    notes: list[str] = field(default_factory=list)  # for the user
 
     def find(self, folder: Path | None) -> None:
         """Find the checkpoint of a run in its folder; else load the named file, or choose
@@ -280,21 +278,21 @@ class _Found:
         Raises UsageError if a file cannot be loaded, or the layout does not fit.
         """
         note = self.notes.append
-        resume = self._config.run.resume
+        resume = self.config.run.resume
         self.snapshot = checkpoint.newest_good(folder, note) if folder else None
         if self.snapshot is not None and not self.snapshot.get("verified", True):
             step = self.snapshot["progress"]["step"]
             note(f"step {step} was committed after a fault, by one rank alone")
         self.is_of_user = self.snapshot is None and resume not in ("auto", "never")
         if self.is_of_user:
-            path = Path(resume, self._name)
+            path = Path(resume, self.name)
             is_run = path.is_dir()
             of_user = checkpoint.newest_good(path, note) if is_run else checkpoint.read(path)
             if of_user is None:
                 raise UsageError(f"--resume {path}: it has no checkpoint")
-            load(self._state, self._adapted(of_user))
+            load(self.state, self._adapted(of_user))
         elif self.snapshot is None:
-            self._state.change_layout(check_fits(self._layout, self._num_samples))
+            self.state.change_layout(check_fits(self.layout, self.num_samples))
 
     def _adapted(self, snapshot: Snapshot) -> Snapshot:
         """Return the snapshot in the named file with the settings of this run; note what differs.
@@ -302,8 +300,8 @@ class _Found:
         Raises UsageError for another model, for settings that cannot change, and for a layout that
         does not fit.
         """
-        config = self._config
-        state = self._state
+        config = self.config
+        state = self.state
         file = config.run.resume
         progress = Progress(**snapshot["progress"])
         old = config_file.from_dict(snapshot["config"], source=file)
@@ -331,7 +329,7 @@ class _Found:
                 f"other settings than in {file} hold from here on: {'; '.join(differences)}"
             )
         if any(mine[name] != theirs[name] for name in _OF_CUT):
-            changed["layout"] = dataclasses.asdict(check_fits(self._layout, self._num_samples))
+            changed["layout"] = dataclasses.asdict(check_fits(self.layout, self.num_samples))
         if any(mine[name] != theirs[name] for name in _OF_GROUPS):
             # else they are set last, over the new ones
             changed["point"] = {**snapshot["point"], "settings": []}
