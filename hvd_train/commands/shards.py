@@ -6,7 +6,7 @@ import json
 import time
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 from hvd_train import plain_file
 from hvd_train.console import say, show
 from hvd_train.errors import UsageError, counted
+from hvd_train.progress.clock import Timer
 from hvd_train.run_files import durable
 
 if TYPE_CHECKING:
@@ -69,8 +70,7 @@ def write_shards(options: Namespace) -> int:
             durable.write_text(folder / CLASSES, "\n".join([*data.classes, ""]))
         folder.rename(out)
         durable.sync_folder(out.parent)
-    found = [f"{name}: {described}" for name, described in writing.described().items()]
-    show(f"{options.out}: {', '.join(found)}")
+    show(f"{options.out}: {writing.described()}")
     return 0
 
 
@@ -104,26 +104,24 @@ class _Writing:
         self._size = size
         self._made_of = made_of
         self._shards: dict[str, list[list[int]]] = {}
-        self._said = time.monotonic()
-        with suppress(FileNotFoundError):
-            made_before, self._shards = self._read()
-            for name in sorted({*made_of} | {*made_before}):
-                before = made_before.get(name, "none")
+        self._progress = Timer(_LINES_S, time.monotonic)
+        path = folder / _STATE
+        if path.exists():
+            try:
+                state = json.loads(plain_file.read_text(path))
+                before = dict[str, str](state["made_of"])
+                self._shards |= state["shards"]
+            except (ValueError, KeyError, TypeError):
+                raise UsageError(f"{path} is damaged: delete {folder}, or name another") from None
+            for name in {**before, **made_of}:
+                then = before.get(name, "none")
                 now = made_of.get(name, "none")
-                if now != before:
+                if now != then:
                     raise UsageError(
-                        f"{folder} has shards of other options or data: {name} was {before}, now "
+                        f"{folder} has shards of other options or data: {name} was {then}, now "
                         f"it is {now}: type the same command, or name another folder"
                     )
         self._save()
-
-    def _read(self) -> tuple[dict[str, str], dict[str, list[list[int]]]]:
-        path = self._folder / _STATE
-        try:
-            state = json.loads(plain_file.read_text(path))
-            return dict(state["made_of"]), dict(state["shards"])
-        except (ValueError, KeyError, TypeError):
-            raise UsageError(f"{path} is damaged: delete {self._folder}, or name another") from None
 
     def _save(self) -> None:
         state = {"made_of": self._made_of, "shards": self._shards}
@@ -145,8 +143,7 @@ class _Writing:
                 self._save()
             first += shards[number][0]
             number += 1
-            if time.monotonic() > self._said + _LINES_S:
-                self._said = time.monotonic()
+            if self._progress.comes():
                 say(f"{folder}: {first:,} of {len(source):,} samples in {counted(number, 'shard')}")
         name, content = writer.index(folder, shards)
         durable.write(folder / name, content)
@@ -173,10 +170,10 @@ class _Writing:
                 raise UsageError(f"{path} cannot be written again: the data has changed")
         return made
 
-    def described(self) -> dict[str, str]:
+    def described(self) -> str:
         """Return how many samples and shards each set has."""
-        return {
-            name: f"{counted(sum(n for n, _ in shards), 'sample')} in "
+        return ", ".join(
+            f"{name}: {counted(sum(n for n, _ in shards), 'sample')} in "
             f"{counted(len(shards), 'shard')}"
             for name, shards in self._shards.items()
-        }
+        )
