@@ -49,9 +49,7 @@ def launch(options: Namespace) -> int:
     if options.way == "slurm" and not options.elastic:
         return _in_slurm(line, in_batch=options.requeue)
     if options.way == "mpirun":
-        return start.under_mpirun(
-            begin, command, hosts.named(options.hosts) if options.hosts is not None else ()
-        )
+        return start.under_mpirun(begin, command, hosts.named(options.hosts))
     sys.stdout.flush()
     os.execvp(line[0], line)  # noqa: S606  # this process becomes the launcher
     raise AssertionError
@@ -68,7 +66,7 @@ def _begin(options: Namespace, program: str) -> list[str]:
         # and ended.
         tasks = ["--ntasks", str(options.np)] if options.np else []  # or all of the allocation
         return ["srun", *tasks, *(start.apptainer(options.image, 1) if options.image else [])]
-    listed = hosts.named(options.hosts) if options.hosts is not None else ()
+    listed = hosts.named(options.hosts)
     slots = sum(host.slots for host in listed)
     ranks = options.np or slots or start.default_ranks(os.environ)
     if listed and ranks > slots:

@@ -13,7 +13,7 @@ def doctor(options: Namespace) -> int:
 
     Raises UsageError for wrong hosts.
     """
-    listed = host_files.named(options.hosts) if options.hosts is not None else ()
+    listed = host_files.named(options.hosts)
     from rich.console import Console  # slow to import, like the doctor
 
     from hvd_train.doctor import cluster, machine

@@ -3,7 +3,6 @@
 import gc
 import os
 from argparse import Namespace
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,20 +108,15 @@ def _base(options: Namespace, recipe: str | None, given: dict[str, Any]) -> Conf
         example = f"{PROGRAM} {options.name} imagenet-resnet50 {recipe}"
         raise UsageError(f"{recipe} is no recipe; name one first: {example}")
     if options.config is None:
-        base = _unnamed(given) if recipe is None else recipes.get(recipe)
+        is_own = any(plugin.is_reference(given.get(name, "")) for name in ("model", "data", "task"))
+        unnamed = recipes.plain() if is_own else recipes.get(recipes.DEFAULT)
+        base = unnamed if recipe is None else recipes.get(recipe)
     elif recipe is None:
         base = config_file.load(options.config)
     else:
         what = f"--config {options.config} is a whole run already"
         raise UsageError(f"{what}; leave out the recipe {recipe!r}")
     return recipes.trial(base) if options.tries else base
-
-
-def _unnamed(given: Mapping[str, Any]) -> Config:
-    """Return the settings to start from without a recipe: plain ones for code of the user's own."""
-    if not any(plugin.is_reference(given.get(name, "")) for name in ("model", "data", "task")):
-        return recipes.get(recipes.DEFAULT)
-    return recipes.plain()
 
 
 def _drop_defaults_in_conflict(base: Config, given: dict[str, Any]) -> list[str]:

@@ -177,14 +177,6 @@ def run_job(options: Namespace) -> None:
         raise outcome.JobFailedError(finish.reason, finish.exit_code)
 
 
-def open_many_files() -> None:
-    """Let this process open as many files as it may: each worker has some pipes and a
-    connection for heartbeats.
-    """
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 def main() -> None:
     """Run the command line; end with the exit code of the job."""
     # else the threads that forward output would end with their console, and workers block
@@ -200,7 +192,9 @@ def main() -> None:
     )
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
-    open_many_files()
+    # each worker has some pipes and a connection for heartbeats
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     os.environ.pop(client.ADDRESS, None)  # it may be an outer job's
     os.environ[client.KEY] = signature.make_key()
     for name, value in DEFAULTS.items():

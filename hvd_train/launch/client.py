@@ -27,23 +27,23 @@ def get(
     Raises OSError after `timeout_s` seconds (None: never), for an answer that is not signed with
     the job's key, or if the store refuses.
     """
-    return _request(environ, "GET", f"/{path}", text.encode(), timeout_s)
+    return _request(environ, "GET", path, text, timeout_s)
 
 
 def put(environ: Mapping[str, str], path: str, text: str, timeout_s: float | None = None) -> None:
     """Write `text` under `path` in the store. Raises OSError as `get` does."""
-    _request(environ, "PUT", f"/{path}", text.encode(), timeout_s)
+    _request(environ, "PUT", path, text, timeout_s)
 
 
 def _request(
-    environ: Mapping[str, str], method: str, path: str, data: bytes, timeout_s: float | None
+    environ: Mapping[str, str], method: str, path: str, text: str, timeout_s: float | None
 ) -> str:
     from horovod.runner.http import http_client  # a host that only starts containers may lack it
 
     store = f"{environ[ADDRESS]}:{environ[PORT]}"
     try:
         answer: bytes = http_client.request(
-            method, environ[ADDRESS], environ[PORT], path, data, timeout_s
+            method, environ[ADDRESS], environ[PORT], f"/{path}", text.encode(), timeout_s
         )
     except HTTPError as refusal:
         if refusal.code == HTTPStatus.NOT_FOUND:

@@ -27,11 +27,13 @@ class Host:
         return f"{self.name}:{self.slots}"
 
 
-def named(text: str) -> tuple[Host, ...]:
-    """Return the hosts of a file, or of a list such as `h1:2,h2:2`.
+def named(text: str | None) -> tuple[Host, ...]:
+    """Return the hosts of a file, or of a list such as `h1:2,h2:2`; none for no text.
 
     Raises UsageError as `parse`.
     """
+    if text is None:
+        return ()
     path = Path(text)
     if not path.exists() and re.search(r"[:,\[]", text):
         return parse(text)

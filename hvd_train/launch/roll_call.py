@@ -64,16 +64,12 @@ def call(environ: Mapping[str, str]) -> None:
             if waited <= min(notice_s, patience_s):
                 continue
             notice_s *= 2
-            absent = [
-                other
-                for other in range(1 if rank else size)
-                if not _get(environ, f"{here}/{other}")
-            ]
-            hosts = [_get(environ, f"started/{other}") for other in absent]
-            places = [f"on {host}" if host else "(not started)" for host in hosts]
-            missing = first_few(
-                [f"rank {other} {place}" for other, place in zip(absent, places, strict=True)]
-            )
+            absent = []
+            for other in range(1 if rank else size):
+                if not _get(environ, f"{here}/{other}"):
+                    host = _get(environ, f"started/{other}")
+                    absent.append(f"rank {other} {f'on {host}' if host else '(not started)'}")
+            missing = first_few(absent)
             if missing and waited > patience_s:
                 cure = f"look at what runs there, or export {PATIENCE} with more seconds"
                 raise RankLost(f"{missing} did not come within {waited:.0f} s: {cure}")

@@ -179,6 +179,11 @@ class Pieces:
         return self.span[number * self.length : stop]
 
     @property
+    def lengths(self) -> list[int]:
+        """The length of each piece."""
+        return [len(self[number]) for number in range(len(self))]
+
+    @property
     def ends(self) -> list[range]:
         """The first and the last piece, which may be the same; empty without pieces."""
         return [self[0], self[len(self) - 1]] if self.span else []

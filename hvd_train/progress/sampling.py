@@ -84,10 +84,5 @@ class BucketOrder(GivenOrder):
 def _micro_batch_sizes(layout: BatchLayout, num_samples: int) -> Indices:
     """Return the size of each micro-batch of an epoch; all steps but the last are alike."""
     steps = layout.batches(range(num_samples))
-    first, last = (_sizes_in(layout, step) for step in steps.ends)
+    first, last = (layout.micro_batches(step).lengths for step in steps.ends)
     return np.array([*first * (len(steps) - 1), *last])
-
-
-def _sizes_in(layout: BatchLayout, step: range) -> list[int]:
-    pieces = layout.micro_batches(step)
-    return [len(pieces[number]) for number in range(len(pieces))]

@@ -60,8 +60,7 @@ class ShardOrder(Order):
         """
         steps = layout.batches(range(self.num_samples))
         whole = len(steps) - (len(steps.ends[-1]) != layout.global_batch)
-        parts = layout.micro_batches(range(layout.global_batch))
-        widths = [len(parts[number]) for number in range(len(parts))]
+        widths = layout.micro_batches(range(layout.global_batch)).lengths
         rest = self.num_samples - whole * layout.global_batch
         self._layout = layout
         self._widths = np.array([*widths, 1])  # samples of a stream in a step

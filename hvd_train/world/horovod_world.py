@@ -147,7 +147,8 @@ class HorovodWorld(World):
 
         def finish_first() -> None:
             handle, piece, payload = under_way.popleft()
-            _wait(handle)
+            with as_rank_lost(), waiting:
+                hvd.synchronize(handle)
             if self.place.rank != root:
                 arrived(piece, payload)
 
@@ -323,12 +324,6 @@ def _squares_at(tensor: Tensor) -> float | None:
         return None
     squares: float = _CORE.horovod_squares(ctypes.c_void_p(tensor.data_ptr()))
     return squares if squares >= 0 else None
-
-
-def _wait(handle: int) -> Tensor:
-    with as_rank_lost(), waiting:
-        result: Tensor = hvd.synchronize(handle)
-    return result
 
 
 def _begin_rendezvous() -> None:
