@@ -6,15 +6,15 @@ import importlib
 import importlib.util
 import os
 import queue
-import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
+
+import psutil
 
 from hvd_train import plain_file
 from hvd_train.errors import UsageError, first_line
@@ -153,11 +153,10 @@ def _end_service() -> None:
     """
     threading.main_thread().join()
     time.sleep(1)  # wandb closes its connection to it first
-    for of_thread in Path("/proc/self/task").glob("*/children"):
-        for child in of_thread.read_text().split():
-            with suppress(OSError):  # it has ended
-                if Path(f"/proc/{child}/comm").read_text() == "wandb-core\n":
-                    os.kill(int(child), signal.SIGKILL)
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):  # it has ended
+            if child.name() == "wandb-core":
+                child.kill()
 
 
 def _mlflow(folder: RunFolder, settings: Mapping[str, Any]) -> Tracker:
