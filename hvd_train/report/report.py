@@ -151,7 +151,7 @@ def _lines(
         places = [number(record, progress) for record in of_run]
         scaled = [None if place is None else place / unit for place in places]
         values = [number(record, field) for record in of_run]
-        lines.append((name if len(names) > 1 else "", *thinned(scaled, values)))
+        lines.append((name if len(names) > 1 else "", thinned(scaled), thinned(values)))
     return lines
 
 

@@ -73,7 +73,7 @@ def _text(text: str) -> Text:
 
 def _curve(values: Sequence[float | None], written: Callable[[float], str]) -> str:
     """Draw a curve with block letters, and write the last value."""
-    _, means = thinned(values, values, _WIDTH)
+    means = thinned(values, _WIDTH)
     known = [value for value in means if value is not None]
     if not known:
         return "no values"

@@ -210,18 +210,14 @@ def speeds(steps: Sequence[Record], most: int = _MOST_POINTS) -> Curve:
     return x, y
 
 
-def thinned(
-    x: Sequence[float | None], y: Sequence[float | None], most: int = _MOST_POINTS
-) -> Curve:
-    """Return at most `most` points, each the mean of neighbours or a gap."""
-    size = -(-len(x) // most) or 1
-    starts = range(0, len(x), size)
-    return [_mean(x[at : at + size]) for at in starts], [_mean(y[at : at + size]) for at in starts]
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+def thinned(values: Sequence[float | None], most: int = _MOST_POINTS) -> list[float | None]:
+    """Return at most `most` values, each the mean of neighbours or a gap."""
+    size = -(-len(values) // most) or 1
+    means = list[float | None]()
+    for at in range(0, len(values), size):
+        known = [value for value in values[at : at + size] if value is not None]
+        means.append(fmean(known) if known else None)
+    return means
 
 
 def mapping_in(path: Path, parse: Callable[[str], object]) -> dict[str, Any]:
