@@ -200,15 +200,13 @@ class Reducer:
         compression: Any,  # one of `hvd.Compression`
         distributed: Callable[[Optimizer, list[tuple[str, nn.Parameter]]], Any],
         start_sum: Callable[[Tensor, str], int],
-        share: Callable[[int], Tensor | None],
         squares_at: Callable[[Tensor], float | None],
     ) -> None:
         """`distributed` returns what `hvd.DistributedOptimizer` of Horovod 0.28.1
         does for a plain optimizer.
 
         `start_sum` begins to sum a tensor in place over all ranks, under a name, and returns
-        Horovod's handle. `share` returns zeros in memory, as uint8, in which Horovod sums tensors
-        in place; None without any. `squares_at` returns the sum of the squares of a tensor, if
+        Horovod's handle. `squares_at` returns the sum of the squares of a tensor, if
         Horovod has added them up with the sums.
         """
         self._world = world
@@ -216,7 +214,6 @@ class Reducer:
         self._compression = compression
         self._start_sum = start_sum
         self._distributed = distributed
-        self._share = share
         self._squares_at = squares_at
         self._has_noted = False  # that sparse gradients are slow
         self._layouts: list[_Layout] = []
@@ -359,7 +356,7 @@ class Reducer:
         layout.is_shared = True
         first = layout.buckets[0][0]
         sums_in_place = first.device.type == "cpu" and self._wire(first) is first
-        memory = self._share(layout.num_bytes) if sums_in_place else None
+        memory = self._world.share(layout.num_bytes) if sums_in_place else None
         if memory is not None:
             layout.place(memory, self._wire)
 

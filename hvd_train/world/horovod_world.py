@@ -186,7 +186,7 @@ class HorovodWorld(World):
 
         if self.place.size > 1 or os.environ.get("HOROVOD_ELASTIC") == "1":  # as Horovod decides it
             self._reducer = Reducer(
-                self, model, compressor, distributed, self._start_bucket, self.share, _squares_at
+                self, model, compressor, distributed, self._start_bucket, _squares_at
             )
 
     def _start_bucket(self, tensor: Tensor, name: str) -> int:
