@@ -570,8 +570,8 @@ _WORDS = {
     bool: "true or false",
     str: "a text",
     Path: "a path",
+    NoneType: "none",
 }
-_WORDS |= {NoneType: "none"}
 
 
 def typed(name: str, value: Any, hint: Any) -> Any:

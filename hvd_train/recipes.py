@@ -253,10 +253,18 @@ def gpt() -> Config:
     )
 
 
-_SMALL = (diabetes_regression, digits_segmentation, python_language_model, gpt)
-_CIFAR = (cifar10_resnet18_transfer, cifar10_resnet50)
-_IMAGENET = (imagenet_resnet50, imagenet_resnet50_modern)
-_ALL = (digits, *_SMALL, *_CIFAR, imagenet20_vgg19, *_IMAGENET)
+_ALL = (
+    digits,
+    diabetes_regression,
+    digits_segmentation,
+    python_language_model,
+    gpt,
+    cifar10_resnet18_transfer,
+    cifar10_resnet50,
+    imagenet20_vgg19,
+    imagenet_resnet50,
+    imagenet_resnet50_modern,
+)
 RECIPES: dict[str, Callable[[], Config]] = {make.__name__.replace("_", "-"): make for make in _ALL}
 DEFAULT = "digits"
 _CIFAR_CLASSES = {"cifar10": 10, "cifar100": 100}

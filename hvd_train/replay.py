@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -125,12 +125,11 @@ def replay(
                 kept = dict[int, dict[str, Any]]()
                 problem: UsageError | None = None  # of this rank
                 for micro in step:
-                    outputs = _Outputs(parts.model)
-                    with outputs:
+                    with _outputs_of(parts.model) as outputs:
                         measures = parts.task.measure(parts.model, micro.batch)
                     if top and step.number in steps:
                         try:
-                            norms |= _norms(measures, outputs.tensors, micro, ranks)
+                            norms |= _norms(measures, outputs, micro, ranks)
                         except UsageError as error:  # other ranks may have none
                             problem = error
                     if save_to is not None and step.number == steps[-1]:
@@ -236,25 +235,21 @@ def _config_in(snapshot: Snapshot, run: Path, own: Own, *, trust: bool) -> Confi
     return config.replace(**_NOT_OURS)
 
 
-class _Outputs:
-    """A context that notes the tensors that a model returns."""
+@contextmanager
+def _outputs_of(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Note the tensors that a model returns inside the block."""
+    tensors = list[Tensor]()
 
-    def __init__(self, model: nn.Module) -> None:
-        self.tensors = list[Tensor]()
-        self._model = model
+    def note(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
+        return tensor
 
-    def __enter__(self) -> None:
-        self._hook = self._model.register_forward_hook(self._note)
-
-    def __exit__(self, *_: object) -> None:
-        self._hook.remove()
-
-    def _note(self, _model: nn.Module, _arguments: object, output: Any) -> None:
-        def note(tensor: Tensor) -> Tensor:
-            self.tensors.append(tensor)
-            return tensor
-
+    def note_all(_model: nn.Module, _arguments: object, output: Any) -> None:
         map_tensors(output, note)
+
+    hook = model.register_forward_hook(note_all)
+    yield tensors
+    hook.remove()
 
 
 def _norms(

@@ -48,8 +48,16 @@ M = TypeVar("M", bound=nn.Module)
 _EFFECTIVE = {
     field.name for group in ("batch", "precision", "run") for field in fields(GROUPS[group])
 }
-_EFFECTIVE |= {"recipe", "seed", "epochs", "patience", "workers", "sync_batch_norm"}
-_EFFECTIVE |= {"clip_norm", "ema_decay"}
+_EFFECTIVE |= {
+    "recipe",
+    "seed",
+    "epochs",
+    "patience",
+    "workers",
+    "sync_batch_norm",
+    "clip_norm",
+    "ema_decay",
+}
 _EFFECTIVE -= {"compile", "eval_epochs"}
 _INSTEAD = {
     "compile": "call model.compile() before the session",

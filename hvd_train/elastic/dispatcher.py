@@ -58,8 +58,13 @@ _QUIET_S = 3.0
 _LAST_COMMIT_S = 30.0
 _BYTES_AT_ONCE = 64
 _OF_SSH = 255  # ssh has failed, or a signal has killed its command
-_BEFORE_ITS_FIRST_RANK = {"HOROVOD_ELASTIC": "1", "HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}
-_BEFORE_ITS_FIRST_RANK |= dict.fromkeys(("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"), "gloo")
+_BEFORE_ITS_FIRST_RANK = {
+    "HOROVOD_ELASTIC": "1",
+    "HOROVOD_RANK": "0",
+    "HOROVOD_SIZE": "1",
+    "HOROVOD_CONTROLLER": "gloo",
+    "HOROVOD_CPU_OPERATIONS": "gloo",
+}
 
 RunWorker = Callable[[Worker, Mapping[str, str], threading.Event], int]
 """Runs a worker's process with these variables until it ends or the event is set;
@@ -317,10 +322,14 @@ class Dispatcher:
     def _environment_of(self, worker: Worker) -> dict[str, str]:
         slot = (worker.host, worker.slot)
         predecessor, self._last_in_slot[slot] = self._last_in_slot.get(slot), worker.number
-        variables = {JOB: self._name, WORKER: str(worker.number), SLOT: str(worker.slot)}
-        variables |= {RUN_DIR: self.run_dir, "HOROVOD_HOSTNAME": worker.host}
-        variables |= _BEFORE_ITS_FIRST_RANK | {
-            "HOROVOD_LOCAL_SIZE": str(self._roster.hosts[worker.host])
+        variables = {
+            **_BEFORE_ITS_FIRST_RANK,
+            JOB: self._name,
+            WORKER: str(worker.number),
+            SLOT: str(worker.slot),
+            RUN_DIR: self.run_dir,
+            "HOROVOD_HOSTNAME": worker.host,
+            "HOROVOD_LOCAL_SIZE": str(self._roster.hosts[worker.host]),
         }
         if predecessor is not None:
             variables[REPLACES] = str(predecessor)

@@ -74,7 +74,8 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         **workers.rank_variables(job.numbers),
         "HOROVOD_HOSTNAME": job.host,
-        **dict.fromkeys(("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"), "gloo"),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
         client.ADDRESS: job.address,
         client.PORT: port,
         client.KEY: environ.get(client.KEY) or _key(environ, job),

@@ -17,9 +17,18 @@ FACTS = {
     "gradient_norm",
     "loss_scale",
     "skipped_steps",
+    "samples_per_second",
+    "seconds",
+    "total_seconds",
+    "peak_memory_gib",
+    "gpu",
+    "split",
+    "ranks",
+    # which `History` adds
+    "elapsed",
+    "samples_done",
+    "epochs_done",
 }
-FACTS |= {"samples_per_second", "seconds", "total_seconds", "peak_memory_gib", "gpu", "split"}
-FACTS |= {"ranks", "elapsed", "samples_done", "epochs_done"}  # `History` adds the last three
 
 
 @dataclass(frozen=True)

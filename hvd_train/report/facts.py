@@ -46,7 +46,7 @@ def facts(run: History) -> dict[str, str]:
 
 def _spread(run: History) -> str:
     """Return how long the slowest rank and the median rank work in a step, if known."""
-    spreads = [step["ranks"] for step in run.steps if isinstance(step.get("ranks"), dict)]
+    spreads = run.mappings("ranks")
     slowest = numbers(spreads, "slowest")
     median = numbers(spreads, "median")
     if not (slowest and median):
@@ -59,7 +59,7 @@ def _memory(run: History) -> str:
     """Return the peak memory of a rank, and the mean load of rank 0's GPU."""
     peaks = numbers((*run.epochs, run.summary), "peak_memory_gib")
     facts = [f"{max(peaks):.2f} GiB a rank"] if any(peaks) else []
-    loads = [step["gpu"] for step in run.steps if isinstance(step.get("gpu"), dict)]
+    loads = run.mappings("gpu")
     for name, form in (("utilization", "GPU {:.0%} busy"), ("power_w", "{:.0f} W")):
         if values := numbers(loads, name):
             facts.append(form.format(fmean(values)))

@@ -191,7 +191,7 @@ def _phases(runs: Sequence[History], names: Sequence[str]) -> Markup:
     """Return a table of rank 0's mean time in each phase of a step."""
     rows = []
     for run, name in zip(runs, names, strict=True):
-        splits = [step["split"] for step in run.steps if isinstance(step.get("split"), dict)]
+        splits = run.mappings("split")
         times = [
             1e3 * sum(number(split, phase) or 0.0 for split in splits) / (len(splits) or 1)
             for phase in PHASES

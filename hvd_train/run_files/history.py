@@ -126,6 +126,10 @@ class History:
         """Return the seconds of training until the last record."""
         return max(numbers((*self.steps, *self.epochs, *self.events), "elapsed"), default=0.0)
 
+    def mappings(self, field: str) -> list[Record]:
+        """Return the values of a field of steps that are mappings."""
+        return [step[field] for step in self.steps if isinstance(step.get(field), dict)]
+
     def furthest(self, name: str) -> float:
         """Return the largest value of a field of steps and epochs, or 0."""
         return max(numbers((*self.steps, *self.epochs), name), default=0.0)
