@@ -258,12 +258,10 @@ def _synthetic(config: DataConfig, seed: int) -> DataSet:
     generator.manual_seed(seed)
     images = torch.randint(0, 256, (rows, 3, size, size), dtype=torch.uint8, generator=generator)
     labels = torch.randint(0, config.synthetic_classes, (rows,), generator=generator)
-    train, val = (
-        Arrays(images, labels, count) for count in (config.synthetic_samples, min(rows, 64))
-    )
-    return DataSet(
-        train, val, tuple(map(str, range(config.synthetic_classes))), 3, IMAGENET_MEAN, IMAGENET_STD
-    )
+    train = Arrays(images, labels, config.synthetic_samples)
+    val = Arrays(images, labels, min(rows, 64))
+    classes = tuple(map(str, range(config.synthetic_classes)))
+    return DataSet(train, val, classes, 3, IMAGENET_MEAN, IMAGENET_STD)
 
 
 _OPENERS: dict[str, Callable[[DataConfig, int], DataSet]] = {

@@ -34,7 +34,7 @@ def learning_rate_factor(schedule: ScheduleConfig, epochs_done: float) -> float:
     if kind == "one-cycle":
         warmup = warmup or 0.3 * schedule.epochs
         if epochs_done < warmup:
-            return _half_cosine(1.0, 0.04, 1 - epochs_done / warmup)
+            return _half_cosine(0.04, 1 - epochs_done / warmup)
     if epochs_done < warmup:
         return epochs_done / warmup
     if kind == "step":
@@ -53,8 +53,8 @@ def learning_rate_factor(schedule: ScheduleConfig, epochs_done: float) -> float:
     share = min(1.0, (epochs_done - warmup) / length) if length else 1.0
     if kind == "linear":
         return 1 - share * (1 - schedule.final_factor)
-    return _half_cosine(1.0, 4e-6 if kind == "one-cycle" else schedule.final_factor, share)
+    return _half_cosine(4e-6 if kind == "one-cycle" else schedule.final_factor, share)
 
 
-def _half_cosine(start: float, end: float, share: float) -> float:
-    return end + (start - end) * 0.5 * (1 + math.cos(math.pi * share))
+def _half_cosine(end: float, share: float) -> float:
+    return end + (1.0 - end) * 0.5 * (1 + math.cos(math.pi * share))

@@ -172,9 +172,8 @@ def classification(config: Config, classes: tuple[str, ...]) -> Task:
         top1 = match[:, 0]
         top5 = match.any(dim=1)
         none = torch.zeros(len(classes), dtype=torch.float64, device=targets.device)
-        right, seen = (
-            none.index_add(0, targets, each.double()) for each in (top1, torch.ones_like(top1))
-        )
+        right = none.index_add(0, targets, top1.double())
+        seen = none.index_add(0, targets, torch.ones_like(top1, dtype=torch.float64))
         losses = F.cross_entropy(logits.float(), targets, reduction="none")
         return {
             "loss": losses,
