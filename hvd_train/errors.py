@@ -13,6 +13,7 @@ from argparse import (
     Namespace,
 )
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path, PosixPath
 from typing import Any, NoReturn, TypeVar
@@ -242,21 +243,17 @@ class Parser(ArgumentParser):
         return options
 
 
-def from_one(text: str) -> int:
-    """Return the number of a whole number from 1 on, for a Parser."""
-    return _from(1, text)
-
-
-def from_zero(text: str) -> int:
-    """Return the number of a whole number from 0 on, for a Parser."""
-    return _from(0, text)
-
-
 def _from(least: int, text: str) -> int:
     number = whole_number(text)
     if number is None or not least <= number < 10**9:
         raise ArgumentTypeError(f"{text}: it must be a whole number from {least} on")
     return number
+
+
+from_one = partial(_from, 1)
+"""Returns the number of a whole number from 1 on, for a Parser."""
+from_zero = partial(_from, 0)
+"""Returns the number of a whole number from 0 on, for a Parser."""
 
 
 def whole_number(text: str) -> int | None:

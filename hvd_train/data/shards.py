@@ -31,8 +31,6 @@ Decode = Callable[[Sample], Any]
 CLASSES = "classes.txt"
 _LABELS = ("cls", "class", "label", "y")
 IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "pgm", "bmp", "tif", "tiff")
-_INTEGERS = ("cls", "cls2", "count", "index", "inx", "id", "str_int")
-_TEXTS = ("txt", "text", "transcript", "str")
 TYPES = {  # of values in MDS, by their numbers there
     **{bits: f"uint{bits}" for bits in (8, 16, 32, 64)},
     **{bits + 1: f"int{bits}" for bits in (8, 16, 32, 64)},
@@ -314,14 +312,10 @@ def _value(name: str, kind: str, content: bytes) -> Any:
         from hvd_train.data.folder import decode  # slow to import
 
         return decode(content)
-    if base in _INTEGERS:
-        return int(content)
-    if base in _TEXTS:
-        return content.decode()
     if base in _SCALARS:
         return np.frombuffer(content, _SCALARS[base])[0].item()
-    if base in _OTHERS:
-        return _OTHERS[base](content)
+    if base in _DECODERS:
+        return _DECODERS[base](content)
     if base == "ndarray":
         return _array(form, content)
     if base.startswith(("pkl", "list[", "jpeg_array", "jpegarray")):
@@ -358,7 +352,9 @@ def _array(form: str, content: bytes) -> Tensor:
     return torch.from_numpy(np.frombuffer(content, kind).reshape(sizes).copy())
 
 
-_OTHERS: dict[str, Callable[[bytes], Any]] = {
+_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    **dict.fromkeys(("cls", "cls2", "count", "index", "inx", "id", "str_int"), int),
+    **dict.fromkeys(("txt", "text", "transcript", "str"), bytes.decode),
     "json": json.loads,
     "npy": _npy,
     "pil": _pixels,

@@ -127,7 +127,7 @@ def _rank(number: int, host: str, process: int, of_host: Any) -> Rank:
     own, *others = processes
     if "step" not in own:
         return Rank(number, host, _does(own))
-    frames = _frames(own)
+    frames = _frames(own["stack"])
     at = _decisive(frames)
     does = _does(own)
     kind = _BUSY if frames else _NOT_RUNNING
@@ -164,12 +164,8 @@ def _rank(number: int, host: str, process: int, of_host: Any) -> Rank:
     )
 
 
-def _frames(process: Mapping[str, Any]) -> list[Frame]:
-    """Return the stack of the main thread of a process, innermost frame first."""
-    return _frames_in(process["stack"])
-
-
-def _frames_in(stack: str) -> list[Frame]:
+def _frames(stack: str) -> list[Frame]:
+    """Return the frames of a stack, the innermost first."""
     return [Frame(*found) for found in _FRAME.findall(stack)]
 
 
@@ -187,7 +183,7 @@ def _place(frames: Sequence[Frame]) -> Frame:
 
 
 def _does(process: Mapping[str, Any]) -> str:
-    frames = _frames(process)
+    frames = _frames(process["stack"])
     state = process["state"]
     if state in _STATES and not (frames and state == "disk-sleep"):
         return _STATES[state].format(process["process"])
@@ -199,7 +195,7 @@ def _does(process: Mapping[str, Any]) -> str:
 
 def _is_busy(process: Mapping[str, Any]) -> bool:
     """Return whether a loader process works, or cannot."""
-    return process["state"] in _STATES or _decisive(_frames(process)) is not None
+    return process["state"] in _STATES or _decisive(_frames(process["stack"])) is not None
 
 
 def _is_shown(process: Mapping[str, Any], rank: Rank) -> bool:
@@ -222,7 +218,9 @@ def _cause(groups: Sequence[Sequence[Rank]]) -> str:
         return "; ".join([*map(_odd, odd), others])
     ranks = [rank for group in groups for rank in group]
     silent = [
-        f"{_named([rank])} gets no answer from {text}" for rank in ranks if (text := _silent(rank))
+        f"{_named([rank])} gets no answer from {', '.join(addresses)}"
+        for rank in ranks
+        if (addresses := rank.processes[0].get("unconfirmed"))
     ]
     if silent:
         return f"all ranks are waiting for other ranks{_began(first)}; {'; '.join(silent[:_MOST])}"
@@ -234,11 +232,6 @@ def _cause(groups: Sequence[Sequence[Rank]]) -> str:
         return f"{_odd(behind)}; the others are further; {why}"
     places = (f"{_named(group)} {group[0].does} ({group[0].step})" for group in groups[:_MOST])
     return f"all ranks must do the same, but these differ: {'; '.join(places)}"
-
-
-def _silent(rank: Rank) -> str:
-    """Return the addresses that confirm nothing that a rank sends, with commas."""
-    return ", ".join(rank.processes[0].get("unconfirmed", []))
 
 
 def _odd(group: Sequence[Rank]) -> str:
@@ -264,9 +257,9 @@ def _stack(rank: Rank, process: Mapping[str, Any]) -> Iterator[str]:
     usual = "process" if process is rank.processes[0] else "loader process"
     what = f"{process.get('name', usual)} {process['process']} ({process['state']})"
     yield f"{_named([rank])}, {what}{':' if process['stack'] else ''}"
-    threads = map(_frames_in, process["threads"])
+    threads = map(_frames, process["threads"])
     of_user = [frames for frames in threads if any(frame.room == "user" for frame in frames)]
-    for number, frames in enumerate([_frames(process), *of_user]):
+    for number, frames in enumerate([_frames(process["stack"]), *of_user]):
         if number:
             yield "  another thread:"
         for frame in frames:
