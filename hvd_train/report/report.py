@@ -19,30 +19,34 @@ from hvd_train.run_files.journal import label
 # the label of the x axis, the field of a record with its values, and their unit
 _Axis = tuple[str, str, float]
 
+Runs = Mapping[str, History]  # by unique names
+
 _TITLES = {"top1": "Top-1 accuracy", "top5": "Top-5 accuracy"}
 _MOST_CHARTS = 24  # of measures
 
 
 def compose(paths: Sequence[Path], now: datetime) -> str:
     """Return the page about run folders. Raises UsageError if one is none, or damaged."""
-    runs = [read(path) for path in paths]
-    names = [run.name for run in runs]
-    if len(set(names)) < len(names):
-        names = [str(run.path) for run in runs]
-    settings = [
-        {key: value for key, value in run.settings.items() if key != "output_dir"} for run in runs
-    ]
+    histories = [read(path) for path in paths]
+    runs = {run.name: run for run in histories}
+    if len(runs) < len(histories):
+        runs = {str(run.path): run for run in histories}
+    settings = {
+        name: {key: value for key, value in run.settings.items() if key != "output_dir"}
+        for name, run in runs.items()
+    }
+    environments = {name: _environment(run) for name, run in runs.items()}
     sections = [
-        ("Summary", _summary(runs, names)),
-        ("Learning curves", _learning(runs, names)),
-        ("Throughput", _throughput(runs, names)),
-        ("Where the time goes", _phases(runs, names)),
-        ("Configuration", _comparison(names, settings, Config().settings())),
-        ("What happened", _events(runs, names)),
-        ("Environment", _comparison(names, [_environment(run) for run in runs])),
+        ("Summary", _summary(runs)),
+        ("Learning curves", _learning(runs)),
+        ("Throughput", _throughput(runs)),
+        ("Where the time goes", _phases(runs)),
+        ("Configuration", _comparison(settings, Config().settings())),
+        ("What happened", _events(runs)),
+        ("Environment", _comparison(environments)),
     ]
     text = page.TEMPLATES.get_template("page.html").render(
-        title=f"Training report: {names[0] if len(runs) == 1 else f'{len(runs)} runs'}",
+        title=f"Training report: {next(iter(runs)) if len(runs) == 1 else f'{len(runs)} runs'}",
         subtitle=f"made {now:%Y-%m-%d %H:%M} by hvd-train {__version__}",
         sections=sections,
         script=Markup(page.SCRIPT),  # noqa: S704  # ours
@@ -51,29 +55,31 @@ def compose(paths: Sequence[Path], now: datetime) -> str:
     return page.clean(text)
 
 
-def _summary(runs: Sequence[History], names: Sequence[str]) -> Markup:
-    same, table = _compared(names, [facts(run) for run in runs])
+def _summary(runs: Runs) -> Markup:
+    same, table = _compared({name: facts(run) for name, run in runs.items()})
     body = [pieces.cards(same.items())] if same else []
     if len(runs) > 1:
         body = [pieces.heading("The same in all runs"), *body, table]
     return Markup().join(body)
 
 
-def _compared(
-    names: Sequence[str], facts: Sequence[Mapping[str, str]]
-) -> tuple[dict[str, str], Markup]:
+def _compared(facts: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, str], Markup]:
     """Return the facts that all runs share, and a table of the others, with a row for each run."""
-    columns = {
-        name: [of_run.get(name, "—") for of_run in facts]
-        for name in dict.fromkeys(name for of_run in facts for name in of_run)
-    }
-    same = {name: values[0] for name, values in columns.items() if len(set(values)) == 1}
-    different = [name for name in columns if name not in same]
-    rows = zip(names, *(columns[name] for name in different), strict=True)
-    return same, pieces.table(["run", *different], list(rows))
+    same = {}
+    different = []
+    for fact in dict.fromkeys(fact for of_run in facts.values() for fact in of_run):
+        values = {of_run.get(fact, "—") for of_run in facts.values()}
+        if len(values) == 1:
+            same[fact] = values.pop()
+        else:
+            different.append(fact)
+    rows = [
+        [name, *(of_run.get(fact, "—") for fact in different)] for name, of_run in facts.items()
+    ]
+    return same, pieces.table(["run", *different], rows)
 
 
-def _learning(runs: Sequence[History], names: Sequence[str]) -> Markup:
+def _learning(runs: Runs) -> Markup:
     """Return the learning curves over epochs, samples or time."""
     text = (
         "Training: means of the logged steps, with random augmentation. "
@@ -84,31 +90,31 @@ def _learning(runs: Sequence[History], names: Sequence[str]) -> Markup:
         ("samples", "samples_done", 1.0),
         _time(runs),
     ]
-    choices = [(axis[0].partition(",")[0], _learning_charts(runs, names, axis)) for axis in axes]
+    choices = [(axis[0].partition(",")[0], _learning_charts(runs, axis)) for axis in axes]
     return Markup().join([pieces.paragraph(text), pieces.tabs(choices)])
 
 
-def _learning_charts(runs: Sequence[History], names: Sequence[str], axis: _Axis) -> list[Chart]:
+def _learning_charts(runs: Runs, axis: _Axis) -> list[Chart]:
     """Return charts of measures and learning rate over an axis.
 
     A single run has training and validation in one chart.
     """
-    logged = [run.steps if len(run.steps) >= len(run.epochs) else run.epochs for run in runs]
+    logged = {name: max(run.steps, run.epochs, key=len) for name, run in runs.items()}
     # A loss that is not finite is null in JSON, next to the other scores of its epoch.
-    evaluated = [
-        [
-            e
-            for e in run.epochs
-            if any(name.startswith("val_") and value is not None for name, value in e.items())
+    evaluated = {
+        name: [
+            epoch
+            for epoch in run.epochs
+            if any(score.startswith("val_") and epoch[score] is not None for score in epoch)
         ]
-        for run in runs
-    ]
+        for name, run in runs.items()
+    }
     events = _marks(runs, axis)
     charts = list[Chart]()
-    for measure in list(dict.fromkeys(name for run in runs for name in run.measures)):
+    for measure in dict.fromkeys(name for run in runs.values() for name in run.measures):
         title = _TITLES.get(measure, label(measure).capitalize())
-        training = _lines(names, logged, measure, axis)
-        validation = _lines(names, evaluated, f"val_{measure}", axis)
+        training = _lines(logged, measure, axis)
+        validation = _lines(evaluated, f"val_{measure}", axis)
         groups = {f"{title}, training": training, f"{title}, validation": validation}
         if len(runs) == 1:
             groups = {title: [("training", *training[0][1:]), ("validation", *validation[0][1:])]}
@@ -116,11 +122,11 @@ def _learning_charts(runs: Sequence[History], names: Sequence[str], axis: _Axis)
             Chart(name, axis[0], lines, percent=measure in _TITLES, events=events)
             for name, lines in groups.items()
         ]
-    rates = _lines(names, [run.steps for run in runs], "learning_rate", axis)
+    rates = _lines({name: run.steps for name, run in runs.items()}, "learning_rate", axis)
     return [*charts[:_MOST_CHARTS], Chart("Learning rate", axis[0], rates)]
 
 
-def _throughput(runs: Sequence[History], names: Sequence[str]) -> Markup:
+def _throughput(runs: Runs) -> Markup:
     """Return samples/s over time, with marks of changes of the world, and seconds of epochs."""
     text = (
         "Of all workers, between two logged steps of an epoch; waiting for a new world counts, "
@@ -128,12 +134,15 @@ def _throughput(runs: Sequence[History], names: Sequence[str]) -> Markup:
     )
     title, _, unit = axis = _time(runs)
     # one step and the next differ by noise
-    measured = [
-        [{"time": at, "speed": speed} for at, speed in zip(*speeds(run.steps, 60), strict=True)]
-        for run in runs
-    ]
-    rates = _lines(names, measured, "speed", ("", "time", unit))
-    epochs = _lines(names, [run.epochs for run in runs], "seconds", ("", "epoch", 1.0))
+    measured = {
+        name: [
+            {"time": at, "speed": speed} for at, speed in zip(*speeds(run.steps, 60), strict=True)
+        ]
+        for name, run in runs.items()
+    }
+    rates = _lines(measured, "speed", ("", "time", unit))
+    of_epochs = {name: run.epochs for name, run in runs.items()}
+    epochs = _lines(of_epochs, "seconds", ("", "epoch", 1.0))
     charts = [
         Chart("Samples/s", title, rates, zero=True, events=_marks(runs, axis)),
         Chart("Seconds of an epoch, with its evaluation", "epoch", epochs, zero=True),
@@ -141,34 +150,32 @@ def _throughput(runs: Sequence[History], names: Sequence[str]) -> Markup:
     return Markup().join([pieces.paragraph(text), pieces.figures(charts)])
 
 
-def _lines(
-    names: Sequence[str], records: Sequence[Sequence[Record]], field: str, axis: _Axis
-) -> list[Line]:
+def _lines(records: Mapping[str, Sequence[Record]], field: str, axis: _Axis) -> list[Line]:
     """Return a line for each run, of a field of its records over an axis."""
     _, progress, unit = axis
     lines = list[Line]()
-    for name, of_run in zip(names, records, strict=True):
+    for name, of_run in records.items():
         places = [number(record, progress) for record in of_run]
         scaled = [None if place is None else place / unit for place in places]
         values = [number(record, field) for record in of_run]
-        lines.append((name if len(names) > 1 else "", thinned(scaled), thinned(values)))
+        lines.append((name if len(records) > 1 else "", thinned(scaled), thinned(values)))
     return lines
 
 
-def _time(runs: Sequence[History]) -> _Axis:
-    longest = max(run.seconds for run in runs)
+def _time(runs: Runs) -> _Axis:
+    longest = max(run.seconds for run in runs.values())
     name, unit = next(
         (unit for unit in (("h", 3600.0), ("min", 60.0)) if longest > 3 * unit[1]), ("s", 1.0)
     )
     return f"time, {name}", "elapsed", unit
 
 
-def _marks(runs: Sequence[History], axis: _Axis) -> list[tuple[float, str]]:
+def _marks(runs: Runs, axis: _Axis) -> list[tuple[float, str]]:
     """Return places on an axis and labels of resizes, recoveries, resumes, and odd steps.
 
     Several runs have none.
     """
-    events = runs[0].events if len(runs) == 1 else ()
+    events = next(iter(runs.values())).events if len(runs) == 1 else ()
     first = next((event for event in events if event.get("name") == "start"), None)
     marks = []
     for event in events:
@@ -187,10 +194,10 @@ def _marks(runs: Sequence[History], axis: _Axis) -> list[tuple[float, str]]:
     return marks
 
 
-def _phases(runs: Sequence[History], names: Sequence[str]) -> Markup:
+def _phases(runs: Runs) -> Markup:
     """Return a table of rank 0's mean time in each phase of a step."""
     rows = []
-    for run, name in zip(runs, names, strict=True):
+    for name, run in runs.items():
         splits = run.mappings("split")
         times = [
             1e3 * sum(number(split, phase) or 0.0 for split in splits) / (len(splits) or 1)
@@ -209,28 +216,29 @@ def _phases(runs: Sequence[History], names: Sequence[str]) -> Markup:
     return Markup().join([pieces.paragraph(text), pieces.table(["run", "step", *PHASES], rows)])
 
 
-def _events(runs: Sequence[History], names: Sequence[str]) -> Markup:
+def _events(runs: Runs) -> Markup:
     """Return the recorded events of each run and their times."""
     bodies = []
-    for run, name in zip(runs, names, strict=True):
+    for name, run in runs.items():
         rows = [[duration(event["elapsed"]), str(event.get("message", ""))] for event in run.events]
         body = pieces.table(["after", "event"], rows) if rows else pieces.gap("no events recorded")
         bodies.append(pieces.details(f"{name}: {len(rows)} events", body, len(runs) == 1))
     return Markup().join(bodies)
 
 
-def _comparison(
-    names: Sequence[str], facts: Sequence[Record], defaults: Record | None = None
-) -> Markup:
+def _comparison(facts: Mapping[str, Record], defaults: Record | None = None) -> Markup:
     """Return what differs between runs, what they share, and what has its default."""
-    texts = [{key: page.written(value) for key, value in of_run.items()} for of_run in facts]
+    texts = {
+        name: {key: page.written(value) for key, value in of_run.items()}
+        for name, of_run in facts.items()
+    }
     usual = {key: page.written(value) for key, value in (defaults or {}).items()}
-    same, table = _compared(names, texts)
+    same, table = _compared(texts)
     default = {key: value for key, value in same.items() if usual.get(key) == value}
     shared = {key: value for key, value in same.items() if key not in default}
-    missing = [name for name, of_run in zip(names, texts, strict=True) if not of_run]
+    missing = [name for name, of_run in texts.items() if not of_run]
     body = [pieces.gap(f"{first_few(missing)}: not recorded")] if missing else []
-    if len(names) > 1:
+    if len(facts) > 1:
         body += [
             pieces.heading("What differs between the runs"),
             table,
