@@ -223,7 +223,7 @@ def newest_good(folder: Path, report: Report) -> Snapshot | None:
 
     Raises NoneReadable if all are damaged.
     """
-    damaged = list[str]()
+    damaged = []
     for path in committed(folder):
         try:
             snapshot = read(path)

@@ -42,7 +42,7 @@ def difference(one: Path, other: Path) -> tuple[bool, list[str]]:
             f"{one} and {other}: nothing can be compared, since one has no answers in a ledger "
             "(--ledger), and they have committed no same step"
         )
-    lines = list[str]()
+    lines = []
     parting = ""
     if answers and others:
         parting = _parting_step(answers, others)

@@ -166,7 +166,7 @@ def differences(
     The note is of numbers that differ by rounding. A difference is rounding if it is below the
     tolerance, or not much larger than between `alone` and `control`, a run in another order.
     """
-    found = list[str]()
+    found = []
     note = ""
     for training in alone.trainings:
         of = "" if training == "." else f"{training}: "
@@ -209,7 +209,7 @@ def _steps_that_differ(
     its = other.steps(training)
     again = control.steps(training) if control is not None else mine
     noise = dict[str, float]()
-    found = list[str]()
+    found = []
     if mine.keys() != its.keys():
         found.append(f"it took {len(its)} steps, not {len(mine)}")
     for number, one in mine.items():

@@ -122,7 +122,7 @@ def replay(
                 loop.begin_step(loops, step)
                 # a step that is taken again has these again
                 norms = dict[int, float]()
-                kept = dict[int, dict[str, Any]]()
+                kept = {}
                 problem: UsageError | None = None  # of this rank
                 for micro in step:
                     with _outputs_of(parts.model) as outputs:
@@ -273,7 +273,7 @@ def _norms(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     of_rows = torch.autograd.grad(scaler.scale(loss), rows, retain_graph=True, allow_unused=True)
     scale = scaler.get_scale() if scaler.is_enabled() else 1.0
-    found = dict[int, float]()
+    found = {}
     with unchanged(model):  # checkpointed layers run again
         for place, sample in enumerate(micro.samples.tolist()):
             gradients = torch.autograd.grad(

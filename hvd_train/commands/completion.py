@@ -19,7 +19,7 @@ def completion(options: Namespace) -> int:
     cases = ""
     values = dict[str, str]()
     for parser in reversed([*tree.parsers(tree.tree())]):  # the shell takes the first that fits
-        words = list[str]()
+        words = []
         for action in parser.actions:
             flags = [flag for flag in action.option_strings if flag.startswith("--")]
             known = " ".join(_known(action))

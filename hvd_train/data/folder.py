@@ -127,7 +127,7 @@ def images_in(paths: Sequence[Path]) -> list[Path]:
 
     Raises UsageError if there are none.
     """
-    found = list[Path]()
+    found = []
     for path in paths:
         below = [file for file in sorted(path.rglob("*")) if _is_image(str(file.relative_to(path)))]
         if not (images := [path] if path.is_file() else below):

@@ -84,7 +84,7 @@ class ReadAhead:
             self._is_end = True
             self._changed.notify_all()
             return
-        shards = set[int]()
+        shards = set()
         for micro in batch.passes:
             shards |= {*self._data.shards_of(micro.samples).tolist()}
         self._missing |= dict.fromkeys(sorted(shards - self._uses.keys()))

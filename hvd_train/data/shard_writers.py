@@ -103,7 +103,7 @@ class TarWriter:
     def sample(self, number: int, source: Any) -> bytes:
         """Return an item of a data set as a sample. Raises UsageError if it cannot be written."""
         blocks = []
-        names = set[str]()
+        names = set()
         for name, (kind, content) in _parts(number, source, _part_in_tar).items():
             is_plain = name == kind or (name == "image" and kind in IMAGES)
             member = tarfile.TarInfo(f"{number:09}.{kind if is_plain else f'{name}.{kind}'}")

@@ -90,7 +90,7 @@ def _kills(root: Path) -> dict[Path, int]:
 
     First come the cgroups of this process, the innermost first, then the whole host.
     """
-    found = dict[Path, int]()
+    found = {}
     for file in _counters(root):
         with suppress(OSError):
             if count := re.search(r"^oom_kill (\d+)$", file.read_text(), re.MULTILINE):

@@ -62,7 +62,7 @@ def lines_of(text: str, source: str) -> tuple[Host, ...]:
     A line is `NAME`, `NAME:SLOTS` or `NAME slots=SLOTS` (`max_slots=` is ignored). Blank lines and
     text after a # are skipped. Raises UsageError, which names `source` and the first wrong line.
     """
-    found = dict[str, Host]()
+    found = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not (entry := line.partition("#")[0].strip()):
             continue
@@ -106,7 +106,7 @@ def _expanded(entry: str) -> list[str]:
     if match is None:
         return [entry]
     start, ranges, end = match.groups()
-    numbers: list[str] = []
+    numbers = []
     for part in ranges.split(","):
         first, _, last = part.partition("-")
         lowest = whole_number(first)

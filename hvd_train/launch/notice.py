@@ -103,7 +103,7 @@ def _longest_s(found: Mapping[str, Any]) -> float:
 
 def _watch(members: Sequence[tuple[str, int]], file: int, notice_s: float) -> None:
     patience = Patience(notice_s)
-    told = set[str]()  # causes, of which a second answer is one line
+    told = set()  # causes, of which a second answer is one line
     while True:
         time.sleep(_EVERY_S)
         seen = os.pread(file, stacks.PLACE_BYTES, 0)

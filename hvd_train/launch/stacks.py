@@ -178,7 +178,7 @@ def ranks_that_start() -> dict[int, int]:
     by its process.
     """
     found = [process for process in psutil.process_iter() if place_of(process.pid)]
-    ranks = dict[int, int]()
+    ranks = {}
     for process in found:
         with suppress(psutil.Error, OSError, TypeError):  # it has ended meanwhile
             starts = place_of(process.pid)["what"] == STARTS and process.cwd() == os.getcwd()
@@ -200,7 +200,7 @@ def look(folder: Path, processes: Sequence[int]) -> dict[str, Any]:
     before = {process: place_of(process) for process in processes}
     waited = {process: waited_s(place) for process, place in before.items() if place}
     time.sleep(_BETWEEN_S)
-    ranks = dict[int, list[dict[str, Any]]]()
+    ranks = {}
     with ThreadPoolExecutor() as threads:
         for process, place in before.items():
             with suppress(psutil.Error):  # it has ended meanwhile
@@ -257,7 +257,7 @@ def _seen(process: psutil.Process) -> dict[str, Any] | None:
             nothing = {"stack": "", "threads": []}
             return {"process": process.pid, "name": process.name(), "state": state, **nothing}
         stack = ""
-        threads = dict[int, str]()
+        threads = {}
         if state != psutil.STATUS_STOPPED:
             stack = _stack(process.pid) if place["answers"] else ""
             threads = _threads_of(process.pid, place["pipe"])
@@ -279,7 +279,7 @@ def _unconfirmed(process: int) -> list[str]:
     Raises OSError if it has ended.
     """
     own = {os.readlink(entry) for entry in Path(f"/proc/{process}/fd").iterdir()}
-    found = set[str]()
+    found = set()
     for line in Path(f"/proc/{process}/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
         words = line.split()
         unanswered = int(words[6], 16) + int(words[8])  # retransmissions and probes

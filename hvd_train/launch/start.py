@@ -101,7 +101,7 @@ def mpirun(ranks: int, hosts: Sequence[Host], environ: Mapping[str, str]) -> lis
     others = [host.name for host in hosts if not ssh.is_here(host.name)]
     listed = ",".join(map(str, hosts))
     flags = shlex.split(environ.get("MPIRUN_FLAGS", ""))
-    variables = dict[str, str]()
+    variables = {}
     version = output_of([command, "--version"])
     text = version.stdout + version.stderr
     if "Open MPI" in text:

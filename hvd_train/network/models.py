@@ -103,7 +103,7 @@ def heads_of(model: nn.Module, result: Callable[[], Tensor]) -> tuple[str, ...]:
     if known := [name for name, module in named.items() if module in classifiers]:
         return tuple(known)
     # the name of the layer, by the node of its output in autograd's graph
-    made_by = dict[Any, str]()
+    made_by = {}
 
     hooks = [
         module.register_forward_hook(
@@ -118,7 +118,7 @@ def heads_of(model: nn.Module, result: Callable[[], Tensor]) -> tuple[str, ...]:
     finally:
         for hook in hooks:
             hook.remove()
-    heads = set[str]()
+    heads = set()
     seen: set[Any] = {None}
     while nodes := nodes - seen:
         seen |= nodes

@@ -133,7 +133,7 @@ def with_inner(optimizers: Mapping[str, Optimizer]) -> dict[str, Optimizer]:
     """Return optimizers by name, with those that they hold and that have a state of
     their own (SAM, Lookahead).
     """
-    found = dict[str, Optimizer]()
+    found = {}
     for name, optimizer in optimizers.items():
         found[name] = optimizer
         for attribute, inner in vars(optimizer).items():

@@ -310,7 +310,7 @@ def _forget_after(folder: RunFolder, step: int, epochs_done: int) -> tuple[int, 
     if not path.exists():
         return step, epochs_done, step, evaluated  # the run resumes in another folder
     last_step = last_epoch = reached = 0
-    kept = list[bytes]()
+    kept = []
     for line, record in history.lines(path):
         kind = record.get("kind")
         number = history.whole(record.get("step")) or 0

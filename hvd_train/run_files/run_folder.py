@@ -167,7 +167,7 @@ def _claim_own(
     name: str,
     wait: bool,
 ) -> RunFolder:
-    notes = list[str]()
+    notes = []
     found = [
         path
         for path in sorted(RUNS.glob(f"{config.recipe}-*"), reverse=True)
@@ -221,7 +221,7 @@ def _reopen(path: Path, config: Config, find: Find, *, evict: bool = False) -> R
     old = config_file.load(path / CONFIG)
     before = old.schedule.epochs
     epochs = config.schedule.epochs
-    notes = list[str]()
+    notes = []
     if config.run.output_dir and epochs > before:
         # recipes give both
         old = old.replace(epochs=epochs, warmup_epochs=config.schedule.warmup_epochs)

@@ -50,7 +50,7 @@ def pixel_network(num_classes: int) -> nn.Module:
     """Return a network of each pixel's class: images [n, 1, 8, 8] to
     logits [n, num_classes, 8, 8].
     """
-    layers: list[nn.Module] = []
+    layers = []
     for before, dilation in ((1, 1), (32, 2), (32, 4), (32, 1)):
         layers += [
             nn.Conv2d(before, 32, 3, padding=dilation, dilation=dilation),
