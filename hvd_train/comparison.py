@@ -42,25 +42,23 @@ def difference(one: Path, other: Path) -> tuple[bool, list[str]]:
             f"{one} and {other}: nothing can be compared, since one has no answers in a ledger "
             "(--ledger), and they have committed no same step"
         )
-    lines = []
-    parting = ""
+    verdicts = []  # what differs, if anything does, and what to say else
     if answers and others:
-        parting = _parting_step(answers, others)
-        lines.append(parting or f"all {len(answers)} steps are the same")
+        same = f"all {len(answers)} steps are the same"
+        verdicts.append((_parting_step(answers, others), same))
     if both:
         odd = [step for step, epoch in both if states[step, epoch] != other_states[step, epoch]]
         differing = f"the states after step {odd[0]} differ" if odd else ""
         same = f"the states after {counted(len(both), 'step')}, up to {both[-1][0]}, are the same"
-        lines.append(differing or same)
-        parting = parting or differing
+        verdicts.append((differing, same))
     if paths:
-        differing = _parting_tensors(paths)
         same = (
             f"all tensors of {counted(len(paths), 'commit')}, up to step {max(paths)}, are the same"
         )
-        lines.append(differing or same)
-        parting = parting or differing
-    return not parting, lines + _differing(_facts(found), _facts(other_found))
+        verdicts.append((_parting_tensors(paths), same))
+    lines = [differing or same for differing, same in verdicts]
+    is_same = not any(differing for differing, _ in verdicts)
+    return is_same, lines + _differing(_facts(found), _facts(other_found))
 
 
 def _facts(run: history.History) -> dict[str, Any]:
