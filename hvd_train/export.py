@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from hvd_train.errors import UsageError
+from hvd_train.errors import UsageError, first_line
 from hvd_train.network import weights
 from hvd_train.run import trained_parts
 from hvd_train.run_files import durable
@@ -45,8 +45,7 @@ def export(target: Path, output: Path, *, trust: bool = False) -> list[Path]:
             expected = model(images)
             found = torch.export.load(output / PROGRAM).module()(images)
     except Exception as error:  # torch may raise anything for a model that it cannot trace
-        first, *_ = str(error).strip().splitlines() or [type(error).__name__]
-        raise UsageError(f"cannot export this model: {first}") from error
+        raise UsageError(f"cannot export this model: {first_line(error)}") from error
     difference = float((found - expected).abs().max())
     if not difference <= _CLOSE * max(1.0, float(expected.abs().max())):
         raise UsageError(

@@ -11,7 +11,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hvd_train.config import GROUPS, Config
-from hvd_train.errors import Parser
+from hvd_train.errors import Parser, flag
 
 # Other flags of a setting, most of them of other trainers.
 ALIASES = {
@@ -74,12 +74,16 @@ def _add_fields(parser: Any, cls: type[Any], shown: Mapping[str, Any]) -> None:
     for name, about in texts(cls.__module__)[cls.__name__].items():
         hint = hints[name]
         value = shown.get(name)
-        flag = f"--{name.replace('_', '-')}"
         value = " ".join(map(str, value)) if isinstance(value, tuple) else value
         default = "" if value is None or value is False or value == "" else f" (default: {value})"
         about = (about + default).replace("%", "%%")
         parser.add_argument(
-            flag, *ALIASES.get(name, ()), dest=name, default=SUPPRESS, help=about, **_kind(hint)
+            flag(name),
+            *ALIASES.get(name, ()),
+            dest=name,
+            default=SUPPRESS,
+            help=about,
+            **_kind(hint),
         )
 
 

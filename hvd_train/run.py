@@ -26,7 +26,7 @@ from hvd_train.data import identity, sources
 from hvd_train.data.identity import Identity
 from hvd_train.data.random_numbers import seed_all
 from hvd_train.data.sources import OwnData
-from hvd_train.errors import UsageError
+from hvd_train.errors import UsageError, flag
 from hvd_train.launch import cause, exit_report, launcher, stacks, workers
 from hvd_train.loops import Loops
 from hvd_train.membership import Membership
@@ -351,7 +351,7 @@ def same_everywhere(config: Config | None) -> dict[str, str]:
         settings = {
             name: value for name, value in config.settings().items() if name not in OF_EACH_HOST
         }
-        found |= {f"--{name.replace('_', '-')}": str(value) for name, value in settings.items()}
+        found |= {flag(name): str(value) for name, value in settings.items()}
     return found
 
 

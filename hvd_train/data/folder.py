@@ -142,9 +142,9 @@ def open_folder(root: Path, config: DataConfig) -> DataSet:
     Raises UsageError for wrong folders.
     """
     splits = ["train", "val", *(["test"] if (root / "test").is_dir() else [])]
-    classes, *others = (_classes(root / split) for split in splits)
-    for split, names in zip(splits[1:], others, strict=True):
-        if only := sorted(set(classes) ^ set(names)):
+    classes = _classes(root / "train")
+    for split in splits[1:]:
+        if only := sorted(set(classes) ^ set(_classes(root / split))):
             raise UsageError(
                 f"{root}: train/ and {split}/ must have the same classes; only in "
                 f"one: {first_few(only)}"
@@ -153,8 +153,14 @@ def open_folder(root: Path, config: DataConfig) -> DataSet:
     val, *test = (
         _images(root / split, classes, evaluation_transform(config), config) for split in splits[1:]
     )
-    last = test[0] if test else None
-    return DataSet(train, val, tuple(classes), mean=IMAGENET_MEAN, std=IMAGENET_STD, test=last)
+    return DataSet(
+        train,
+        val,
+        tuple(classes),
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+        test=next(iter(test), None),
+    )
 
 
 def open_split(root: Path, config: DataConfig, split: str) -> DataSet:

@@ -60,7 +60,7 @@ def classes(target: object, run: Identity | None) -> tuple[str, ...]:
 
     Raises UsageError, which names the `target`, if they are not known.
     """
-    names = run.get("classes") if isinstance(run, dict) else None
+    names = (run or {}).get("classes")
     if not isinstance(names, list) or not names:
         raise UsageError(
             f"{target}: the names of its classes are not known, since its data.json "

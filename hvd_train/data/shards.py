@@ -323,10 +323,6 @@ def _value(name: str, kind: str, content: bytes) -> Any:
     return content
 
 
-def _npy(content: bytes) -> Tensor:
-    return torch.from_numpy(np.load(io.BytesIO(content), allow_pickle=False))
-
-
 def _pixels(content: bytes) -> Tensor:
     """Return the pixels of `pil`: width, height, length of the mode, mode, bytes."""
     width, height, length = map(int, np.frombuffer(content[:12], "<u4"))
@@ -356,7 +352,7 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("cls", "cls2", "count", "index", "inx", "id", "str_int"), int),
     **dict.fromkeys(("txt", "text", "transcript", "str"), bytes.decode),
     "json": json.loads,
-    "npy": _npy,
+    "npy": lambda content: torch.from_numpy(np.load(io.BytesIO(content), allow_pickle=False)),
     "pil": _pixels,
     "str_float": float,
 }

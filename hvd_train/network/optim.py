@@ -374,10 +374,6 @@ def copied(model: nn.Module) -> nn.Module:
         ) from None
 
 
-def _torch_copies(tensor: Tensor) -> bool:
-    return tensor.is_leaf and tensor.layout in (torch.strided, torch.sparse_coo)
-
-
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
     """Set the learning rate of the next step for all parameters."""
     for group in optimizer.param_groups:

@@ -145,10 +145,7 @@ def read(path: Path) -> History:
     if not (path / run_folder.CONFIG).exists() and not (path / run_folder.METRICS).exists():
         raise UsageError(f"{path} is not a run of hvd_train: it has no {run_folder.CONFIG}")
     try:
-        settings = {
-            str(name): value
-            for name, value in mapping_in(path / run_folder.CONFIG, config_file.parse).items()
-        }
+        settings = mapping_in(path / run_folder.CONFIG, config_file.parse)
         summary = mapping_in(path / run_folder.SUMMARY, json.loads)
         environment = mapping_in(path / run_folder.ENVIRONMENT, json.loads)
         records = [record for _, record in lines(path / run_folder.METRICS)]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain, count
 from pathlib import Path
 from typing import IO, BinaryIO
 
@@ -306,9 +307,5 @@ def _check_no_links(path: Path) -> None:
 
 
 def _free_name(path: Path) -> Path:
-    candidate = path
-    number = 2
-    while os.path.lexists(candidate):
-        candidate = path.with_name(f"{path.name}-{number}")
-        number = number + 1
-    return candidate
+    others = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return next(each for each in chain([path], others) if not os.path.lexists(each))

@@ -326,10 +326,6 @@ def fields_of(measures: Measures, num_samples: int, *, trains: bool = True) -> t
     return tuple(sorted(fields, key=lambda field: (not _is_of_loss(field.name), not field.is_mean)))
 
 
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and name.isidentifier()
-
-
 def _name_of_term(number: int) -> str:
     """Return the name of a term of the loss among measures; the first is the loss."""
     return f"{LOSS}+{number}" if number else LOSS
@@ -340,7 +336,8 @@ def _is_of_loss(name: object) -> bool:
 
 
 def _field(name: str, measure: Measure, num_samples: int) -> Field:
-    if not _is_of_loss(name) and (not _is_name(name) or name in FACTS or name.startswith("val_")):
+    is_free = isinstance(name, str) and name.isidentifier() and name not in FACTS
+    if not _is_of_loss(name) and (not is_free or name.startswith("val_")):
         raise UsageError(
             f"there is a measure named {name!r}: take another name, of letters, digits and _"
         )
