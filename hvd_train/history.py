@@ -80,8 +80,7 @@ class History:
         A newcomer needs those before the loop and at the head of the epoch; a survivor that is
         behind lacks the last.
         """
-        self.go_to(place)
-        self.waits = place.label(-1)
+        self._begin_from(place)
         self.is_whole = True
         last = next(reversed(self.results), None)
         self.results = {

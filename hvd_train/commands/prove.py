@@ -58,13 +58,14 @@ def prove(options: Namespace) -> int:
         ("a worker killed", [*elastic, *command], kill_a_worker, others),
     ):
         run = Run(folder / name.replace(" ", "-"), line)
-        note = ""
         failed = run.complete(half, disturb)
         if not failed and disturb is kill_a_worker and not run.newcomers:
             failed = "no replacement has joined: let the script take more steps"
-        found = [failed] if failed else []
-        if not failed:
-            found, note = differences(alone, run, tolerance, None if depends else control)
+        found, note = (
+            ([failed], "")
+            if failed
+            else differences(alone, run, tolerance, None if depends else control)
+        )
         equal = "the same to the bit" if tolerance == 0 else f"the same within {tolerance:g}"
         equal += f", but for rounding: {note}" if note else ""
         show(f"{name:<20} {'; '.join(found) or equal}")

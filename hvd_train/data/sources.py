@@ -283,17 +283,16 @@ def _from_result(name: str, result: Any, *, any_items: bool) -> DataSet:
         if not isinstance(result, (tuple, list)) or len(result) != 2 or result[0] is None:
             wanted = "write a function that returns (training set, validation set or None)"
             raise UsageError(f"--data {name} returned {form_of(result)}: {wanted}")
+        train, val = result
         if any_items:
-            for title, part in zip(titles, result, strict=False):
-                if part is not None:
-                    check_map_style(title, part)
-            classes = tuple(map(str, getattr(result[0], "classes", ())))
-            return DataSet(result[0], result[1], classes, images=False)
-        classes = _class_names(name, titles[0], result[0])
-        image = _checked(titles[0], result[0], len(classes))[0][0]
-        result = DataSet(
-            result[0], result[1], classes, channels=len(image) if image.ndim == 3 else 3
-        )
+            check_map_style(titles[0], train)
+            if val is not None:
+                check_map_style(titles[1], val)
+            classes = tuple(map(str, getattr(train, "classes", ())))
+            return DataSet(train, val, classes, images=False)
+        classes = _class_names(name, titles[0], train)
+        image = _checked(titles[0], train, len(classes))[0][0]
+        result = DataSet(train, val, classes, channels=len(image) if image.ndim == 3 else 3)
     parts = zip(titles, (result.train, result.val, result.test), strict=True)
     train, val, test = (_checked(title, part, len(result.classes)) for title, part in parts)
     checked: DataSet = replace(result, train=train, val=val, test=test)

@@ -280,7 +280,7 @@ def _unconfirmed(process: int) -> list[str]:
     """
     own = {os.readlink(entry) for entry in Path(f"/proc/{process}/fd").iterdir()}
     found = set()
-    for line in Path(f"/proc/{process}/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
+    for line in Path(f"/proc/{process}/net/tcp").read_text().splitlines()[1:]:
         words = line.split()
         unanswered = int(words[6], 16) + int(words[8])  # retransmissions and probes
         if unanswered and f"socket:[{words[9]}]" in own:

@@ -91,17 +91,23 @@ class Chart:
             figure.savefig(image, format="svg", transparent=True)
         (axes,) = figure.axes
         of_lines = zip(self.lines, axes.lines, strict=False)  # lines of events follow
-        drawn = [
-            (name, line.get_color(), *map(_rounded, line.get_data()))
+        lines = [
+            {
+                "name": name,
+                "colour": line.get_color(),
+                "x": _rounded(line.get_xdata()),
+                "y": _rounded(line.get_ydata()),
+            }
             for (name, _, _), line in of_lines
         ]
-        lines = [dict(zip(("name", "colour", "x", "y"), line, strict=True)) for line in drawn]
-        place = {
+        values = {
             "axis": self.x,
             "box": list(axes.get_position().extents),
             "limits": axes.get_xlim(),
+            "percent": self.percent,
+            "lines": lines,
         }
-        return image.getvalue(), json.dumps({**place, "percent": self.percent, "lines": lines})
+        return image.getvalue(), json.dumps(values)
 
     def _figure(self) -> Figure:
         longest = max((len(name) for name, _, _ in self.lines), default=0)

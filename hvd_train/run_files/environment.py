@@ -36,7 +36,7 @@ def environment(hosts: Sequence[str], gpu: str | None) -> dict[str, Any]:
 def processor() -> str:
     """Return the name of this machine's processor."""
     # platform.processor() has no model name
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())
 

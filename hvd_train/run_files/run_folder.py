@@ -97,7 +97,7 @@ def in_use(path: Path) -> bool:
     """Return whether a process of this machine has locked the folder."""
     try:
         inode = (path / _LOCK).stat().st_ino
-        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+        lines = Path("/proc/locks").read_text().splitlines()
     except OSError:
         return False
     return any(" FLOCK " in line and f":{inode} " in line for line in lines)
