@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from typing_extensions import override
 
 from hvd_train.console import say
 from hvd_train.data.identity import digest_of_bytes

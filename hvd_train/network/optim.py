@@ -364,8 +364,11 @@ def copied(model: nn.Module) -> nn.Module:
     torch copies neither a tensor of a graph, such as an output that a module keeps, nor a
     compressed sparse one.
     """
-    held = [tensor for module in model.modules() for _, tensor in tensors_in(vars(module))]
-    memo = {id(tensor): tensor.detach().clone() for tensor in held if not _torch_copies(tensor)}
+    memo = {}
+    for module in model.modules():
+        for _, tensor in tensors_in(vars(module)):
+            if not tensor.is_leaf or tensor.layout not in (torch.strided, torch.sparse_coo):
+                memo[id(tensor)] = tensor.detach().clone()
     try:
         return copy.deepcopy(model, memo)
     except (TypeError, RuntimeError, NotImplementedError) as error:
