@@ -4,8 +4,6 @@ import socket
 from collections.abc import Collection, MutableMapping
 from contextlib import suppress
 
-import psutil
-
 from hvd_train.errors import UsageError
 from hvd_train.launch import ssh
 from hvd_train.launch.client import ADDRESS, LOOPBACK
@@ -72,6 +70,8 @@ def _sender_to(address: str) -> str | None:
 
 
 def _addresses() -> dict[str, list[str]]:
+    import psutil  # a host that only starts containers may lack it
+
     found = {
         name: [entry.address for entry in entries if entry.family == socket.AF_INET]
         for name, entries in psutil.net_if_addrs().items()

@@ -27,13 +27,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import psutil
+from typing import TYPE_CHECKING, Any
 
 from hvd_train.launch import launcher, ssh
 from hvd_train.launch.child import output_of, why_failed
 from hvd_train.launch.start import program
+
+if TYPE_CHECKING:
+    import psutil
 
 _NAME = "hvd_train-stacks"
 # of a place, which comes before the stacks; times are seconds of the monotonic clock
@@ -177,6 +178,8 @@ def ranks_that_start() -> dict[int, int]:
     """Return the number of each rank that was started in this folder and has not begun to train,
     by its process.
     """
+    import psutil
+
     found = [process for process in psutil.process_iter() if place_of(process.pid)]
     ranks = {}
     for process in found:
@@ -190,6 +193,8 @@ def ranks_that_start() -> dict[int, int]:
 
 def _environment(process: int) -> dict[str, str]:
     """Return the variables with which a process began; none if it has ended."""
+    import psutil
+
     with suppress(psutil.Error):
         return psutil.Process(process).environ()
     return {}
@@ -197,6 +202,8 @@ def _environment(process: int) -> dict[str, str]:
 
 def look(folder: Path, processes: Sequence[int]) -> dict[str, Any]:
     """Return the processes of each rank that runs, its own first, and what this host has left."""
+    import psutil
+
     before = {process: place_of(process) for process in processes}
     waited = {process: waited_s(place) for process, place in before.items() if place}
     time.sleep(_BETWEEN_S)
@@ -249,7 +256,9 @@ def _file(process: int) -> Path | None:
     return None
 
 
-def _seen(process: psutil.Process) -> dict[str, Any] | None:
+def _seen(process: "psutil.Process") -> dict[str, Any] | None:
+    import psutil
+
     with suppress(psutil.Error, OSError):
         state = process.status()
         place = place_of(process.pid)
