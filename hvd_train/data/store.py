@@ -5,6 +5,7 @@ so there is nothing to clean up after a kill.
 """
 
 import errno
+import fcntl
 import itertools
 import os
 import re
@@ -13,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -35,7 +36,7 @@ _LOOK_S = 1.0  # between two looks whether a store has answered
 _FREE = 0.1  # the share of the disk that stays free if there is no limit
 _COPIES = "shards"
 _PARTIAL = ".partial"
-_WAITING = "waiting"  # a lock that is held by the process that says so
+_WAITING = "waiting.lock"  # is held by the process that says so
 _FINAL = (UsageError, ImportError, FileNotFoundError, NotADirectoryError, PermissionError)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # what file systems of fsspec call the version of a file, or the time of its last change
@@ -303,12 +304,15 @@ class Store:
         def tell() -> None:
             if is_over.wait(_QUIET_S):
                 return
-            with suppress(OSError), self._lock(_WAITING, 0):
-                say(
-                    f"waiting for {what} of {self.shown} (for {_QUIET_S:.0f} s); after "
-                    f"{self.timeout_s:.0f} s (--data-timeout) the job commits and ends"
-                )
-                is_over.wait()
+            with suppress(OSError):
+                self.cache.mkdir(parents=True, exist_ok=True)
+                with open(self.cache / _WAITING, "ab") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    say(
+                        f"waiting for {what} of {self.shown} (for {_QUIET_S:.0f} s); after "
+                        f"{self.timeout_s:.0f} s (--data-timeout) the job commits and ends"
+                    )
+                    is_over.wait()
 
         threading.Thread(target=tell, daemon=True).start()
         try:
@@ -393,30 +397,15 @@ class Store:
 
         One process of the host does so, while others wait. Raises UsageError.
         """
-        partial = path.with_name(path.name + _PARTIAL)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with self._lock(path.name), ExitStack() as undo:
-                if not path.exists():
-                    undo.callback(partial.unlink, missing_ok=True)
-                    make(partial)
-                    partial.replace(path)
+            while not path.exists():
+                _make_once(path, make)
         except OSError as error:
             raise UsageError(
                 f"cannot write to the cache {self.cache} ({error.strerror}): make room there, or "
                 "give another cache or a smaller cache_size"
             ) from None
-
-    def _lock(self, name: str, timeout: float = -1) -> Any:
-        """Return the lock of the process of this host that makes a file of the cache.
-
-        It raises OSError after `timeout` seconds.
-        """
-        from filelock import FileLock  # slow to import
-
-        folder = self.cache / "locks"
-        folder.mkdir(parents=True, exist_ok=True)
-        return FileLock(folder / name, timeout)
 
     def has_room_for(self, size: int) -> bool:
         """Return whether copies of this size, in all, can be kept."""
@@ -440,11 +429,11 @@ class Store:
     def _make_room(self, partial: Path) -> None:
         """Remove the copies that were used longest ago until the one to be made fits."""
         size = _size_of(partial)
-        copies = {*partial.parent.iterdir()} - {partial}
+        copies = [*partial.parent.iterdir()]
         if self.cache_size is None:
             excess = size - self._free_bytes()
         else:
-            excess = size + sum(map(_size_of, copies)) - self.cache_size
+            excess = sum(map(_size_of, copies)) - self.cache_size
             if size > self.cache_size:
                 raise UsageError(
                     f"a cache_size of {self.cache_size:,} bytes is less than one shard ({size:,})"
@@ -452,10 +441,42 @@ class Store:
         if excess <= 0:  # to sort many copies takes long
             return
         for path in sorted(copies, key=_last_use):
-            if excess > 0:
-                with suppress(OSError), self._lock(path.name.removesuffix(_PARTIAL), 0):
-                    path.unlink()  # no process makes it
-                    excess -= _size_of(path)
+            if excess > 0 and _removed(path):
+                excess -= _size_of(path)
+
+
+def _make_once(path: Path, make: Callable[[Path], None]) -> None:
+    """Make a file, or wait until another process is done with it."""
+    partial = path.with_name(path.name + _PARTIAL)
+    with open(partial, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not _is_at(file.fileno(), partial):  # another process had the lock
+            return
+        try:
+            if not path.exists():
+                make(partial)
+                partial.replace(path)
+                return
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        partial.unlink(missing_ok=True)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    return False
+
+
+def _removed(path: Path) -> bool:
+    """Remove a copy, unless a process makes it; return whether it was removed."""
+    with suppress(OSError), open(path, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_at(file.fileno(), path):
+            path.unlink()
+            return True
+    return False
 
 
 def _last_use(path: Path) -> int:
