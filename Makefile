@@ -20,7 +20,7 @@ HOROVOD_FILES = $(shell find packaging/patches $(wildcard packaging/*horovod*) -
 help:
 	@echo "make train         set up .venv, then train on all GPUs, or on 2 ranks without one"
 	@echo "                   RECIPE=digits  NP=4  ARGS=\"--epochs 5\""
-	@echo "make test          set up .venv, then run the tests (five minutes on 2 idle cores)"
+	@echo "make test          set up .venv, then run the tests (two to four minutes on 2 idle cores)"
 	@echo "make test-slow     the tests that take minutes (30 on 2 idle cores; HVD_TRAIN_NO_SKIPS=1: none may be skipped)"
 	@echo "make test-image    build the container image and run it (podman or docker; 20 GB, 15 minutes)"
 	@echo "make campaign      random faults, a state of 500 MB, half an hour (as root); SECONDS=600 SEED=1 REDUCTION=exact"

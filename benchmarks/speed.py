@@ -6,7 +6,7 @@ programs that take turns.
     python -m benchmarks.speed own_cost      microseconds that a step of ours takes longer; about 1
                                              minute
     python -m benchmarks.speed elastic       an elastic job over a static one; about 20 minutes
-    python -m benchmarks.speed exact         --reduction exact over the fast one; about 30 minutes
+    python -m benchmarks.speed exact         --reduction exact over the fast one; about an hour
     python -m benchmarks.speed commits       what a commit a minute costs; about 3 minutes
     ... --quick                              half a minute to two minutes each; no record
 
@@ -116,8 +116,10 @@ def exact(quick: bool) -> list[dict[str, Any]]:
         ("resnet18", 32, 1.1),
         ("resnet18", 64, 1.1),
         ("resnet18", 128, 1.1),
+        ("resnet18", 224, 1.1),
         ("resnet50", 64, 1.05),
         ("resnet50", 128, 1.05),
+        ("resnet50", 224, 1.05),
     ]:
         line = ours(network, pixels=pixels)
         start = LAUNCHERS["gloo"]

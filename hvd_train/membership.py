@@ -397,7 +397,7 @@ class Membership:
             [report.device for report in reports], [report.answer for report in reports]
         )
         if self.world.place.rank in wrong:
-            raise RankDiffers(known_answer.problem(self._device, self._member.host))
+            raise RankDiffers(known_answer.problem(self.parts.device, self._member.host))
         if wrong:
             raise RankLost(f"{reports[wrong[0]].member.host} computes wrongly")
 

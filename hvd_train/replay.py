@@ -248,8 +248,10 @@ def _outputs_of(model: nn.Module) -> Iterator[list[Tensor]]:
         map_tensors(output, note)
 
     hook = model.register_forward_hook(note_all)
-    yield tensors
-    hook.remove()
+    try:
+        yield tensors
+    finally:
+        hook.remove()
 
 
 def _norms(

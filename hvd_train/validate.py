@@ -19,7 +19,7 @@ from hvd_train.world.world import World
 
 _ROUNDS = 8  # micro-batches of a rank that are dealt at once
 # Sums of 2^18 multiples of these powers of two are exact, and so do not depend on their order.
-_GRIDS = 2.0**36, 1.0, 2.0**-36, 2.0**-72
+_GRIDS = 2.0**36, 1.0, 2.0**-36, 2.0**-72, 2.0**-108
 
 
 @torch.no_grad()
@@ -70,7 +70,8 @@ def evaluate(
             if num_means + num_totals > 0:  # else there are only values of each sample
                 measured = numbers_of(measures, fields, torch.float64)
                 rows[micro.samples[0] // micro_batch] = measured[:num_means]
-                totals += _parts(measured[num_means:])
+                if num_totals > 0:
+                    totals += _parts(measured[num_means:])
             for name, values in kept_of(measures).items():
                 kept[name][torch.from_numpy(micro.samples)] = values
     # others have zeros there
@@ -84,7 +85,10 @@ def evaluate(
 
 
 def _parts(numbers: Tensor) -> Tensor:
-    """Split float64 numbers into multiples of each grid, [grids, n], which add up to them."""
+    """Split float64 numbers into multiples of each grid, [grids, n].
+
+    They add up to numbers below 2^89, but for less than 2^-108.
+    """
     parts = list[Tensor]()
     for grid in _GRIDS:
         part = (numbers / grid).round() * grid

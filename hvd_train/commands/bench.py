@@ -62,7 +62,7 @@ def scaling(options: Namespace) -> int:
         raise UsageError(
             f"--np {options.np!r}: write numbers of workers from 1 on, as in --np 1,2,4"
         )
-    hosts = host_files.named(options.hosts)
+    hosts = host_files.named(options.hosts or None)
     record.check_target(options.json)
     line = " ".join(tree.without(options.typed, ["--json"]))
     folder = config.run.output_dir or Path(f"runs/scaling-{zlib.crc32(line.encode()):08x}")

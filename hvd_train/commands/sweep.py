@@ -30,7 +30,7 @@ def sweep(options: Namespace) -> int:
     Raises: UsageError: before any starts; KeyboardInterrupt: after a signal, when the running one
     has ended.
     """
-    listed = hosts.named(options.hosts)
+    listed = hosts.named(options.hosts or None)
     ranks = options.np or sum(host.slots for host in listed)
     arguments = tree.without(options.typed, ["--np", "-np"], ["--hosts", "-H"], ["--output-dir"])
     name = f"sweep-{zlib.crc32(' '.join(arguments).encode()):08x}"

@@ -60,7 +60,7 @@ def classes(target: object, run: Identity | None) -> tuple[str, ...]:
 
     Raises UsageError, which names the `target`, if they are not known.
     """
-    names = (run or {}).get("classes")
+    names = run.get("classes") if isinstance(run, dict) else None
     if not isinstance(names, list) or not names:
         raise UsageError(
             f"{target}: the names of its classes are not known, since its data.json "

@@ -221,12 +221,13 @@ class ArrayLoader(Loader):
     def _prepared_once(self) -> Tensor | None:
         """Return the model input of a small set without augmentation, in the order of its rows."""
         images = self._data.images
-        is_random = self._prepare.augment is not None
-        if is_random or len(images) * self._prepare(images[:1], None).numel() > _MOST_PREPARED:
+        if self._prepare.augment is not None:
             return None
-        prepared = self._prepare(images, None)
+        one = self._prepare(images[:1], None)
         # `index_select` does not keep other memory formats
-        return prepared if prepared.is_contiguous() else None
+        if len(images) * one.numel() > _MOST_PREPARED or not one.is_contiguous():
+            return None
+        return self._prepare(images, None)
 
     @override
     def read(self, epoch: int, wanted: Iterable[MicroBatch]) -> Iterator[Any]:

@@ -228,9 +228,14 @@ class LabelledShards(Shards):
                 "a name a line, saves that"
             )
 
-        def write(unfinished: Path) -> None:
-            unfinished.write_text(str(1 + max(self[number] for number in range(len(self)))))
+        def count() -> int:
+            return 1 + max(int(self[number]) for number in range(len(self)))
 
+        def write(unfinished: Path) -> None:
+            unfinished.write_text(str(count()))
+
+        if not all(file.version for file in self._files.files):
+            return count()  # other labels would not be noticed
         store.made(path, write)
         return int(path.read_text())
 

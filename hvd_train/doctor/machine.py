@@ -25,7 +25,6 @@ from hvd_train.console import reasons
 from hvd_train.doctor import trial
 from hvd_train.doctor.trial import ANSWER
 from hvd_train.errors import first_line
-from hvd_train.launch.child import output_of, why_failed
 
 Verdict = Literal["ok", "warning", "broken"]
 Facts = Mapping[str, Any]
@@ -215,13 +214,15 @@ def _horovod() -> dict[str, Any] | None:
 
 
 def _gpus() -> dict[str, Any]:
-    if shutil.which("nvidia-smi") is None:
+    if (program := shutil.which("nvidia-smi")) is None:
         return {"listed": []}
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    done = output_of(["timeout", "20", *query])
-    if done.returncode:
-        return {"listed": [], "error": first_line(done.stdout or why_failed(done))}
-    return {"listed": done.stdout.splitlines()}
+    query = [program, "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        return {
+            "listed": subprocess.check_output(query, text=True, timeout=20).strip().splitlines()
+        }
+    except subprocess.SubprocessError as error:
+        return {"listed": [], "error": first_line(getattr(error, "output", "") or error)}
 
 
 def run(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:

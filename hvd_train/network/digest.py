@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hvd_train.data.trees import tensors_in
 from hvd_train.network.buffers import dense_parts
 
-_WORDS = 1 << 22  # that a GPU hashes at once, in less than 200 MB
+_WORDS = 1 << 21  # that a GPU hashes at once, in less than 100 MB
 _ROUNDS = [(30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)]
 
 
@@ -43,8 +43,8 @@ def digest_of_module(module: nn.Module) -> str:
 def hashes_of(tensors: Sequence[Tensor]) -> list[int]:
     """Return hashes of the bytes of all tensors, computed on their device.
 
-    Each is the sum of the hashes of four million words with their places, modulo 2^64, so that it
-    does not depend on the order of additions. The hash of a word is the last step of SplitMix64
+    Each is the sum of the hashes of up to two million words with their places, modulo 2^64, so that
+    it does not depend on the order of additions. The hash of a word is the last step of SplitMix64
     (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
     """
     hashes = [_hash_of(words) for words in _words_of(tensors)]
@@ -54,14 +54,17 @@ def hashes_of(tensors: Sequence[Tensor]) -> list[int]:
 
 def _words_of(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     """Yield the bytes of all tensors as words of up to 32 bits, [n] int64."""
-    waiting = list[Tensor]()
+    waiting: list[Tensor] = []
+    num_words = 0
     for tensor in tensors:
         kind = {1: torch.uint8, 2: torch.int16}.get(tensor.element_size(), torch.int32)
         for piece in torch.split(tensor.contiguous().reshape(-1).view(kind), _WORDS):
-            waiting.append(piece.long())
-            if sum(map(len, waiting)) >= _WORDS:
+            if num_words + len(piece) > _WORDS:
                 yield torch.cat(waiting)
                 waiting = []
+                num_words = 0
+            waiting.append(piece.long())
+            num_words += len(piece)
     if waiting:
         yield torch.cat(waiting)
 

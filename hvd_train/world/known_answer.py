@@ -29,12 +29,12 @@ def check(device: torch.device, host: str) -> None:
         return
     # No GPU has run this yet. If its libraries rounded whole numbers, no job would start.
     if device.type == "cuda":
-        say(problem(device.type, host))
+        say(problem(device, host))
         return
-    raise RankDiffers(problem(device.type, host))
+    raise RankDiffers(problem(device, host))
 
 
-def problem(device: str, host: str) -> str:
+def problem(device: torch.device, host: str) -> str:
     """Return what to tell the user of a host whose device computes wrongly."""
     return (
         f"{host} computes wrongly ({device}): convolutions and products of whole numbers have "
