@@ -16,7 +16,7 @@ from hvd_train.errors import UsageError, counted, first_few
 from hvd_train.network.digest import digest_of
 from hvd_train.proof import gap_between, leaves
 from hvd_train.run_files import commits, history, run_folder
-from hvd_train.run_files.ledger import StepAnswer, answers_in, world_sizes_in
+from hvd_train.run_files.ledger import StepAnswer, answers_in, states_in, world_sizes_in
 from hvd_train.state import TENSORS
 
 _OF_EACH_RUN = {"output_dir", "started", "command"}
@@ -34,8 +34,8 @@ def difference(one: Path, other: Path) -> tuple[bool, list[str]]:
     answers = answers_in(one)
     others = answers_in(other)
     paths = _commits_of_both(one, other)
-    states = found.digests
-    other_states = other_found.digests
+    states = states_in(one)
+    other_states = states_in(other)
     both = sorted(key for key in states.keys() & other_states.keys() if key[0] not in paths)
     if not (answers and others) and not paths and not both:
         raise UsageError(

@@ -69,12 +69,13 @@ def has_diverged(state: TrainState) -> bool:
 
 
 def compare_states(ranks: Membership, what: str) -> None:
-    """Compare the states of all ranks, and write down their digest. Raises as `confirm_equal`."""
+    """Compare the states of all ranks; the ledger gets their digest. Raises as `confirm_equal`."""
     if ranks.world.place.size == 1 and not ranks.config.run.ledger:
         return  # to digest the state of a GPU is one more copy of it
     digest = confirm_equal(ranks.state, ranks.world, what)
-    progress = ranks.state.progress
-    ranks.output.journal.state(progress.step, progress.epoch, digest)
+    entry = ranks.state.enter_digest(digest)
+    if entry is not None:
+        ranks.output.journal.took(entry)
 
 
 def give_up(ranks: Membership, last: Answer) -> NoReturn:

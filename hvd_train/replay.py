@@ -28,8 +28,8 @@ from hvd_train.network.buffers import unchanged
 from hvd_train.parts import NOTHING, Optimizers, Own, Parts, warm_parts
 from hvd_train.progress.stop import StopSignal
 from hvd_train.run import OWN, check_names
-from hvd_train.run_files import commits, durable, history
-from hvd_train.run_files.ledger import StepAnswer, answers_in
+from hvd_train.run_files import commits, durable
+from hvd_train.run_files.ledger import StepAnswer, answers_in, states_in
 from hvd_train.state import Snapshot, to_host
 from hvd_train.tasks.task import LOSS, Measures, sum_of
 from hvd_train.world.world import World, together
@@ -167,7 +167,7 @@ def _recorded(run: Path, steps: range, own: Own, *, trust: bool) -> _Recorded:
     path = _commit_before(run, steps)
     snapshot = checkpoint.read(path)
     config = _config_in(snapshot, run, own, trust=trust)
-    return _Recorded(path, snapshot["data"], config, answers_in(run), history.read(run).digests)
+    return _Recorded(path, snapshot["data"], config, answers_in(run), states_in(run))
 
 
 def _parts(run: Path, recorded: _Recorded, world: World, own: Own) -> tuple[Parts, Optimizers]:

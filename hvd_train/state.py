@@ -206,6 +206,17 @@ class TrainState:
         self.recent = extended(self.recent, entry, of_epoch)
         return self.recent[-1]
 
+    def enter_digest(self, digest: str) -> Entry | None:
+        """Return the ledger's last entry with the digest of this state, which ranks have compared;
+        None without a ledger.
+        """
+        if not self.recent:
+            return None
+        *others, last = self.recent
+        last = last.with_state(self.progress.step, self.progress.epoch, digest)
+        self.recent = [*others, last]
+        return last
+
     def end_update(self, seconds: float, exponents: Mapping[str, int]) -> None:
         """Note the seconds of training until this update, and the counts that its losses had."""
         self.seconds = seconds

@@ -40,21 +40,10 @@ class History:
     steps: tuple[Record, ...]
     epochs: tuple[Record, ...]
     events: tuple[Record, ...]
-    states: tuple[Record, ...]
     samples_per_epoch: int | None
     summary: Record  # of summary.json; empty if the run has not finished
     environment: Record  # of environment.json; empty if there is none
     last_write: float | None  # the time of the last record, in seconds since 1970
-
-    @property
-    def digests(self) -> dict[tuple[int, int], str]:
-        """Return the digests of states that ranks compared, by steps and epochs done."""
-        return {
-            (whole(record.get("step")) or 0, whole(record.get("epoch")) or 0): str(
-                record.get("digest")
-            )
-            for record in self.states
-        }
 
     @property
     def name(self) -> str:
@@ -151,16 +140,16 @@ def read(path: Path) -> History:
         records = [record for _, record in lines(path / run_folder.METRICS)]
     except OSError as error:
         raise UsageError(f"cannot read {error.filename or path}: {error.strerror}") from None
-    steps, epochs, events, states = (
+    steps, epochs, events = (
         tuple(record for record in records if record.get("kind") == kind)
-        for kind in ("step", "epoch", "event", "state")
+        for kind in ("step", "epoch", "event")
     )
     start = last_event(events, "start")
     per_epoch = whole(start.get("epoch_samples", start.get("num_samples")))
     _add_progress(records, per_epoch)
     last_write = max((record["time"] for record in records), default=None)
     return History(
-        path, settings, steps, epochs, events, states, per_epoch, summary, environment, last_write
+        path, settings, steps, epochs, events, per_epoch, summary, environment, last_write
     )
 
 

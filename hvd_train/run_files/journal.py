@@ -228,10 +228,6 @@ class Journal:
         if self._ledger is not None:
             self._ledger.took(entry)
 
-    def state(self, step: int, epoch: int, digest: str) -> None:
-        """Write the digest of the state after this many steps and whole epochs."""
-        self._write("state", {"step": step, "epoch": epoch, "digest": digest})
-
     def event(self, name: str, message: str, **facts: Any) -> None:
         """Show a message to the user, and write it with facts; `name` is its kind."""
         self._say(message)

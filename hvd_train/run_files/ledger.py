@@ -8,9 +8,10 @@ The answer of a step is what all ranks have computed in it.
 
 import json
 import math
+import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -94,10 +95,19 @@ class Entry:
     positions: tuple[int, int]  # in the epoch's order: the first one, and the one after the last
     fingerprint: int  # of the samples that all ranks took
     answers: str = ""  # of the steps, by `in_digits`
+    # digests of the states that ranks compared, by steps and epochs done: "330/2"
+    states: Mapping[str, str] = field(default_factory=dict)
+
+    def with_state(self, step: int, epochs_done: int, digest: str) -> "Entry":
+        """Return the entry with the digest of a state after its last step."""
+        return replace(self, states={**self.states, f"{step}/{epochs_done}": digest})
 
     def line(self) -> str:
         """Return the entry as a line of ledger.jsonl."""
-        return json.dumps({**vars(self), "fingerprint": f"{self.fingerprint:016x}"}) + "\n"
+        values = {**vars(self), "fingerprint": f"{self.fingerprint:016x}"}
+        if not self.states:
+            del values["states"]
+        return json.dumps(values) + "\n"
 
     def answers_by_step(self) -> dict[int, StepAnswer]:
         """Return the answer of each step by its number; empty if there is none."""
@@ -144,8 +154,11 @@ def parse(line: str | bytes, source: str) -> Entry:
         digits = bytes.fromhex(answers).hex()
         if answers != digits or len(digits) not in (0, _DIGITS * (last - first + 1)):
             raise ValueError("other digits, or as many as another number of steps has")
-        return Entry(epoch, (first, last), world_size, (start, stop), samples, answers)
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        states = {place: str(digest) for place, digest in values.get("states", {}).items()}
+        if not all(re.fullmatch("[0-9]{1,18}/[0-9]{1,18}", place) for place in states):
+            raise ValueError("no steps and epochs")
+        return Entry(epoch, (first, last), world_size, (start, stop), samples, answers, states)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise UsageError(f"{source} is not a step of a ledger") from None
 
 
@@ -167,6 +180,19 @@ def answers_in(folder: Path) -> dict[int, StepAnswer]:
     found = dict[int, StepAnswer]()
     for entry in _entries_in(folder):
         found |= entry.answers_by_step()
+    return found
+
+
+def states_in(folder: Path) -> dict[tuple[int, int], str]:
+    """Return the digests of states in the ledger of a run folder, by steps and epochs done.
+
+    Raises UsageError if the ledger is damaged.
+    """
+    found = {}
+    for entry in _entries_in(folder):
+        for place, digest in entry.states.items():
+            step, epochs_done = place.split("/")
+            found[int(step), int(epochs_done)] = digest
     return found
 
 

@@ -29,6 +29,7 @@ from hvd_train.run_files.ledger import (
     in_digits,
     parse,
     read,
+    states_in,
 )
 from hvd_train.run_files.run_folder import RunFolder
 from tests.support.runs import totals
@@ -66,15 +67,17 @@ def write(folder: Path, *metrics: object, entries: list[Entry] | None = None) ->
 
 
 def test_a_line_names_the_positions_and_the_fingerprint_and_is_read_back(tmp_path: Path) -> None:
-    entry = Entry(0, (1, 40), 2, (0, 10240), 2**64 - 2)
+    entry = Entry(0, (1, 40), 2, (0, 10240), 2**64 - 2).with_state(40, 0, "0a")
     expected = {"epoch": 0, "steps": [1, 40], "world_size": 2, "positions": [0, 10240]}
     assert json.loads(entry.line()) == {
         **expected,
         "fingerprint": "fffffffffffffffe",
         "answers": "",
+        "states": {"40/0": "0a"},
     }
     (tmp_path / "ledger.jsonl").write_text(entry.line())
     assert list(read(tmp_path / "ledger.jsonl")) == [entry]
+    assert states_in(tmp_path) == {(40, 0): "0a"}
 
 
 def answer(loss: float = 0.5, norm: float = 2.0, *, top1: float = 3.0, before: str = "") -> str:
@@ -233,6 +236,8 @@ def test_an_audit_needs_a_start_and_whole_lines(tmp_path: Path) -> None:
             f'"fingerprint": "0", "answers": {answers}}}'
             for answers in ("7", '"0"', f'"{"g" * 24}"', f'"{"0" * 48}"', f'"{"00 " * 8}"')
         ),
+        Entry(0, (1, 1), 1, (0, 1), 0, states={"1": "0a"}).line(),
+        Entry(0, (1, 1), 1, (0, 1), 0).line().replace("}", ', "states": 7}'),
     ],
 )
 def test_what_is_no_entry_is_refused_by_its_place(line: str) -> None:

@@ -129,8 +129,8 @@ def test_a_run_of_several_ranks_that_lost_one_is_replayed_on_one_process() -> No
 
 def test_a_state_that_differs_is_named() -> None:
     trained(LocalWorld(), CONFIG)
-    metrics = RUN / "metrics.jsonl"
-    metrics.write_text(re.sub(r'"digest": "\w+"', '"digest": "ab"', metrics.read_text()))
+    ledger = RUN / "ledger.jsonl"
+    ledger.write_text(re.sub(r'/0": "\w+"', '/0": "ab"', ledger.read_text()))
     assert [step.verdict for step in replayed(8, 8)] == ["same bits, but another state"]
 
 
