@@ -427,7 +427,7 @@ def totals_of(fields: Sequence[Field], numbers: Sequence[float], count: int) -> 
             numbers[at + 1] if by_count else float(count),
         )
         at += 1 + by_count
-    if len(fields) > 1 and _is_of_loss(fields[1].name):  # those of the loss come first
+    if len(fields) > 1 and _is_of_loss(fields[1].name):  # the loss comes first
         terms = [name for name in sums if _is_of_loss(name)]
         of_loss = [(sums.pop(name), divisors.pop(name)) for name in terms]
         # as in the step

@@ -61,7 +61,7 @@ def _answers(device: torch.device) -> list[tuple[torch.dtype, int, str]]:
 
 
 def wrong_ranks(devices: Sequence[str], answers: Sequence[str]) -> list[int]:
-    """Return the ranks whose answers are others than those of sound devices of the same kind.
+    """Return the ranks with other answers than sound devices of the same kind.
 
     Both are by rank: the name of the device, and what `answer_of` returned. The right answer is
     sound, or if no device of a kind gives it, what most of them give.

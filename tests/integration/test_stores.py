@@ -106,7 +106,7 @@ def weights(folder: str) -> Weights:
 
 def test_kills_on_changing_ranks_change_nothing(s3: S3, tmp_path: Path) -> None:
     """3 ranks, 1, then 2 elastic workers, of which one is killed: the audit is exact, the weights
-    are to the bit those of one undisturbed local rank, and each shard is fetched about once.
+    have the bits of one undisturbed local rank, and each shard is fetched about once.
     """
     epochs = 4
     exact = ["--reduction", "exact"]
