@@ -86,7 +86,7 @@ def own_cost(quick: bool) -> list[dict[str, Any]]:
     microseconds = [1e6 * seconds["ours"] * (1 - ratio) for ratio in of_programs["bare"]]
     return [
         {
-            **summary("own cost of a step, us", microseconds, "at most", 300),
+            **summary("own cost of a step, us", microseconds, "at most", 150),
             "seconds_per_step": seconds,
         }
     ]

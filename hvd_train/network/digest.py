@@ -20,7 +20,7 @@ def digest_of(facts: str, tensors: Iterable[tuple[str, Tensor]], *, on_device: b
     on a GPU are hashed there, `on_device`, which copies nothing to the host.
     """
     fingerprint = xxhash.xxh3_128(facts.encode())
-    on_gpu = list[Tensor]()
+    on_gpu = []
     for name, tensor in sorted(tensors, key=lambda named: named[0]):
         fingerprint.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         for part in dense_parts(tensor.detach()):

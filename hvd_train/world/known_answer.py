@@ -19,6 +19,7 @@ ANSWERS = [
     (torch.float32, 127, "f7086beff2215a40"),
     (torch.float16, 1, "349a86c2c71b3276"),
 ]
+_RIGHT = {"cpu": ANSWERS[0][2], "cuda": " ".join(right for _, _, right in ANSWERS)}
 
 
 def check(device: torch.device, host: str) -> None:
@@ -44,20 +45,13 @@ def problem(device: torch.device, host: str) -> str:
 
 def is_right(device: torch.device) -> bool:
     """Return whether a device gives the right results, on a GPU also in half precision."""
-    return answer_of(device) == _right_answer(device)
+    return answer_of(device) == _RIGHT[device.type]
 
 
 def answer_of(device: torch.device) -> str:
     """Return the digests of the results that a device gives, on a GPU also in half precision."""
-    return " ".join(digest(device, dtype, largest) for dtype, largest, _ in _answers(device))
-
-
-def _right_answer(device: torch.device) -> str:
-    return " ".join(right for _, _, right in _answers(device))
-
-
-def _answers(device: torch.device) -> list[tuple[torch.dtype, int, str]]:
-    return ANSWERS if device.type == "cuda" else ANSWERS[:1]
+    answers = ANSWERS if device.type == "cuda" else ANSWERS[:1]
+    return " ".join(digest(device, dtype, largest) for dtype, largest, _ in answers)
 
 
 def wrong_ranks(devices: Sequence[str], answers: Sequence[str]) -> list[int]:
@@ -66,14 +60,16 @@ def wrong_ranks(devices: Sequence[str], answers: Sequence[str]) -> list[int]:
     Both are by rank: the name of the device, and what `answer_of` returned. The right answer is
     sound, or if no device of a kind gives it, what most of them give.
     """
-    right = {_right_answer(torch.device(name)) for name in ("cpu", "cuda")}
-    wrong = list[int]()
+    wrong = []
     for kind in dict.fromkeys(devices):
         ranks = [rank for rank, device in enumerate(devices) if device == kind]
         of_kind = Counter(answers[rank] for rank in ranks)
         usual, count = of_kind.most_common(1)[0]
-        sound = right & of_kind.keys() or ({usual} if 2 * count > len(ranks) else {*of_kind})
-        wrong += [rank for rank in ranks if answers[rank] not in sound]
+        sound = of_kind.keys() & _RIGHT.values()
+        if not sound and 2 * count > len(ranks):
+            sound = {usual}
+        if sound:
+            wrong += [rank for rank in ranks if answers[rank] not in sound]
     return wrong
 
 
