@@ -109,6 +109,18 @@ def _no_leaked_environment() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _no_collection() -> Iterator[None]:
+    """Collect no garbage in a test: its ranks are threads, which torch would let wait for ever.
+
+    `get_rng_state` holds a lock while it makes a tensor. If Python then collects another tensor,
+    it lets a thread run that may want the lock, and keeps the interpreter meanwhile.
+    """
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture(autouse=True)
 def _no_left_processes() -> Iterator[None]:
     """Assert that child processes of the test have ended; kill and name those that have not."""
     before = set(_children())
