@@ -574,6 +574,19 @@ _WORDS = {
 }
 
 
+def config_of(config: Config | None) -> Config:
+    """Return the config that a program gives, by default `Config()`.
+
+    Raises UsageError for another object, such as both results of `parse_args`.
+    """
+    if not isinstance(config, Config | None):
+        raise UsageError(
+            f"config is a {type(config).__name__}: take the second result, as in "
+            "`options, config = hvd_train.parse_args()`"
+        )
+    return config or Config()
+
+
 def typed(name: str, value: Any, hint: Any) -> Any:
     """Return a value with the type of its setting: the command line and YAML have texts
     and lists for some types.

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hvd_train import checkpoint, config_file
 from hvd_train.batches import REVERSED
+from hvd_train.config import Config
 from hvd_train.console import reasons, say
 from hvd_train.data.trees import parts_of
 from hvd_train.elastic.roster import FIRST_NUMBER
@@ -120,10 +121,25 @@ class Run:
         }
 
     @property
+    def configs(self) -> list[Config]:
+        """The settings of its trainings so far."""
+        paths = [self.folder / training / run_folder.CONFIG for training in self.trainings]
+        return [*map(config_file.load, paths)]
+
+    @property
     def is_exact(self) -> bool:
         """Whether all its trainings add gradients exactly."""
-        paths = [self.folder / training / run_folder.CONFIG for training in self.trainings]
-        return all(config_file.load(path).precision.is_exact for path in paths)
+        return all(config.precision.is_exact for config in self.configs)
+
+    def check_global_batch(self, ranks: int) -> None:
+        """Raise UsageError if steps on this many ranks have more samples than those of one rank."""
+        for batch in (config.batch for config in self.configs):
+            if batch.global_batch_size is None:
+                size = (batch.batch_size or 1) * batch.accumulation_steps * ranks
+                raise UsageError(
+                    "the global batch follows the number of ranks, so results differ: add "
+                    f"--global-batch-size {size}"
+                )
 
     @property
     def num_steps(self) -> int:

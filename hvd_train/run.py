@@ -21,7 +21,7 @@ from torch import nn
 
 from hvd_train import checkpoint, config_file, console, loop, output, plain_file, plugin, state
 from hvd_train._version import __version__, digest_of_code
-from hvd_train.config import Config
+from hvd_train.config import Config, config_of
 from hvd_train.data import identity, sources
 from hvd_train.data.identity import Identity
 from hvd_train.data.random_numbers import seed_all
@@ -63,6 +63,7 @@ def train(
     run folder. Raises UsageError for settings or data that cannot be used, RankLost if another rank
     ends, ReplicasDiffer if the weights of the ranks differ.
     """
+    config = config_of(config)
     if config.batch.on_resize == "per-worker" and config.optimizer.lr_scaling == "none":
         raise UsageError(
             "--on-resize per-worker changes the global batch: add --lr-scaling linear or sqrt"
@@ -331,7 +332,7 @@ def connect(config: Config | None = None) -> World:
     facts = same_everywhere(config)
     if is_elastic:
         return ElasticWorld(facts)
-    return HorovodWorld(facts, (config or Config()).data.data_timeout)
+    return HorovodWorld(facts, config_of(config).data.data_timeout)
 
 
 _MAIN = sys.modules["__main__"]  # a rank that starts loader processes replaces it for a moment

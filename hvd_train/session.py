@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.data import default_collate
 from typing_extensions import Self
 
-from hvd_train.config import GROUPS, Config
+from hvd_train.config import GROUPS, Config, config_of
 from hvd_train.console import say
 from hvd_train.data import identity
 from hvd_train.data.loader import Collate, Loader, open_loader
@@ -110,7 +110,7 @@ class Session:
         UsageError for other settings, for a parameter that requires a gradient and is in no
         optimizer or in two, and for data without length or items.
         """
-        config = (config or Config()).replace(**settings)
+        config = config_of(config).replace(**settings)
         if order is in_order:
             config = config.replace(order="in-order")
             order = None

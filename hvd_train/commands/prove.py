@@ -43,6 +43,7 @@ def prove(options: Namespace) -> int:
     for run in (alone, control):
         if failed := run.complete():
             raise UsageError(failed)
+        run.check_global_batch(options.np)
     half = alone.num_steps // 2
     others = options.tolerance
     if others is None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from hvd_train.errors import UsageError
 from hvd_train.proof import IN_ANOTHER_ORDER, Run, cause, depends_on_order, differences
 from hvd_train.world.world import LocalWorld, World
 from tests.support import runs
@@ -52,6 +53,14 @@ def test_runs_with_exact_sums_must_have_the_same_bits(reduction: str, is_exact: 
 def test_a_missing_step_is_a_difference() -> None:
     found, _ = differences(run("alone", epochs=2), run("other", epochs=1), 1e-5)
     assert found[0] == "it took 10 steps, not 20"
+
+
+def test_a_global_batch_that_follows_the_ranks_is_one_line() -> None:
+    """No run on several ranks could be equal."""
+    run("run").check_global_batch(3)
+    follows = run("follows", batch_size=8, global_batch_size=None)
+    with pytest.raises(UsageError, match="add --global-batch-size 24"):
+        follows.check_global_batch(3)
 
 
 class Attention(nn.Module):

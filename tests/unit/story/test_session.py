@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from hvd_train.batches import Batches
+from hvd_train.config import Config
 from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.loops import MicroBatch
 from hvd_train.progress.order import Batch, in_order
@@ -706,6 +707,7 @@ TWO_OPTIMIZERS = {"a": SGD(ITS_PARAMETERS), "b": SGD(ITS_PARAMETERS[:1])}
             "set the learning rate yourself, from session.global_batch",
         ),
         (LINEAR, OWN, DATA, {"epoch": 3}, "unknown setting 'epoch'"),
+        (LINEAR, OWN, DATA, {"config": (None, Config())}, "config is a tuple: take the second"),
         (LINEAR, OWN, DATA, {"name": 3}, "name=3 is no text"),
         ({"keys": LINEAR}, OWN, DATA, {}, "'keys' cannot be the name of a model"),
         (LINEAR, TWO_OPTIMIZERS, DATA, {}, "two optimizers have weight"),
