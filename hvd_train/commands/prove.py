@@ -53,6 +53,7 @@ def prove(options: Namespace) -> int:
     if depends:
         show(f"{'another order':<20} the order of the micro-batches matters: {depends}")
     same = not depends
+    may_be_rounding = False
     for name, line, disturb, tolerance in (
         ("stopped and resumed", command, subprocess.Popen.terminate, 0.0),
         (f"{ranks} ranks", [*several, *command], None, others),
@@ -71,5 +72,8 @@ def prove(options: Namespace) -> int:
         equal += f", but for rounding: {note}" if note else ""
         show(f"{name:<20} {'; '.join(found) or equal}")
         same = same and not found
+        may_be_rounding |= bool(found) and not failed and tolerance > 0
+    if may_be_rounding:
+        show("to rule out rounding add --reduction exact: then all runs must be equal to the bit")
     show(f"all runs are in {folder}")
     return 0 if same else 1
