@@ -308,26 +308,23 @@ def audit_entries(
     world_sizes = set[int]()
     finished = 0
     steps = 0
-    epoch = 0  # the total of the epoch's fingerprints so far
-    step = 1
-    position = 0
+    next_place = (0, 1, 0)  # the epoch, step and position at which the next entry begins
     is_whole = True
-    total = 0
+    total = 0  # of the epoch's fingerprints so far
     for line, entry in enumerate(entries, 1):
         (first, last), (start, stop) = entry.steps, entry.positions
+        begin = (entry.epoch, first, start)
         if line == 1 and from_step is not None and first <= from_step + 1:
-            epoch = entry.epoch
-            step = first
-            position = start
+            next_place = begin
             is_whole = start == 0
-        place = f"line {line}: step {first} at position {start} of epoch {entry.epoch}"
-        if (entry.epoch, first, start) != (epoch, step, position):
-            faults.append(f"{place}, not step {step} at position {position} of epoch {epoch}")
+        place = f"line {line}: {_named(*begin)}"
+        if begin != next_place:
+            faults.append(f"{place}, not {_named(*next_place)}")
         elif not 0 <= start < stop <= size:
             faults.append(f"{place} takes samples up to position {stop - 1} of {size}")
         elif (
             orders
-            and _fingerprint(orders(seed, epoch, num_samples, UNDECIDED), start, stop)
+            and _fingerprint(orders(seed, entry.epoch, num_samples, UNDECIDED), start, stop)
             != entry.fingerprint
         ):
             faults.append(
@@ -336,15 +333,12 @@ def audit_entries(
         total = added([total if start else 0, entry.fingerprint])
         steps += last - first + 1
         world_sizes.add(entry.world_size)
-        epoch = entry.epoch
-        step = last + 1
-        position = stop
+        next_place = (entry.epoch, last + 1, stop)
         if stop == size:
             if is_whole and not faults and has_all and total != _of_all(num_samples):
-                faults.append(f"line {line}: epoch {epoch} does not have all samples")
+                faults.append(f"line {line}: epoch {entry.epoch} does not have all samples")
             finished += is_whole
-            epoch = epoch + 1
-            position = 0
+            next_place = (entry.epoch + 1, last + 1, 0)
             is_whole = True
         if len(faults) == _MOST_FAULTS:
             break
@@ -357,6 +351,10 @@ def audit_entries(
         size,
         weights is not None,
     )
+
+
+def _named(epoch: int, step: int, position: int) -> str:
+    return f"step {step} at position {position} of epoch {epoch}"
 
 
 def _fingerprint(order: Order, start: int, stop: int) -> int:
