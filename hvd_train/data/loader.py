@@ -384,9 +384,7 @@ class _Version:
 
     def is_old(self, data: MapDataset) -> bool:
         """Return whether the data set has changed since."""
-        digest = digest_of_pickle(data)
-        is_same = digest is None or self._digest in (None, digest)
-        return not is_same or self.values != _plain_values(data)
+        return vars(self) != vars(_Version(data))
 
     def check(self, data: MapDataset) -> None:
         """Raise UsageError if a plain value has changed since."""
@@ -469,26 +467,30 @@ class MapLoader(Loader):
         self._sent: _Version | None = None  # the version of the data set that loader processes have
 
     def _new_loader(self) -> DataLoader[Any]:
-        # Forked processes crash after MPI or CUDA has started (Horovod issues #1215, #2898).
-        context = multiprocessing.get_context("forkserver")
-        # so that torch is imported once, not in each loader process
-        context.set_forkserver_preload([__name__])
-        if _NO_TRACKER_LINES not in sys.warnoptions:
-            sys.warnoptions.append(_NO_TRACKER_LINES)
-        sent: Any = (
-            ByValue(self._reader, self._reader.seed) if self._num_workers > 0 else self._reader
-        )
+        items: Any = self._reader  # its items are batches
+        of_processes: dict[str, Any] = {}
+        if self._num_workers > 0:
+            # Forked processes crash after MPI or CUDA has started (Horovod issues #1215, #2898).
+            context = multiprocessing.get_context("forkserver")
+            # so that torch is imported once, not in each loader process
+            context.set_forkserver_preload([__name__])
+            if _NO_TRACKER_LINES not in sys.warnoptions:
+                sys.warnoptions.append(_NO_TRACKER_LINES)
+            items = ByValue(self._reader, self._reader.seed)
+            of_processes = {
+                "num_workers": self._num_workers,
+                "prefetch_factor": _PREFETCH,
+                "worker_init_fn": _begin_process,
+                "persistent_workers": True,
+                "multiprocessing_context": context,
+            }
         return DataLoader(
-            sent,  # its items are batches
+            items,
             batch_size=None,
             sampler=self._sampler,
             collate_fn=_unchanged,
-            num_workers=self._num_workers,
-            prefetch_factor=_PREFETCH if self._num_workers > 0 else None,
-            worker_init_fn=_begin_process,
             pin_memory=self._device.type == "cuda",
-            persistent_workers=self._num_workers > 0,
-            multiprocessing_context=context if self._num_workers > 0 else None,
+            **of_processes,
         )
 
     @override
