@@ -196,23 +196,21 @@ def _parts(value: Any) -> tuple[str, Any, Any] | None:
 
 def _enum(name: str, path: str) -> Enum:
     found = _class(path)
-    if found is None or not issubclass(found, Enum) or name not in found.__members__:
-        raise UsageError(f"a kept value is {path}.{name}, which this program does not have")
-    member: Enum = found.__members__[name]
-    return member
+    if issubclass(found, Enum) and name in found.__members__:
+        member: Enum = found.__members__[name]
+        return member
+    raise _missing(f"{path}.{name}")
 
 
 def _named_tuple(values: list[Any], path: str) -> Any:
     found = _class(path)
-    if (
-        found is None
-        or not issubclass(found, tuple)
-        or len(getattr(found, "_fields", ())) != len(values)
-    ):
-        raise UsageError(
-            f"a kept value is a {path} of {len(values)} fields, which this program does not have"
-        )
-    return tuple.__new__(found, values)  # runs no code of the class
+    if issubclass(found, tuple) and len(getattr(found, "_fields", ())) == len(values):
+        return tuple.__new__(found, values)  # runs no code of the class
+    raise _missing(f"a {path} of {len(values)} fields")
+
+
+def _missing(what: str) -> UsageError:
+    return UsageError(f"a kept value is {what}, which this program does not have")
 
 
 _MAKE: dict[str, Callable[[Any, Any], Any]] = {
@@ -231,12 +229,12 @@ def _path(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _class(path: str) -> Any:
-    """Return the class of this name, if it is there already: what a
+def _class(path: str) -> type[Any]:
+    """Return the class of this name, if it is there already, else `object`: what a
     checkpoint names is not imported.
     """
     module, _, name = path.partition(":")
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, "__dict__", {}).get(part)
-    return found if isinstance(found, type) else None
+    return found if isinstance(found, type) else object
