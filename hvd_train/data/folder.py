@@ -150,16 +150,17 @@ def open_folder(root: Path, config: DataConfig) -> DataSet:
                 f"one: {first_few(only)}"
             )
     train = _images(root / "train", classes, training_transform(config), config)
-    val, *test = (
-        _images(root / split, classes, evaluation_transform(config), config) for split in splits[1:]
-    )
+    others = {
+        split: _images(root / split, classes, evaluation_transform(config), config)
+        for split in splits[1:]
+    }
     return DataSet(
         train,
-        val,
+        others["val"],
         tuple(classes),
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
-        test=next(iter(test), None),
+        test=others.get("test"),
     )
 
 
