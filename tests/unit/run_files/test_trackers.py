@@ -79,19 +79,11 @@ def test_a_tracker_that_fails_does_not_end_the_training(
     assert capsys.readouterr().out.count(line) == 1
 
 
-@pytest.mark.parametrize(
-    ("most", "line"), [(10_000, "records are not sent"), (2, "and 2 records wait")]
-)
 def test_training_does_not_wait_for_a_server_that_is_down(
-    most: int,
-    line: str,
-    wandb: Wandb,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    wandb: Wandb, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wandb.answers.clear()
     monkeypatch.setattr(trackers, "_LAST_SECONDS", 0.1)
-    monkeypatch.setattr(trackers, "_MOST_WAITING", most)
     result, _ = trained(LocalWorld(), small_config(log_to="wandb", log_steps=10, epochs=1))
     assert result.finished
     (said,) = (
@@ -99,7 +91,7 @@ def test_training_does_not_wait_for_a_server_that_is_down(
         for each in capsys.readouterr().out.splitlines()
         if each.startswith("--log-to wandb: no answer")
     )
-    assert line in said
+    assert "records are not sent" in said
     wandb.answers.set()
 
 
