@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
 
 from hvd_train import plugin
 from hvd_train.config import DataConfig
@@ -380,22 +380,16 @@ def check_apart(train: Any, other: Any) -> None:
 
 def check_map_style(title: str, part: Any) -> None:
     """Raise UsageError that begins with `title` for data without length or items."""
-    advice = "return a map-style data set, with __len__ and __getitem__"
-    if isinstance(part, DataLoader):
-        advice = (
-            "give the data set itself, not a DataLoader: batches are made for any number of ranks"
+    is_tensors = isinstance(part, tuple) and all(isinstance(each, Tensor) for each in part)
+    has_items = hasattr(part, "__len__") and hasattr(part, "__getitem__")
+    if is_tensors or isinstance(part, IterableDataset) or not has_items:
+        raise UsageError(
+            f"{title} is {form_of(part)}; give torch.utils.data.TensorDataset(inputs, targets) or "
+            "another map-style data set, with __len__ and __getitem__, not a DataLoader: batches "
+            "are made for any number of ranks"
         )
-    elif isinstance(part, tuple) and all(isinstance(each, Tensor) for each in part):
-        advice = "give torch.utils.data.TensorDataset(inputs, targets)"
-    elif (
-        not isinstance(part, IterableDataset)
-        and hasattr(part, "__len__")
-        and hasattr(part, "__getitem__")
-    ):
-        if not len(part):
-            raise UsageError(f"{title} is empty")
-        return
-    raise UsageError(f"{title} is {form_of(part)}; {advice}")
+    if not len(part):
+        raise UsageError(f"{title} is empty")
 
 
 def _class_names(name: str, title: str, data: Any) -> tuple[str, ...]:
