@@ -23,6 +23,7 @@ from hvd_train.console import say
 from hvd_train.data.identity import digest_of_bytes
 from hvd_train.data.store import CONNECTIONS, File, Store
 from hvd_train.errors import UsageError, counted, first_few, first_line
+from hvd_train.progress.clock import Timer
 from hvd_train.progress.order import Indices
 
 INDEX = "index.json"
@@ -202,7 +203,7 @@ def _words_of(store: Store, files: list[File], room: int) -> Indices:
 
     Files that `room` bytes of this host have place for are copied.
     """
-    said = time.monotonic()
+    progress = Timer(_LINES_S, time.monotonic)
     ends = np.cumsum([file.size for file in files])
     offsets = []
     checks = []
@@ -211,8 +212,7 @@ def _words_of(store: Store, files: list[File], room: int) -> Indices:
         for number, (table, check) in enumerate(tables, 1):
             offsets.append(table)
             checks.append(check)
-            if time.monotonic() > said + _LINES_S:
-                said = time.monotonic()
+            if progress.comes():
                 say(f"{store.shown}: read the headers of {number:,} of {len(files):,} shards")
     firsts = np.cumsum([0, *(len(table) - 1 for table in offsets)])
     words = np.concatenate([firsts, np.array(checks, np.uint64).view(np.int64), *offsets])

@@ -9,7 +9,7 @@ from typing import Any
 
 from hvd_train.console import show
 from hvd_train.plain_file import read_bytes
-from hvd_train.progress.clock import duration
+from hvd_train.progress.clock import Timer, duration
 from hvd_train.run_files import history, trackers
 from hvd_train.run_files.durable import AppendedFile
 from hvd_train.run_files.ledger import Entry, LedgerFile
@@ -99,7 +99,7 @@ class Journal:
         `ledger` keeps a ledger. `log_to` are names of trackers, which get the `settings` of the
         run. Raises OSError if the files cannot be read.
         """
-        self._last_shown = time.monotonic()
+        self._silence = Timer(_LINE_SECONDS, time.monotonic)
         self._epochs = 0
         self._samples = 0
         self._max_seconds = math.inf
@@ -153,7 +153,7 @@ class Journal:
     @property
     def line_is_due(self) -> bool:
         """Whether the progress within an epoch is to be shown."""
-        return time.monotonic() - self._last_shown >= _LINE_SECONDS
+        return self._silence.due
 
     def progress(self, so_far: EpochRecord, cursor: int) -> None:
         """Show an epoch of which `cursor` samples are taken."""
@@ -261,7 +261,7 @@ class Journal:
         )
 
     def _say(self, message: str) -> None:
-        self._last_shown = time.monotonic()
+        self._silence.reset()
         if self._lines is not None:
             show(message)
 
