@@ -37,7 +37,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from hvd_train.launch.exit_report import ExitReport
+from hvd_train.launch.exit_report import During, ExitReport
 from hvd_train.launch.workers import Request
 
 # Exit codes of a worker that end the whole job. UNRECOVERABLE: a fault repeats, the loss stays not
@@ -114,14 +114,14 @@ class Worker:
         return f"{self.host}[{self.slot}]"
 
     @property
-    def failed_to_connect(self) -> bool:
-        """Whether an error ended it in a rendezvous."""
-        return self.exit_report is not None and self.exit_report.during == "rendezvous"
+    def during(self) -> During | None:
+        """When the error or end of its exit report came, if it has sent one."""
+        return self.exit_report.during if self.exit_report else None
 
     @property
     def has_ended(self) -> bool:
         """Whether its training has ended, though its process may still run code of the user."""
-        return self.exit_report is not None and self.exit_report.during == "ended"
+        return self.during == "ended"
 
     def meant_exit_code(self, exit_code: int) -> int:
         """Return the exit report's code if a signal or an error ended it, else `exit_code`."""
@@ -180,7 +180,7 @@ def _place_of_error(worker: Worker, *, others_train: bool) -> int | None:
     if not worker.world:
         return None if others_train else BUILDING
     is_of_newcomer = (
-        worker.failed_to_connect
+        worker.during == "rendezvous"
         and not worker.connected
         and any(other.connected for other in worker.world)
     )
@@ -301,7 +301,7 @@ class Roster:
         self._keep_empty(worker, now + (EMPTY_AFTER_SIGNAL_S if leaves else slot.back_off_s))
         # no other worker could start, or continue as rank 0
         is_same_for_all = not self.worlds_formed or (
-            worker.failed_to_connect and worker in worker.world[:1]
+            worker.during == "rendezvous" and worker in worker.world[:1]
         )
         if exit_code == DIFFERS:
             self._ended_by_difference(worker)
@@ -318,14 +318,8 @@ class Roster:
         computes wrongly; end the job if it cannot do without that host.
         """
         if worker.exit_report is not None and worker.exit_report.avoids_host:
-            for slot in range(self.hosts.get(worker.host, 0)):
-                self._slots[worker.host, slot].not_before = math.inf
-            usable = [
-                slot
-                for host, slots in self.hosts.items()
-                for slot in range(slots)
-                if self._slots[host, slot].not_before < math.inf
-            ]
+            self._leave_unused(worker.host)
+            usable = [each for each in self._listed() if self._slots[each].not_before < math.inf]
             if len(usable) < self.min_workers:
                 self._finish = Finish(DIFFERS, f"{worker} differed from the others (see above)")
             self._notices.append(
@@ -376,7 +370,7 @@ class Roster:
         if not members or any(worker.stage is not Stage.TRAINING for worker in members):
             return "train"
         staying = [worker for worker in members if self._is_listed(worker)]
-        ready = [worker for worker in self._in(Stage.READY) if self._is_listed(worker)]
+        ready = self._ready()
         is_enough = len(staying) + len(ready) >= self.min_workers
         is_other = is_enough and (len(staying) < len(members) or bool(ready))
         return "change" if is_other or any(worker.got_signal for worker in members) else "train"
@@ -407,6 +401,19 @@ class Roster:
     def _keep_empty(self, worker: Worker, until: float) -> None:
         record = self._slots[worker.host, worker.slot]
         record.not_before = max(record.not_before, until)
+
+    def _leave_unused(self, host: str) -> None:
+        """Start no worker on a host until the list changes for it."""
+        for slot in range(self.hosts.get(host, 0)):
+            self._slots[host, slot].not_before = math.inf
+
+    def _listed(self) -> list[tuple[str, int]]:
+        """Return the host and number of each slot."""
+        return [(host, slot) for host, slots in self.hosts.items() for slot in range(slots)]
+
+    def _ready(self) -> list[Worker]:
+        """Return the workers that may join the next world."""
+        return [worker for worker in self._in(Stage.READY) if self._is_listed(worker)]
 
     def _is_listed(self, worker: Worker) -> bool:
         return worker.slot < self.hosts.get(worker.host, 0)
@@ -456,8 +463,11 @@ class Roster:
         if any(worker.has_ended for worker in workers):
             return
         taken = {(worker.host, worker.slot) for worker in workers}
-        slots = [(host, slot) for host, slots in self.hosts.items() for slot in range(slots)]
-        free = [slot for slot in slots if slot not in taken and self._slots[slot].not_before <= now]
+        free = [
+            slot
+            for slot in self._listed()
+            if slot not in taken and self._slots[slot].not_before <= now
+        ]
         room = self.max_workers - sum(worker.stage not in _ON_THE_WAY_OUT for worker in workers)
         for host, slot in free[: max(room, 0)]:
             number = next(self._numbers)
@@ -478,8 +488,7 @@ class Roster:
             return
         members = [worker for worker in members if self._is_member(worker)]
         survivors = [worker for worker in members if self._is_listed(worker)] or members
-        ready = [worker for worker in self._in(Stage.READY) if self._is_listed(worker)]
-        chosen = survivors + ready  # not more than `max_workers`: no more were started
+        chosen = survivors + self._ready()  # not more than `max_workers`: no more were started
         if not self._is_enough(len(chosen), now):
             if now - self._hopeful_at > self.patience_s:
                 reason = f"fewer than {self.min_workers} workers for {self.patience_s:.0f} s"
@@ -538,8 +547,7 @@ class Roster:
         """
         hosts = {worker.host for worker in newcomers}
         for host in hosts:
-            for slot in range(self.hosts.get(host, 0)):
-                self._slots[host, slot].not_before = math.inf
+            self._leave_unused(host)
         failure = f"ranks could not connect to the newcomers on {', '.join(sorted(hosts))}"
         cure = "no worker is started there until the list changes for these hosts"
         yield Notice(f"{failure} ({reason}); {cure}")
