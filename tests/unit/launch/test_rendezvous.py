@@ -82,7 +82,8 @@ def test_a_rank_of_torchrun_gets_its_ranks_and_the_rendezvous() -> None:
         "CROSS_SIZE": 2,
     }
     assert (found[client.ADDRESS], found[client.PORT]) == ("h1", "30500")
-    assert rendezvous.variables({**rank_3, "MASTER_PORT": "65000"})[client.PORT] == "64000"
+    with pytest.raises(UsageError, match=rendezvous.PORT):
+        rendezvous.variables({**rank_3, "MASTER_PORT": "65000"})
     one_each = {name: value for name, value in rank_3.items() if not name.startswith("LOCAL")}
     found = rendezvous.variables(one_each)
     assert list(places(found).values()) == [3, 4, 0, 1, 3, 4]
