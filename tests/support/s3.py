@@ -50,7 +50,9 @@ class S3:
 
 @contextmanager
 def serving(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
-    """Serve the files of a folder at BUCKET, for this process and those that it starts."""
+    """Serve the files of a folder at BUCKET, and by http at $AWS_ENDPOINT_URL/bucket/set, for this
+    process and those that it starts.
+    """
     moto = pytest.importorskip("moto.server", reason=NEEDED)
     s3fs = pytest.importorskip("s3fs", reason=NEEDED)
     from werkzeug.serving import make_server
@@ -67,10 +69,10 @@ def serving(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
     try:
         system = fsspec.filesystem("s3", skip_instance_cache=True)
         with suppress(FileExistsError):  # moto keeps it for this process
-            system.mkdir("bucket")
+            system.mkdir("bucket", acl="public-read")
         with suppress(FileNotFoundError):
             system.rm(BUCKET, recursive=True)
-        system.put(f"{folder}/", BUCKET, recursive=True)
+        system.put(f"{folder}/", BUCKET, recursive=True, ACL="public-read")
         yield s3
     finally:
         s3.hangs = False
