@@ -4,8 +4,9 @@ import pickle
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import psutil
@@ -35,16 +36,13 @@ def test_images_are_scaled_resized_normalised_and_coloured_in_this_order(colour:
         prepare(torch.full((2, 1, 8, 8), 255, dtype=torch.uint8), None),
         torch.full((2, 3 if colour else 1, 4, 4), 2.0),
     )
-    stored = torch.randint(
-        0, 256, (20, 1, 6, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
-    )
+    stored = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (20, 1, 6, 6), np.uint8))
     loader = ArrayLoader(Arrays(stored.clone(), torch.arange(20), 20), prepare, CPU, seed=0)
     for batch in loader.load(1, assignments(EpochOrder(0, 1, 20), 0, BatchLayout(3, 2), 0, 1)):
         for micro in batch.micro_batches:
-            assert torch.equal(
-                micro.batch[0], prepare(stored[torch.from_numpy(micro.samples)], None)
-            )
-            assert not colour or micro.batch[0].is_contiguous(memory_format=torch.channels_last)
+            images = micro.batch[0]
+            assert torch.equal(images, prepare(stored[torch.from_numpy(micro.samples)], None))
+            assert not colour or images.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -56,16 +54,10 @@ def test_one_pass_differs_by_rounding_alone(
     """Images that are scaled and normalised in one pass have the same values and layout."""
     mean, std = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)) if normalises else ((), ())
     data = DataSet((), None, ("a",), channels=channels, mean=mean, std=std)
+    images = torch.arange(256).repeat(channels).view(1, channels, 16, 16).to(torch.uint8)
+    settings = {"image_size": 16, "augment": None, "colour": True, "channels_last": channels_last}
     usual, other = (
-        Prepare(
-            data,
-            CPU,
-            image_size=16,
-            augment=None,
-            colour=True,
-            channels_last=channels_last,
-            in_one_pass=in_one_pass,
-        )(torch.arange(256).repeat(channels).view(1, channels, 16, 16).to(torch.uint8), None)
+        Prepare(data, CPU, in_one_pass=in_one_pass, **settings)(images, None)  # type: ignore[arg-type]
         for in_one_pass in (False, True)
     )
     # three roundings here, and up to four there, of numbers below 4.5
@@ -74,42 +66,11 @@ def test_one_pass_differs_by_rounding_alone(
         assert other.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_augmentation_of_a_set_in_memory_belongs_to_the_sample() -> None:
-    """It depends on neither the batch layout nor the number of ranks."""
-    data = replace(
-        PLAIN_DATA,
-        augment=Augment(2, lambda images, drawn: images + drawn.sum(1).view(-1, 1, 1, 1)),
-    )
-    prepare = Prepare(data, CPU, image_size=None, augment=data.augment, colour=False)
-    loader = ArrayLoader(
-        Arrays(torch.arange(300.0).view(-1, 1, 1, 1), torch.zeros(300), 300), prepare, CPU, seed=0
-    )
-
-    def changed(layout: BatchLayout, size: int, epoch: int = 1) -> dict[int, float]:
-        found = {}
-        for rank in range(size):
-            for batch in loader.load(
-                epoch, assignments(EpochOrder(0, 1, 300), 0, layout, rank, size)
-            ):
-                for micro in batch.micro_batches:
-                    found.update(
-                        zip(micro.samples.tolist(), micro.batch[0].flatten().tolist(), strict=True)
-                    )
-        return found
-
-    whole = changed(BatchLayout(300, 300), 1)
-    assert len(whole) == 300
-    assert len({value - sample for sample, value in whole.items()}) > 200
-    assert changed(BatchLayout(4, 2), 1) == whole
-    assert changed(BatchLayout(3, 3), 2) == whole  # one rank has no micro-batch
-    assert not set(changed(BatchLayout(4, 2), 1, epoch=2).items()) & set(whole.items())
-
-
-def epochs_of(
-    loader: MapLoader, rank: int = 0, size: int = 1, layout: BatchLayout = LAYOUT
-) -> list[Batch]:
-    work = ((e, assignments(EpochOrder(1, e, 30), 0, layout, rank, size)) for e in range(2))
-    return [batch for epoch, part in work for batch in loader.load(epoch, part)]
+def read(
+    loader: MapLoader, epoch: int = 0, start: int = 0, layout: BatchLayout = LAYOUT
+) -> Iterator[Batch]:
+    """Read an epoch of 30 samples, from a cursor on."""
+    return loader.load(epoch, assignments(EpochOrder(1, epoch, 30), start, layout, 0, 1))
 
 
 def test_loader_processes_change_nothing() -> None:
@@ -117,52 +78,55 @@ def test_loader_processes_change_nothing() -> None:
     alone, others = (
         MapLoader(RandomItems(), PLAIN, CPU, seed=5, num_workers=number) for number in (0, 2)
     )
-    order = EpochOrder(1, 0, 30)
     others.start()
     with closing(alone), closing(others):
-        first = flat(epochs_of(alone))
-        second = flat(epochs_of(others))
+        first, second = (flat([*read(loader), *read(loader, 1)]) for loader in (alone, others))
         for loader in (alone, others):
-            rest = flat(list(loader.load(0, assignments(order, 16, LAYOUT, 0, 1))))
-            assert torch.equal(rest, first[16:30]), "resumed at a cursor"
-            next(iter(loader.load(0, assignments(order, 0, LAYOUT, 0, 1))))
-            whole = flat(list(loader.load(0, assignments(order, 0, BatchLayout(8, 8), 0, 1))))
+            assert torch.equal(flat([*read(loader, start=16)]), first[16:30]), "at a cursor"
+            next(read(loader))
+            whole = flat([*read(loader, layout=BatchLayout(8, 8))])
             assert torch.equal(whole, first[:30]), "after an epoch that was left"
     assert torch.equal(first, second)
-    by_sample = [half[half[:, 0].argsort()] for half in first.split(30)]
-    assert by_sample[0][:, 0].tolist() == list(range(30))
-    assert not (by_sample[0][:, 1:] == by_sample[1][:, 1:]).any(), (
-        "each epoch has random numbers of its own"
-    )
+    epochs = [half[half[:, 0].argsort()] for half in first.split(30)]
+    assert epochs[0][:, 0].tolist() == [*range(30)]
+    assert not (epochs[0][:, 1:] == epochs[1][:, 1:]).any(), "each has its own random numbers"
 
 
-def changes_of_draws(loader: ArrayLoader | MapLoader, size: int, layout: BatchLayout) -> Tensor:
+def first_numbers(
+    loader: ArrayLoader | MapLoader, size: int, layout: BatchLayout, epoch: int = 1
+) -> Tensor:
     """Return the first random number of each draw of sample 3, in the order of the epoch."""
-    order = drawn_by(np.eye(30)[3])(0, 1, 30, layout)
-    parts = [
-        (step, micro.number, micro.batch[0].flatten(1))
+    order = drawn_by(np.eye(30)[3])(0, epoch, 30, layout)
+    parts = {
+        (step, micro.number): micro.batch[0].flatten(1)[:, 1]
         for rank in range(size)
-        for step, batch in enumerate(loader.load(1, assignments(order, 0, layout, rank, size)))
+        for step, batch in enumerate(loader.load(epoch, assignments(order, 0, layout, rank, size)))
         for micro in batch.micro_batches
-    ]
-    return torch.cat([batch for _, _, batch in sorted(parts, key=lambda part: part[:2])])[:, 1]
+    }
+    return torch.cat([parts[place] for place in sorted(parts)])
+
+
+def augmented() -> ArrayLoader:
+    """Return a loader of 30 images in memory, to which a random number is added."""
+    augment = Augment(1, lambda images, drawn: images + drawn.view(-1, 1, 1, 1))
+    prepare = Prepare(PLAIN_DATA, CPU, image_size=None, augment=augment, colour=False)
+    return ArrayLoader(Arrays(torch.zeros(30, 1, 1, 2), torch.zeros(30), 30), prepare, CPU, 0)
 
 
 @pytest.mark.parametrize("num_workers", [None, 0, 1])
 def test_each_draw_of_a_sample_has_its_own_random_numbers(num_workers: int | None) -> None:
-    """Also of a set in memory; they depend on neither the batches nor the number of ranks."""
-    loader: ArrayLoader | MapLoader
-    if num_workers is None:
-        augment = Augment(1, lambda images, drawn: images + drawn.view(-1, 1, 1, 1))
-        data = replace(PLAIN_DATA, augment=augment)
-        prepare = Prepare(data, CPU, image_size=None, augment=augment, colour=False)
-        loader = ArrayLoader(Arrays(torch.zeros(30, 1, 1, 2), torch.zeros(30), 30), prepare, CPU, 0)
-    else:
+    """Also of a set in memory, and in each epoch; they depend on neither the batches nor the
+    number of ranks.
+    """
+    loader = augmented()
+    if num_workers is not None:
         loader = MapLoader(RandomItems(), PLAIN, CPU, seed=5, num_workers=num_workers)
     with closing(loader):
-        alone = changes_of_draws(loader, 1, LAYOUT)
+        alone = first_numbers(loader, 1, LAYOUT)
         assert len(alone.unique()) == 30
-        assert torch.equal(changes_of_draws(loader, 2, BatchLayout(5, 2)), alone)
+        for layout in (BatchLayout(5, 2), BatchLayout(3, 3)):  # then one rank has no micro-batch
+            assert torch.equal(first_numbers(loader, 2, layout), alone)
+        assert not set(alone.tolist()) & set(first_numbers(loader, 1, LAYOUT, epoch=2).tolist())
 
 
 class SameItems(TensorDataset):
@@ -172,51 +136,59 @@ class SameItems(TensorDataset):
 def test_tensors_are_read_in_whole_batches_of_the_same_items() -> None:
     """Also in loader processes."""
     tensors = torch.rand(30, 3), torch.arange(30), torch.rand(30, 2, 2)
-    with closing(MapLoader(SameItems(*tensors), None, CPU, 0, 0)) as loader:
-        expected = epochs_of(loader)
-    for workers in (0, 1):
-        with closing(MapLoader(TensorDataset(*tensors), None, CPU, 0, workers)) as loader:
-            for batch, other in zip(epochs_of(loader), expected, strict=True):
-                for micro, item_by_item in zip(
-                    batch.micro_batches, other.micro_batches, strict=True
-                ):
-                    assert type(micro.batch) is type(item_by_item.batch)
-                    assert all(map(torch.equal, micro.batch, item_by_item.batch))
+
+    def batches(data: TensorDataset, num_workers: int) -> list[Any]:
+        with closing(MapLoader(data, None, CPU, 0, num_workers)) as loader:
+            return [micro.batch for batch in read(loader) for micro in batch.micro_batches]
+
+    expected = batches(SameItems(*tensors), 0)
+    for num_workers in (0, 1):
+        for batch, item_by_item in zip(
+            batches(TensorDataset(*tensors), num_workers), expected, strict=True
+        ):
+            assert type(batch) is type(item_by_item)
+            assert all(map(torch.equal, batch, item_by_item))
 
 
 def test_processes_get_what_a_function_defines() -> None:
     """Classes, functions and tensors, without an import of the script."""
+    values = torch.arange(6.0)
 
-    class Local:
-        def __init__(self) -> None:
-            self.values = torch.arange(6.0)
-            self.twice = lambda value: 2 * value
-
-        def __len__(self) -> int:
-            return 6
-
-        def __getitem__(self, index: int) -> torch.Tensor:
-            return self.twice(self.values[index])
+    class Local(list[int]):
+        def __getitem__(self, index: Any) -> Any:
+            return 2 * values[index]
 
     loader = MapLoader(
-        Local(), None, CPU, seed=0, num_workers=2, collate=lambda items: torch.stack(items) + 1
+        Local(range(6)), None, CPU, 0, 2, collate=lambda items: torch.stack(items) + 1
     )
-    (batch,) = loader.load(0, assignments(Order(6), 0, BatchLayout(6, 6), 0, 1))
-    assert batch.micro_batches[0].batch.tolist() == [1, 3, 5, 7, 9, 11]
-    loader.close()
+    with closing(loader):
+        (batch,) = loader.load(0, assignments(Order(6), 0, BatchLayout(6, 6), 0, 1))
+        assert batch.micro_batches[0].batch.tolist() == [1, 3, 5, 7, 9, 11]
 
 
+@pytest.mark.parametrize(
+    ("error", "kind", "says"),
+    [
+        (
+            KeyError("label"),
+            UsageError,
+            r"item 0 of the data raised KeyError: 'label' \(.*, line \d+, in __getitem__",
+        ),
+        (DataTimeout("the store is away"), DataTimeout, "^the store is away$"),
+    ],
+)
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_an_error_in_an_item_names_it_and_its_place(num_workers: int) -> None:
-    """A loader process would lose the traceback."""
+def test_an_error_in_an_item_names_it_and_its_place(
+    num_workers: int, error: Exception, kind: type[Exception], says: str
+) -> None:
+    """A loader process would lose the traceback; a store that fails is no error of use."""
 
     class Broken(RandomItems):
-        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-            raise KeyError("label")
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            raise error
 
     loader = MapLoader(Broken(), None, CPU, seed=0, num_workers=num_workers)
-    says = r"item 0 of the data raised KeyError: 'label' \(.*, line \d+, in __getitem__"
-    with closing(loader), pytest.raises(UsageError, match=says):
+    with closing(loader), pytest.raises(kind, match=says):
         next(loader.load(0, assignments(Order(6), 0, BatchLayout(1, 1), 0, 1)))
 
 
@@ -232,31 +204,31 @@ class Curriculum:
     """Items of a level, which a program or `begin_epoch` sets."""
 
     def __init__(self) -> None:
-        self.level = 0
-        self.drawn = 0.0
-        self.seen = list[int]()
+        self.level = 0.0
+        self.offset = {"by": 0}
+        self.rows = np.zeros(3)
 
     def __len__(self) -> int:
         return 12
 
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor([self.level, self.drawn])
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([self.level + self.offset["by"], self.rows.sum()])
 
 
 class Told(Curriculum):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = []
+
     def begin_epoch(self, epoch: int) -> None:
-        self.level = epoch
-        self.drawn = torch.rand(()).item()
+        self.level = epoch + torch.rand(()).item()
         self.seen.append(epoch)
 
 
 def levels(loader: MapLoader, epoch: int) -> list[list[float]]:
     batches = loader.load(epoch, assignments(Order(12), 0, BatchLayout(4, 2), 0, 1))
-    return (
-        torch.cat([micro.batch for batch in batches for micro in batch.micro_batches])
-        .unique(dim=0)
-        .tolist()
-    )
+    items = torch.cat([micro.batch for batch in batches for micro in batch.micro_batches])
+    return items.unique(dim=0).tolist()
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -271,40 +243,18 @@ def test_a_data_set_is_told_of_each_epoch_before_its_first_item(num_workers: int
         loader.start()
         for epoch in (0, 0, 1, 5):
             found += levels(loader, epoch)
-            assert num_workers == 0 or found[-1] == [data.level, pytest.approx(data.drawn)]
+            assert found[-1] == [pytest.approx(data.level), 0]
         loader.example(2)
-    assert [level for level, _ in found] == [0, 0, 1, 5]
-    assert len({drawn for _, drawn in found}) == 3
+    assert [int(level) for level, _ in found] == [0, 0, 1, 5]
+    assert len({level % 1 for level, _ in found}) == 3
     assert data.seen == [0, 1, 5]
     with closing(MapLoader(Told(), None, CPU, seed=3, num_workers=0)) as alone:
         assert levels(alone, 5) == found[-1:]
 
 
-class Unreachable(Curriculum):
-    def __getitem__(self, index: int) -> torch.Tensor:
-        raise DataTimeout("the store is away")
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_store_that_fails_is_reported_by_loader_processes(num_workers: int) -> None:
-    loader = MapLoader(Unreachable(), None, CPU, seed=3, num_workers=num_workers)
-    with closing(loader), pytest.raises(DataTimeout, match="the store is away"):
-        levels(loader, 0)
-
-
-class Offsets(Curriculum):
-    def __init__(self) -> None:
-        super().__init__()
-        self.offset = {"by": 0}
-        self.rows = np.zeros(3)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor([self.level + self.offset["by"], self.rows.sum()])
-
-
 def test_a_change_between_epochs_reaches_loader_processes() -> None:
     """Of a plain value, of one that an attribute holds, and of an array."""
-    data = Offsets()
+    data = Curriculum()
     with closing(MapLoader(Subset(data, range(12)), None, CPU, seed=3, num_workers=1)) as loader:
         assert levels(loader, 0) == [[0, 0]]
         data.level = 1
@@ -328,24 +278,24 @@ def test_a_change_within_an_epoch_is_refused() -> None:
             next(batches)
 
 
-def test_items_that_are_never_the_same_are_refused() -> None:
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_items_that_are_never_the_same_are_refused(num_workers: int) -> None:
     class Unseeded(RandomItems):
         generator = np.random.default_rng()
 
-        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
             return torch.tensor([self.generator.random()]), 0
 
     class Seeded(RandomItems):
-        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
             return torch.tensor([np.random.default_rng(torch.initial_seed()).random()]), 0
 
-    for num_workers in (0, 1):
-        with closing(MapLoader(Seeded(), None, CPU, seed=3, num_workers=num_workers)) as loader:
-            assert loader.start() == loader.digest()
-        with pytest.raises(
-            UsageError, match=r"differ when they are read again.*torch.initial_seed\(\)$"
-        ):
-            MapLoader(Unseeded(), None, CPU, seed=3, num_workers=num_workers).start()
+    with closing(MapLoader(Seeded(), None, CPU, seed=3, num_workers=num_workers)) as loader:
+        assert loader.start() == loader.digest()
+    with pytest.raises(
+        UsageError, match=r"differ when they are read again.*torch.initial_seed\(\)$"
+    ):
+        MapLoader(Unseeded(), None, CPU, seed=3, num_workers=num_workers).start()
 
 
 def test_a_data_set_that_grows_is_refused() -> None:
