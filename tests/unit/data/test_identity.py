@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
-from torch.utils.data import TensorDataset, random_split
+from torch.utils.data import TensorDataset
 
 from hvd_train.config import DataConfig
 from hvd_train.data import sources
@@ -20,16 +19,13 @@ from hvd_train.progress.order import UNDECIDED
 
 
 @dataclass
-class Pair:
-    text: str
-    value: Tensor
+class Holder:
+    value: Any
 
 
 @pytest.mark.parametrize(
     ("item", "other"),
     [
-        (3, 4),
-        ("a", "b"),
         (torch.arange(5), torch.tensor([0, 1, 2, 4, 3])),
         (torch.tensor([1.0, 2]), torch.tensor([2.0, 1])),
         (torch.tensor([1.0, 2]), torch.tensor([-1.0, 2])),
@@ -38,7 +34,7 @@ class Pair:
         (np.array(["a"]), np.array(["b"])),
         (Image.new("L", (2, 2), 3), Image.new("L", (2, 2), 200)),
         ({"x": [1, (2, 3)]}, {"x": [1, (2, 4)]}),
-        (Pair("a", torch.ones(1)), Pair("a", torch.zeros(1))),
+        (Holder(1), Holder(2)),
         (torch.eye(3).to_sparse(), torch.zeros(3, 3).to_sparse()),
     ],
 )
@@ -54,22 +50,20 @@ def test_rounding_and_objects_without_a_value_do_not_count() -> None:
     assert digest_of_items([object()]) == digest_of_items([object()])
 
 
-DRAWS: dict[str, Callable[[], list[int]]] = {
+DRAWS = {
     "random": lambda: random.sample(range(40), 40),
     "numpy": lambda: np.random.permutation(40).tolist(),
     "torch": lambda: torch.randperm(40).tolist(),
-    "random_split": lambda: [*random_split(range(40), [40])[0].indices],  # type: ignore[arg-type]
 }
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
 def test_each_process_draws_the_same_split(draw: Callable[[], list[int]]) -> None:
-    def data(config: DataConfig) -> tuple[TensorDataset, TensorDataset]:
-        rows = torch.tensor(draw())
-        return TensorDataset(rows[:30], rows[:30]), TensorDataset(rows[30:], rows[30:])
+    def data(config: DataConfig) -> tuple[TensorDataset, None]:
+        return TensorDataset(torch.tensor(draw())), None
 
     def drawn(seed: int) -> list[int]:
-        return sources.open_data(DataConfig(), seed, data, any_items=True).train.tensors[0].tolist()  # type: ignore
+        return sources.open_data(DataConfig(), seed, data, any_items=True).train.tensors[0].tolist()
 
     first = drawn(3)
     torch.rand(1), np.random.rand(), random.random()
@@ -78,9 +72,7 @@ def test_each_process_draws_the_same_split(draw: Callable[[], list[int]]) -> Non
 
 def test_an_order_may_draw_random_numbers() -> None:
     """They are seeded for each epoch, and put back."""
-    orders = orders_of(
-        lambda seed, epoch: [*DRAWS["numpy"](), *(40 + number for number in DRAWS["torch"]())]
-    )
+    orders = orders_of(lambda seed, epoch: [*DRAWS["numpy"](), *(40 + torch.randperm(40)).tolist()])
     state = torch.random.get_rng_state()
     first, again, epoch, seed = (
         orders(*of, 80, UNDECIDED)[:].tolist() for of in ((5, 2), (5, 2), (5, 3), (6, 2))

@@ -41,57 +41,41 @@ class Odd(torch.Tensor):
     pass
 
 
-KEPT: list[Any] = [
-    *(
-        1,
-        2.5,
-        True,
-        None,
-        "text",
-        2**70,
-        1 + 2j,
-        float("inf"),
-        -0.0,
-        b"",
-        b"\xff\0",
-        bytearray(b"a"),
-    ),
-    *(
-        np.float32(0.1),
-        np.float16(0.1),
-        np.float64(2.5),
-        np.int64(3),
-        np.uint8(4),
-        np.bool_(True),
-        np.complex64(1j),
-    ),
-    *(
-        np.zeros(3),
-        np.arange(6).reshape(2, 3).T,
-        np.ones((), bool),
-        np.zeros((0, 2), "uint32"),
-        np.random.get_state(),
-    ),
-    *(
-        torch.ones(2, dtype=torch.bfloat16),
-        torch.tensor(3),
-        torch.Size([2, 3]),
-        torch.float16,
-        torch.device("cpu"),
-    ),
-    *(
-        Counter({2: 1, 5: 2}),
-        OrderedDict(b=1, a=[2]),
-        defaultdict(list, {1: [np.int64(2)]}),
-        defaultdict(None, a=1),
-    ),
-    *(deque([1, np.float32(2)], maxlen=5), deque(), {1, 2}, frozenset({"a"}), (1, [2, {"a": ()}])),
-    *(Phase.WARM, Kind.TEACHER, Pair(0.5, [np.ones(2), Pair(1, ())]), {(1, "a"): Phase.WARM}),
-    *(
-        random.getstate(),
-        np.random.default_rng(0).bit_generator.state,
-        torch.nn.BatchNorm1d(2).state_dict(),
-    ),
+KEPT = [
+    None,
+    2**70,
+    1 + 2j,
+    -0.0,
+    b"\xff\0",
+    bytearray(b"a"),
+    np.float64(2.5),
+    np.int64(3),
+    np.bool_(True),
+    np.arange(6).reshape(2, 3).T,
+    np.ones((), bool),
+    np.zeros((0, 2), "uint32"),
+    torch.ones(2, dtype=torch.bfloat16),
+    torch.tensor(3),
+    torch.Size([2, 3]),
+    torch.float16,
+    torch.device("cpu"),
+    Counter({2: 1, 5: 2}),
+    OrderedDict(b=1, a=[2]),
+    defaultdict(list, {1: [np.int64(2)]}),
+    defaultdict(None, a=1),
+    deque([1, np.float32(2)], maxlen=5),
+    deque(),
+    {1, 2},
+    frozenset({"a"}),
+    (1, [2, {"a": ()}]),
+    Phase.WARM,
+    Kind.TEACHER,
+    Pair(0.5, [np.ones(2), Pair(1, ())]),
+    {(1, "a"): Phase.WARM},
+    random.getstate(),
+    np.random.get_state(),
+    np.random.default_rng(0).bit_generator.state,
+    torch.nn.BatchNorm1d(2).state_dict(),
 ]
 
 
@@ -101,22 +85,16 @@ def through_a_file(value: Any) -> Any:
     return torch.load(io.BytesIO(file.getvalue()), weights_only=True)
 
 
-def check_equal(back: Any, value: Any) -> None:
-    arrays = (map_tensors(each, lambda tensor: tensor.float().numpy()) for each in (back, value))
-    np.testing.assert_equal(*arrays)
-
-
 @pytest.mark.parametrize("value", KEPT, ids=lambda value: type(value).__name__)
 def test_values_come_back_from_a_checkpoint_as_they_were(value: Any) -> None:
     """With their types, also inside containers, and after all ways of tensors."""
     plain = to_plain(value, "value")
     back = from_plain(map_tensors(through_a_file(plain), torch.clone))
     assert type(back) is type(value)
-    check_equal(back, value)
-    assert getattr(back, "dtype", None) == getattr(value, "dtype", None)
-    assert getattr(back, "maxlen", None) == getattr(value, "maxlen", None)
-    assert getattr(back, "default_factory", None) == getattr(value, "default_factory", None)
-    assert getattr(back, "_metadata", None) == getattr(value, "_metadata", None)
+    arrays = (map_tensors(each, lambda tensor: tensor.float().numpy()) for each in (back, value))
+    np.testing.assert_equal(*arrays)
+    for name in ("dtype", "maxlen", "default_factory", "_metadata"):
+        assert getattr(back, name, None) == getattr(value, name, None)
     assert text_of(to_plain(back, "value")) == text_of(plain)
 
 
@@ -124,7 +102,6 @@ def test_values_come_back_from_a_checkpoint_as_they_were(value: Any) -> None:
     ("value", "where"),
     [
         (Path(), "x"),
-        (lambda: 1, "x"),
         (np.array(["a"]), "x"),
         (np.longdouble(1), "x"),
         (np.ma.masked_array([1.0], [True]), "x"),
@@ -134,7 +111,6 @@ def test_values_come_back_from_a_checkpoint_as_they_were(value: Any) -> None:
         (Pair(1, Path()), r"x\[1\]"),
         (torch.eye(2).to_sparse(), "x"),
         (torch.ones(2).as_subclass(Odd), "x"),
-        ({Path(): 1}, "x"),
         ({torch.ones(1)}, "x"),
     ],
 )
@@ -163,29 +139,27 @@ def test_a_checkpoint_chooses_no_code(kept: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"),
+    "value",
     [
-        *(
-            (np.float32(0.5), 0.5),
-            (np.int8(2), 2),
-            (np.bool_(True), 1),
-            (True, 1),
-        ),
-        *(
-            (torch.tensor(0.5), 0.5),
-            (torch.tensor([3]), 3),
-            (np.array([[0.5]]), 0.5),
-            (Phase.WARM, 1),
-        ),
-        *((torch.ones((), requires_grad=True), 1.0), (np.longdouble(0.5), 0.5), (0.5, 0.5), (7, 7)),
+        np.float32(0.5),
+        np.longdouble(0.5),
+        np.int8(2),
+        np.bool_(True),
+        True,
+        Phase.WARM,
+        torch.tensor([3]),
+        torch.ones((), requires_grad=True),
+        np.array([[0.5]]),
+        0.5,
     ],
 )
-def test_a_figure_is_a_number_of_python(value: Any, expected: float) -> None:
+def test_a_figure_is_a_number_of_python(value: Any) -> None:
     found = number(value, "x")
-    assert (found, type(found)) == (expected, type(found) if type(found) in (int, float) else None)
+    assert found == value
+    assert type(found) in (int, float)
 
 
-@pytest.mark.parametrize("value", [None, "1.5", b"1", torch.ones(2), np.zeros(0), [1.0], 1j])
+@pytest.mark.parametrize("value", [None, "1.5", torch.ones(2), np.zeros(0), [1.0]])
 def test_a_figure_that_is_no_number_is_named(value: Any) -> None:
     with pytest.raises(UsageError, match=r"^x\['ap'\] is .*: it must be one number"):
         numbers({"ap": value}, "x")
