@@ -4,7 +4,6 @@ figures worked out by hand.
 
 import copy
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from hvd_train import UsageError, train
+from hvd_train.result import Result
 from hvd_train.state import to_host
 from hvd_train.tasks.builtin import open_task
 from hvd_train.tasks.task import Measuring, Scores, Task, numbers_of
@@ -22,53 +22,49 @@ from hvd_train.world.world import LocalWorld, World
 from tests.support.runs import Weights, equal, largest_difference, small_config
 from tests.support.worlds import own_generator, run_ranks
 
-
-def made(
-    targets: Callable[[Tensor], Tensor], *shape: int
-) -> Callable[[Any], tuple[TensorDataset, TensorDataset]]:
-    inputs = torch.rand(50, *shape, generator=torch.Generator().manual_seed(0))
-    data = TensorDataset(inputs, targets(inputs))
-    return lambda config: (data, data)
+INPUTS = torch.rand(50, 4, generator=torch.Generator().manual_seed(0))
 
 
-def words(_: Any) -> tuple[TensorDataset, TensorDataset]:
+def words() -> tuple[Tensor, Tensor]:
     tokens = torch.arange(50 * 9).view(50, 9) % 13
     following = tokens[:, 1:].clone()
     following[::3, 5:] = -100
-    data = TensorDataset(tokens[:, :-1], following)
-    return data, data
+    return tokens[:, :-1], following
 
 
-def masks(images: Tensor) -> Tensor:
-    classes = (images[:, 0] * 3).long()
+def masks() -> tuple[Tensor, Tensor]:
+    images = torch.rand(50, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    classes = (images[:, 0] * 3).to(torch.uint8)
     classes[::4, :2] = 255
-    return classes.to(torch.uint8)
+    return images, classes
 
 
-CASES: dict[str, tuple[Callable[[Any], Any], Callable[[], nn.Module]]] = {
-    "regression": (made(lambda x: x.sum(1), 4), lambda: nn.Linear(4, 1)),
-    "multi-label": (made(lambda x: (x[:, :3] > 0.5).float(), 4), lambda: nn.Linear(4, 3)),
-    "segmentation": (made(masks, 1, 6, 6), lambda: nn.Conv2d(1, 3, 3, padding=1)),
-    "language-model": (words, lambda: nn.Sequential(nn.Embedding(13, 8), nn.Linear(8, 13))),
+CASES = {
+    "regression": ((INPUTS, INPUTS.sum(1)), lambda: nn.Linear(4, 1)),
+    "multi-label": ((INPUTS, (INPUTS[:, :3] > 0.5).float()), lambda: nn.Linear(4, 3)),
+    "segmentation": (masks(), lambda: nn.Conv2d(1, 3, 3, padding=1)),
+    "language-model": (words(), lambda: nn.Sequential(nn.Embedding(13, 8), nn.Linear(8, 13))),
 }
+
+
+def trained(
+    world: World, name: str, *, data: Any = None, task: Task | None = None, **settings: Any
+) -> tuple[Result, Weights]:
+    """Train the network of a case, on its tensors or other data, for its task or another one."""
+    tensors, network = CASES[name]
+    model = own_generator(network())
+    data = data or [TensorDataset(*tensors)] * 2
+    config = small_config(task=name, output_dir=Path(f"on-{world.place.size}"), **settings)
+    result = train(config, model=lambda: model, data=lambda config: data, task=task, world=world)
+    return result, to_host(model.state_dict())
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_built_in_task_keeps_the_promises(name: str) -> None:
     """One and three ranks have equal weights to 1e-5, and the same scores."""
-    data, network = CASES[name]
-    config = small_config(epochs=2, task=name)
-
-    def train_in(world: World, folder: str) -> tuple[Any, Weights]:
-        model = own_generator(network())
-        result = train(
-            config.replace(output_dir=Path(folder)), model=lambda: model, data=data, world=world
-        )
-        return result, to_host(model.state_dict())
-
-    alone, expected = train_in(LocalWorld(), "alone")
-    assert largest_difference(expected, own_generator(network()).state_dict()) > 1e-2
-    for result, weights in run_ranks(3, lambda world: train_in(world, "three")):
+    alone, expected = trained(LocalWorld(), name, epochs=2)
+    assert largest_difference(expected, own_generator(CASES[name][1]()).state_dict()) > 1e-2
+    for result, weights in run_ranks(3, lambda world: trained(world, name, epochs=2)):
         assert largest_difference(weights, expected) <= 1e-5
         assert dict(result.scores) == pytest.approx(dict(alone.scores), abs=1e-4)
 
@@ -86,13 +82,8 @@ def test_a_student_learns_from_a_teacher_as_well_on_any_number_of_ranks() -> Non
     before = to_host(teacher.state_dict())
 
     def student_of(world: World) -> Weights:
-        model = own_generator(nn.Linear(4, 3))
-        config = small_config(
-            epochs=30, learning_rate=0.1, output_dir=Path(f"on-{world.place.size}")
-        )
         task = imitation(copy.deepcopy(teacher))
-        train(config, model=lambda: model, data=CASES["regression"][0], task=task, world=world)
-        return to_host(model.state_dict())
+        return trained(world, "multi-label", task=task, epochs=30, learning_rate=0.1)[1]
 
     student = student_of(LocalWorld())
     teacher_layer = {name.removeprefix("1."): value for name, value in before.items()}
@@ -105,32 +96,20 @@ def test_a_student_learns_from_a_teacher_as_well_on_any_number_of_ranks() -> Non
 def test_ranks_with_different_teachers_are_refused() -> None:
     def body(world: World) -> None:
         task = imitation(own_generator(nn.Linear(4, 3), seed=world.place.rank))
-        data, network = CASES["regression"]
         with pytest.raises(UsageError, match="constant module 0"):
-            train(small_config(), model=network, data=data, task=task, world=world)
+            trained(world, "multi-label", task=task)
 
     run_ranks(2, body)
 
 
-class Answers(nn.Module):
-    """Returns the same output for each batch."""
-
-    def __init__(self, output: Any) -> None:
-        super().__init__()
-        self.output = output
-
-    def forward(self, inputs: Tensor) -> Any:
-        return self.output
-
-
 def scores(name: str, output: Any, targets: Tensor, classes: tuple[str, ...] = ()) -> Scores:
+    """Return the scores of a model whose output for these targets is this one."""
     task = open_task(small_config(task=name), classes)
-    batch = torch.zeros(len(targets), 1), targets
     measuring = Measuring(task.measure)
-    measures = measuring(Answers(output), batch, len(targets))
-    return scores_of(
-        task, measuring.fields, numbers_of(measures, measuring.fields, torch.float64), len(targets)
-    )
+    count = len(targets)
+    measures = measuring(lambda inputs: output, (torch.zeros(count, 1), targets), count)  # type: ignore[arg-type]
+    numbers = numbers_of(measures, measuring.fields, torch.float64)
+    return scores_of(task, measuring.fields, numbers, count)
 
 
 def test_figures_equal_values_worked_out_by_hand() -> None:
@@ -160,8 +139,7 @@ def test_figures_equal_values_worked_out_by_hand() -> None:
     assert found["perplexity"] == pytest.approx(7.0)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_batch_of_another_form_is_refused(name: str) -> None:
+def test_a_batch_of_another_form_is_refused() -> None:
     """It has a part more, is a dict, or has texts."""
     number = torch.zeros(2)
     for batch, found in (
@@ -170,16 +148,14 @@ def test_a_batch_of_another_form_is_refused(name: str) -> None:
         ((number, ("a",)), "Tensor, tuple"),
     ):
         with pytest.raises(UsageError, match=rf"\({found}\): each item must be \(input, target\)"):
-            open_task(small_config(task=name), ()).measure(nn.Identity(), batch)
+            open_task(small_config(task="regression"), ()).measure(nn.Identity(), batch)
 
 
 def test_a_task_of_ones_own_may_be_a_function_of_the_config() -> None:
-    mine = Task(lambda model, batch: {}, best="loss")
-    config = small_config()
-    assert open_task(config, (), mine) is mine
-    given = []
-    assert open_task(config, (), lambda config: given.append(config) or mine) is mine
-    assert given == [config]
+    task = open_task(
+        small_config(task="mine"), (), lambda config: Task(len, best=config.model.task)
+    )
+    assert task.best == "mine"
 
 
 @pytest.mark.parametrize(
@@ -194,59 +170,34 @@ def test_an_own_task_of_a_wrong_type_is_one_line(own: Any, says: str) -> None:
         open_task(small_config(), (), own)
 
 
-def with_wrong(
-    name: str, part: int, at: int, value: float
-) -> Callable[[Any], tuple[TensorDataset, TensorDataset]]:
-    """Return the data of a case with a target that is `value` in one sample of the
-    training or validation set.
-    """
-
-    def data(config: Any) -> tuple[TensorDataset, TensorDataset]:
-        parts = [copy.deepcopy(each) for each in CASES[name][0](config)]
-        targets = parts[part].tensors[1].float() if math.isnan(value) else parts[part].tensors[1]
-        targets = targets.long() if value < 0 and name == "segmentation" else targets
-        targets[(at, *[1] * (targets.ndim - 1))] = value
-        parts[part].tensors = (parts[part].tensors[0], targets)
-        return parts[0], parts[1]
-
-    return data
-
-
 @pytest.mark.parametrize(
-    ("name", "value", "says", "part", "at"),
+    ("name", "part", "at", "value", "says"),
     [
-        ("segmentation", 3, "3: .*the model has classes 0 to 2, and 255 means", 0, 0),
-        ("segmentation", -100, "-100: --task segmentation", 1, 20),
-        ("language-model", 13, "13: .*classes 0 to 12, and -100 means", 0, 20),
-        ("language-model", -1, "-1: ", 1, 20),
-        ("multi-label", 2.0, "2.0: .*targets are 0 or 1", 0, 20),
-        ("multi-label", math.nan, "nan: ", 1, 20),
+        ("segmentation", 0, 0, 3, "3: .*the model has classes 0 to 2, and 255 means"),
+        ("language-model", 0, 20, 13, "13: .*classes 0 to 12, and -100 means"),
+        ("language-model", 1, 20, -1, "-1: --task language-model"),
+        ("multi-label", 0, 20, 2.0, "2.0: .*targets are 0 or 1"),
+        ("multi-label", 1, 20, math.nan, "nan: "),
     ],
 )
 def test_a_target_out_of_range_is_named(
-    name: str, value: float, says: str, part: int, at: int
+    name: str, part: int, at: int, value: float, says: str
 ) -> None:
-    """With its sample, in the first two samples, which are measured before the
-    first step, and in others.
+    """With its sample of the training or validation set, in the first two samples, which are
+    measured before the first step, and in others.
     """
-    network = CASES[name][1]
-    config = small_config(task=name, epochs=1)
+    inputs, targets = CASES[name][0]
+    wrong = targets.clone()
+    wrong[at].view(-1)[-1] = value
+    data = [TensorDataset(inputs, targets)] * 2
+    data[part] = TensorDataset(inputs, wrong)
     with pytest.raises(UsageError, match=f"sample {at} has the target {says}"):
-        train(config, model=network, data=with_wrong(name, part, at, value), world=LocalWorld())
+        trained(LocalWorld(), name, data=data, epochs=1)
 
 
 def test_an_input_beyond_the_vocabulary_is_named() -> None:
-    def data(config: Any) -> tuple[TensorDataset, None]:
-        inputs, following = (tensor.clone() for tensor in words(config)[0].tensors)
-        inputs[20, 0] = 13
-        return TensorDataset(inputs, following), None
-
-    with pytest.raises(
-        UsageError, match="the model cannot take inputs with values of 0 to 13: index out of range"
-    ):
-        train(
-            small_config(task="language-model"),
-            model=CASES["language-model"][1],
-            data=data,
-            world=LocalWorld(),
-        )
+    inputs, following = words()
+    inputs[20, 0] = 13
+    says = "the model cannot take inputs with values of 0 to 13: index out of range"
+    with pytest.raises(UsageError, match=says):
+        trained(LocalWorld(), "language-model", data=(TensorDataset(inputs, following), None))
