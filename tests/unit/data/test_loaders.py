@@ -215,7 +215,7 @@ class Curriculum:
         return torch.tensor([self.level + self.offset["by"], self.rows.sum()])
 
 
-class Told(Curriculum):
+class EpochLevels(Curriculum):
     def __init__(self) -> None:
         super().__init__()
         self.seen = []
@@ -232,11 +232,11 @@ def levels(loader: MapLoader, epoch: int) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_data_set_is_told_of_each_epoch_before_its_first_item(num_workers: int) -> None:
+def test_begin_epoch_is_called_before_the_first_item(num_workers: int) -> None:
     """In this process and in loader processes, with the same random numbers;
     also within other data sets.
     """
-    data = Told()
+    data = EpochLevels()
     found = []
     whole = ConcatDataset([Subset(data, range(12))])
     with closing(MapLoader(whole, None, CPU, seed=3, num_workers=num_workers)) as loader:
@@ -248,7 +248,7 @@ def test_a_data_set_is_told_of_each_epoch_before_its_first_item(num_workers: int
     assert [int(level) for level, _ in found] == [0, 0, 1, 5]
     assert len({level % 1 for level, _ in found}) == 3
     assert data.seen == [0, 1, 5]
-    with closing(MapLoader(Told(), None, CPU, seed=3, num_workers=0)) as alone:
+    with closing(MapLoader(EpochLevels(), None, CPU, seed=3, num_workers=0)) as alone:
         assert levels(alone, 5) == found[-1:]
 
 

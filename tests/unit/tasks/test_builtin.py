@@ -82,13 +82,15 @@ def test_a_student_learns_from_a_teacher_as_well_on_any_number_of_ranks() -> Non
     before = to_host(teacher.state_dict())
 
     def student_of(world: World) -> Weights:
-        task = imitation(copy.deepcopy(teacher))
-        return trained(world, "multi-label", task=task, epochs=30, learning_rate=0.1)[1]
+        own = copy.deepcopy(teacher)
+        settings = {"task": imitation(own), "epochs": 30, "learning_rate": 0.1}
+        _, weights = trained(world, "multi-label", **settings)
+        assert equal(to_host(own.state_dict()), before)
+        return weights
 
     student = student_of(LocalWorld())
     teacher_layer = {name.removeprefix("1."): value for name, value in before.items()}
     assert largest_difference(student, teacher_layer) < 0.1
-    assert equal(to_host(teacher.state_dict()), before)
     for other in run_ranks(3, student_of):
         assert largest_difference(other, student) <= 1e-5
 
