@@ -200,7 +200,7 @@ class Loops:
             step = self._step = Step(self, history.at)
             stacks.begin(step.number)
             if self._modes.begin_step():
-                self.ranks.output.journal.event("note", IN_EVALUATION_MODE)
+                self._tell(IN_EVALUATION_MODE, [""])
             try:
                 yield step
             except GeneratorExit:  # the program has left the loop

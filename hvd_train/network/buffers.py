@@ -126,10 +126,9 @@ class Modes:
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self._models = [(model, list(model.modules())) for model in models]
         self._of_last_step = dict[nn.Module, bool]()
-        self._noted = False
 
     def begin_step(self) -> bool:
-        """Begin a step; return whether a model was in evaluation mode for the first time."""
+        """Begin a step; return whether a model was in evaluation mode."""
         found = False
         for model, modules in self._models:
             if not model.training:
@@ -139,9 +138,7 @@ class Modes:
                     module.training = self._of_last_step.get(module, module.training)
             for module in modules:
                 self._of_last_step[module] = module.training
-        is_first = found and not self._noted
-        self._noted = self._noted or found
-        return is_first
+        return found
 
 
 def not_in_state_dict(model: nn.Module) -> dict[str, Any]:
