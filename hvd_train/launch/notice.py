@@ -98,7 +98,9 @@ class Patience:
 
 def _longest_s(found: Mapping[str, Any]) -> float:
     hosts = [of_host["ranks"] for of_host in found.values() if not isinstance(of_host, str)]
-    return max((own["waited"] for ranks in hosts for own, *_ in ranks.values()), default=0.0)
+    return max(
+        (own.get("waited", 0.0) for ranks in hosts for own, *_ in ranks.values()), default=0.0
+    )
 
 
 def _watch(members: Sequence[tuple[str, int]], file: int, notice_s: float) -> None:
