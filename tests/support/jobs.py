@@ -3,6 +3,7 @@ whose workers are threads.
 """
 
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -23,7 +24,7 @@ class Play:
 
     def __init__(
         self,
-        hosts: dict[str, int],
+        hosts: str | dict[str, int],
         *,
         first: int,
         fewest: int = 1,
@@ -47,8 +48,9 @@ class Play:
         self.finish: Finish | None = None
         self.find(hosts)
 
-    def find(self, hosts: dict[str, int]) -> None:
-        self.roster.hosts_found(hosts)
+    def find(self, hosts: str | dict[str, int]) -> None:
+        """Change the slots of the hosts; "abb" has one slot of host a and two of b."""
+        self.roster.hosts_found(Counter(hosts))
         self.obey()
 
     def ask(self, *numbers: int) -> None:
@@ -170,9 +172,9 @@ class Play:
         self.finish = finish
 
 
-def training(hosts: dict[str, int], **limits: int) -> Play:
+def training(hosts: str, **limits: int) -> Play:
     """Return a job whose first world has all slots."""
-    play = Play(hosts, first=sum(hosts.values()), **limits)
+    play = Play(hosts, first=len(hosts), **limits)
     play.ask(*play.started)
     assert play.world == play.started
     return play
@@ -183,8 +185,8 @@ class Job:
     exit code, or the job does.
     """
 
-    def __init__(self, hosts: dict[str, int]) -> None:
-        self.hosts: dict[str, int] | Exception = hosts
+    def __init__(self, hosts: str) -> None:
+        self.hosts: str | Exception = hosts  # a letter for each slot
         self.looks = 0  # for hosts
         self.started: list[Worker] = []
         self.variables: dict[int, Mapping[str, str]] = {}  # of each worker
@@ -194,7 +196,7 @@ class Job:
         self.over = False
         self.interrupted = threading.Event()
         self._finish: Future[Finish] = Future()
-        self.roster = Roster(sum(hosts.values()), 1, 8, patience_s=60)
+        self.roster = Roster(len(hosts), 1, 8, patience_s=60)
         self.dispatcher = Dispatcher(
             self.roster, self._find_hosts, lambda ranks: None, self._run_worker, self.interrupted
         )
@@ -209,7 +211,7 @@ class Job:
         self.looks += 1
         if isinstance(self.hosts, Exception):
             raise self.hosts
-        return self.hosts
+        return Counter(self.hosts)
 
     def _run_worker(
         self, worker: Worker, variables: Mapping[str, str], end: threading.Event

@@ -18,8 +18,8 @@ CODES = st.sampled_from([0, 1, 2, 75, 137, 143, 255])
 class AnyJob(RuleBasedStateMachine):
     @initialize(fewest=st.integers(1, 2), begun=st.booleans())
     def start(self, fewest: int, begun: bool) -> None:
-        self.play = Play({"a": 1, "b": 2}, first=3, fewest=fewest, most=4)
-        self.lost = set[int]()  # workers that are silent for ever
+        self.play = Play("abb", first=3, fewest=fewest, most=4)
+        self.lost = set()  # workers that are silent for ever
         if begun:
             self.play.ask(*self.play.started)
 

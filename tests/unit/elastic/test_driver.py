@@ -87,7 +87,7 @@ def environ(server: DriverServer, monkeypatch: pytest.MonkeyPatch) -> dict[str, 
 def test_the_server_listens_on_the_loopback_until_another_host_needs_it(
     environ: dict[str, str], server: DriverServer
 ) -> None:
-    def listens_at() -> set[str]:
+    def listens_at():
         connections = psutil.Process().net_connections("tcp")
         port = int(environ[client.PORT])
         return {
