@@ -35,29 +35,19 @@ def test_an_order_is_a_permutation(num_samples: int, seed: int, epoch: int) -> N
 def test_orders_and_random_numbers_never_change() -> None:
     """Else a release could neither resume nor audit the runs of an earlier one."""
     assert fingerprint(np.array([0, 1, 41])) == 15690040669863710865
-    assert EpochOrder(0, 0, 1000)[:8].tolist() == [292, 415, 131, 714, 922, 279, 580, 46]
-    assert EpochOrder(0, 1, 1000)[:8].tolist() == [496, 413, 123, 495, 776, 969, 432, 270]
-    assert EpochOrder(7, 0, 1000)[:8].tolist() == [476, 746, 89, 599, 629, 560, 1, 692]
+    assert EpochOrder(0, 0, 1000)[:4].tolist() == [292, 415, 131, 714]
     assert EpochOrder(7, 3, 100_003)[:4].tolist() == [85199, 80323, 80088, 7669]
-    assert [key(0), key(1, 2), key(2, 1)] == [
-        9248179162272254404,
-        17286951778007540066,
-        6020280326711147963,
-    ]
-    assert uniforms(0, 0, np.array([0, 1]), 2).tolist() == [
-        [0.9686768054962158, 0.16500449180603027],
-        [0.5145959854125977, 0.9227016568183899],
-    ]
+    assert key(1, 2) == 17286951778007540066
+    assert uniforms(0, 0, np.array([1]), 2).tolist() == [[0.5145959854125977, 0.9227016568183899]]
 
 
 @given(num_samples=st.integers(1, 40_000), data=st.data())
 def test_a_slice_is_part_of_the_whole(num_samples: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, num_samples))
     stop = data.draw(st.integers(start, num_samples + 100))
-    assert np.array_equal(
-        EpochOrder(5, 6, num_samples)[start:stop], EpochOrder(5, 6, num_samples)[:][start:stop]
-    )
-    assert Order(num_samples)[start:stop].tolist() == list(range(start, min(stop, num_samples)))
+    for order in (EpochOrder(5, 6, num_samples), Order(num_samples)):
+        assert np.array_equal(order[start:stop], order[:][start:stop])
+    assert np.array_equal(Order(num_samples)[:], np.arange(num_samples))
 
 
 @pytest.mark.parametrize(
@@ -75,12 +65,10 @@ def test_a_last_single_sample_joins_others(
     samples: int, layout: BatchLayout, sizes: list[list[int]]
 ) -> None:
     """Batch norm cannot train on one sample; if each micro-batch has one, nothing changes."""
-    steps = list(assignments(Order(samples), 0, layout, 0, 1))
-    assert [[len(micro.samples) for micro in step.micro_batches] for step in steps] == sizes
-    assert [(step.size, step.num_micro_batches) for step in steps] == [
-        (sum(step), len(step)) for step in sizes
-    ]
-    assert set(micro_batch_sizes(layout, samples)) == {size for step in sizes for size in step}
+    for step, expected in zip(assignments(Order(samples), 0, layout, 0, 1), sizes, strict=True):
+        assert [len(micro.samples) for micro in step.micro_batches] == expected
+        assert (step.size, step.num_micro_batches) == (sum(expected), len(expected))
+    assert {*micro_batch_sizes(layout, samples)} == {size for step in sizes for size in step}
 
 
 @pytest.mark.parametrize(
@@ -98,25 +86,22 @@ def test_a_global_batch_alone_has_the_same_layout_on_any_number_of_ranks(
 
 
 def test_batch_settings_decide_the_layout_or_are_refused() -> None:
+    def layout_of(size, **batch):
+        return choose_layout(BatchConfig(**batch), size, 1000)
+
     with pytest.raises(
         UsageError, match="--accumulation-steps with --global-batch-size needs --batch-size"
     ):
-        choose_layout(BatchConfig(global_batch_size=64, accumulation_steps=2), 2, 1000)
+        layout_of(2, global_batch_size=64, accumulation_steps=2)
     with pytest.raises(
         UsageError, match=r"1001 samples is larger than the training set of 1000.*size 1000 or less"
     ):
-        choose_layout(BatchConfig(global_batch_size=1001), 1, 1000)
-    assert choose_layout(BatchConfig(batch_size=8, accumulation_steps=3), 2, 1000) == BatchLayout(
-        48, 8
-    )
-    assert choose_layout(BatchConfig(global_batch_size=64, batch_size=8), 3, 1000) == BatchLayout(
-        64, 8
-    )
+        layout_of(1, global_batch_size=1001)
+    assert layout_of(2, batch_size=8, accumulation_steps=3) == BatchLayout(48, 8)
+    assert layout_of(3, global_batch_size=64, batch_size=8) == BatchLayout(64, 8)
     batch = BatchConfig(batch_size=30, accumulation_steps=2)
-    assert [resized_layout(batch, size, 190) for size in (3, 4)] == [
-        BatchLayout(180, 30),
-        BatchLayout(190, 30),
-    ]
+    assert resized_layout(batch, 3, 190) == BatchLayout(180, 30)
+    assert resized_layout(batch, 4, 190) == BatchLayout(190, 30)
 
 
 @given(samples=st.lists(st.integers(0, 2**40), min_size=1, max_size=20), data=st.data())
@@ -124,11 +109,10 @@ def test_other_samples_have_another_fingerprint(samples: list[int], data: st.Dat
     """A missing, repeated or other sample changes it; the order does not."""
     whole = fingerprint(np.array(samples))
     assert fingerprint(np.array(data.draw(st.permutations(samples)))) == whole
-    place = data.draw(st.integers(0, len(samples) - 1))
-    other = data.draw(st.integers(0, 2**40).filter(lambda number: number != samples[place]))
-    assert fingerprint(np.array([*samples[:place], *samples[place + 1 :]])) != whole
-    assert fingerprint(np.array([*samples, samples[place]])) != whole
-    assert fingerprint(np.array([*samples[:place], other, *samples[place + 1 :]])) != whole
+    lost, *others = data.draw(st.permutations(samples))
+    other = data.draw(st.integers(0, 2**40).filter(lambda number: number != lost))
+    for changed in (others, [*samples, lost], [*others, other]):
+        assert fingerprint(np.array(changed)) != whole
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=50))
@@ -136,8 +120,8 @@ def test_fingerprints_are_summed_over_ranks_in_float32(of_ranks: list[int]) -> N
     sums = torch.tensor([in_bytes(value) for value in of_ranks]).sum(dim=0)
     assert sums.dtype == torch.float32
     assert from_bytes(sums.tolist()) == added(of_ranks)
-    ranks = 65_000
-    assert (
-        from_bytes((torch.tensor(in_bytes(2**64 - 1)) * ranks).tolist())
-        == (2**64 - 1) * ranks % 2**64
-    )
+
+
+def test_fingerprints_of_65_000_ranks_are_exact_in_float32() -> None:
+    sums = torch.tensor(in_bytes(2**64 - 1)) * 65_000
+    assert from_bytes(sums.tolist()) == (2**64 - 1) * 65_000 % 2**64
