@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -18,27 +18,15 @@ Starts = list[Place]
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
     """The place that each start of Horovod returns; the test must use all of them."""
-    places: Starts = []
-    for name in (
-        "HOROVOD_DISABLE_GROUP_FUSION",
-        "HOROVOD_LOG_LEVEL",
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
-        "NCCL_RUNTIME_CONNECT",
-    ):
-        monkeypatch.setenv(name, "set by a test")
-    monkeypatch.setenv("HVD_TRAIN_SLOT", "1")
-    monkeypatch.setattr(elastic_world, "wait_for_first_rank", lambda *_: None)
-    monkeypatch.setenv("HOROVOD_LOCAL_RANK", "0")
-    for question in ("get", "put"):
-        monkeypatch.setattr(elastic_world.client, question, lambda *_: None)
-    monkeypatch.setattr(elastic_world.interfaces, "choose", lambda *_: None)
-    monkeypatch.setenv(elastic_world.WORKER, "1007")
-    monkeypatch.setattr(elastic_world, "Heartbeat", Mock())
-    monkeypatch.delenv("HOROVOD_LOCAL_SIZE", raising=False)
+    places = []
+    for name in ("wait_for_first_rank", "Heartbeat", "client", "interfaces", "time"):
+        monkeypatch.setattr(elastic_world, name, Mock())
     monkeypatch.setattr(horovod_world, "start", lambda: places.pop(0))
     monkeypatch.setattr(horovod_world, "stop", lambda: None)
-    monkeypatch.setattr(elastic_world.time, "sleep", lambda seconds: None)
-    yield places
+    own = {"HVD_TRAIN_SLOT": "1", "HOROVOD_LOCAL_RANK": "0", elastic_world.WORKER: "1007"}
+    with patch.dict(os.environ, own):  # a world sets variables
+        os.environ.pop("HOROVOD_LOCAL_SIZE", None)
+        yield places
     assert places == []
 
 
@@ -60,9 +48,10 @@ def test_ranks_wait_longer_if_one_may_wait_for_data(
 ) -> None:
     """A store that fails for minutes is no hang; the limit of the user holds."""
     name = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
+    monkeypatch.setenv(name, "of the user")
     world = ElasticWorld()
     world.allow_wait(wait_s)
-    assert os.environ[name] == "set by a test"
+    assert os.environ[name] == "of the user"
     monkeypatch.delenv(name)
     world.allow_wait(wait_s)
     starts.append(Place(0, 2, 0, 1))
@@ -73,11 +62,11 @@ def test_ranks_wait_longer_if_one_may_wait_for_data(
 def test_a_fault_and_a_change_lead_into_the_next_world(starts: Starts) -> None:
     """The ranks synchronize the state in each world."""
     world = ElasticWorld()
-    synced = list[int]()
+    synced = []
     starts += [Place(0, 4), Place(0, 3), Place(0, 2), Place(0, 3), Place(0, 5)]
     faults = [None, RankLost("gone"), HorovodInternalError("gone"), None, None]
 
-    def sync() -> None:
+    def sync():
         synced.append(world.place.size)
         if (fault := faults.pop(0)) is not None:
             raise fault

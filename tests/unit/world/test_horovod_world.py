@@ -1,7 +1,8 @@
 """`HorovodWorld` without other ranks; tests/parallel runs the contract of a world on real ranks."""
 
-from collections.abc import Callable
-from unittest.mock import Mock
+import os
+from collections.abc import Callable, Iterator
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -19,16 +20,10 @@ class FourRanks(HorovodWorld):
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> FourRanks:
-    for name in (
-        "HOROVOD_DISABLE_GROUP_FUSION",
-        "HOROVOD_LOG_LEVEL",
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
-        "NCCL_RUNTIME_CONNECT",
-    ):
-        monkeypatch.setenv(name, "set by a test")
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[FourRanks]:
     monkeypatch.setattr(hvd, "mpi_enabled", lambda: False)
-    return FourRanks()
+    with patch.dict(os.environ):  # a world sets variables
+        yield FourRanks()
 
 
 @pytest.mark.parametrize(

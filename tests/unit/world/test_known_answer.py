@@ -9,8 +9,7 @@ import torch
 
 from hvd_train.errors import RankDiffers, RankLost
 from hvd_train.world import known_answer
-from hvd_train.world.world import World
-from tests.support.elastic import ONE, THREE, TWO, ElasticThreadWorld, run_elastic
+from tests.support.elastic import ONE, THREE, TWO, run_elastic
 from tests.support.runs import RUN, small_config, trained
 from tests.support.worlds import run_ranks
 
@@ -33,7 +32,7 @@ class Conv2d:
     """The convolution of torch, which in some threads makes one number wrong."""
 
     def __init__(self) -> None:
-        self.wrong = set[threading.Thread]()
+        self.wrong = set()
 
     def conv2d(self, *given: Any, **options: Any) -> torch.Tensor:
         result = torch.conv2d(*given, **options)
@@ -70,48 +69,40 @@ def test_devices_of_one_kind_are_compared(answers: list[str], wrong: list[int]) 
     assert found == [1 + rank for rank in wrong]
 
 
-def compare_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no rank judge itself."""
-    monkeypatch.setattr(known_answer, "check", lambda *_: None)
+@pytest.fixture(params=["alone", "compared"])
+def _found(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each rank judge itself, or compare the ranks, as on GPUs."""
+    if request.param == "compared":
+        monkeypatch.setattr(known_answer, "check", lambda *_: None)
 
 
-@pytest.mark.parametrize(("size", "alone"), [(2, True), (3, True), (3, False)])
+@pytest.mark.usefixtures("_found")
 def test_a_rank_that_computes_wrongly_is_refused_with_its_host(
-    size: int, alone: bool, conv2d: Conv2d, monkeypatch: pytest.MonkeyPatch
+    conv2d: Conv2d, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends before it writes, alone or compared with the others; --recheck-steps 0 trains
-    without a check.
-    """
+    """It ends before it writes; --recheck-steps 0 trains without a check."""
     monkeypatch.setenv("HOROVOD_HOSTNAME", "h2")
-    if not alone:
-        compare_as_on_a_gpu(monkeypatch)
 
-    def body(world: World, **settings: Any) -> None:
+    def body(world, **settings):
         if world.place.rank == 1:
             conv2d.wrong.add(threading.current_thread())
         trained(world, small_config(epochs=1, **settings))
 
     with pytest.raises((RankDiffers, RankLost), match=r"^h2 computes wrongly"):
-        run_ranks(size, body)
+        run_ranks(3, body)
     assert not RUN.exists()
-    run_ranks(size, lambda world: body(world, recheck_steps=0))
+    run_ranks(3, lambda world: body(world, recheck_steps=0))
     assert RUN.exists()
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_an_elastic_job_continues_without_a_host_that_computes_wrongly(
-    alone: bool, conv2d: Conv2d, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not alone:
-        compare_as_on_a_gpu(monkeypatch)
-
-    def body(world: ElasticThreadWorld) -> Any:
+@pytest.mark.usefixtures("_found")
+def test_an_elastic_job_continues_without_a_host_that_computes_wrongly(conv2d: Conv2d) -> None:
+    def body(world):
         worker = world._job.roster.worker(world._number)
         if worker is not None and worker.host == "h2":
             conv2d.wrong.add(threading.current_thread())
         return trained(world, small_config(epochs=1, output_dir=Path("run")))
 
     job = run_elastic(body, dict((ONE, TWO, THREE)), first=2)
-    assert job.finish is not None
     assert job.finish.exit_code == 0
     assert {worker.host for worker in job.roster.world} == {"h1", "h3"}
