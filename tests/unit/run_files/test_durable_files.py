@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -29,7 +30,7 @@ def test_entries_are_appended_and_links_are_not_followed() -> None:
     assert PATH.read_text() == "before\none\n"
     file.close()
     Path("link").symlink_to(PATH)
-    lines: list[str] = []
+    lines = []
     planted = AppendedFile(Path("link"), lines.append)
     planted.write(b"two\n")
     planted.close()
@@ -39,15 +40,14 @@ def test_entries_are_appended_and_links_are_not_followed() -> None:
 
 def test_what_does_not_fit_is_left_out_and_reported_once() -> None:
     """A reader never sees a part of a line."""
-    lines: list[str] = []
+    lines = []
     file = AppendedFile(PATH, lines.append)
     write = os.write
     assert file.write(b"one\n")
     with no_room():
         assert not file.write(b"two\n")
         file.sync()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "write", lambda number, data: write(number, data[:2]))
+    with patch("os.write", lambda number, data: write(number, data[:2])):
         assert not file.write(b"three\n")
     assert PATH.read_text() == "one\n"
     assert file.write(b"four\n")

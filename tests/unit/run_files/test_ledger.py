@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,66 +48,59 @@ def steps_of(
         yield Entry(epoch, (number, number), world_size, (start, stop), samples, f"{number:024x}")
 
 
-def joined(steps: list[Entry], num_samples: int = 100) -> list[Entry]:
-    entries: list[Entry] = []
-    for step in steps:
-        entries = extended(entries, step, num_samples)
-    return entries
-
-
 def exact(epochs: int = 3) -> list[Entry]:
     return [step for epoch in range(epochs) for step in steps_of(epoch, step=10 * epoch + 1)]
 
 
-def write(folder: Path, *metrics: object, entries: list[Entry] | None = None) -> None:
+def write(folder: Path, *metrics: object) -> None:
     text = [line if isinstance(line, str) else json.dumps(line) for line in metrics]
-    (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in text))
-    (folder / "ledger.jsonl").write_text("".join(entry.line() for entry in entries or exact(2)))
+    (folder / "metrics.jsonl").write_text("\n".join([*text, ""]))
+    (folder / "ledger.jsonl").write_text("".join(entry.line() for entry in exact(2)))
 
 
 def test_a_line_names_the_positions_and_the_fingerprint_and_is_read_back(tmp_path: Path) -> None:
     entry = Entry(0, (1, 40), 2, (0, 10240), 2**64 - 2).with_state(40, 0, "0a")
-    expected = {"epoch": 0, "steps": [1, 40], "world_size": 2, "positions": [0, 10240]}
-    assert json.loads(entry.line()) == {
-        **expected,
-        "fingerprint": "fffffffffffffffe",
-        "answers": "",
-        "states": {"40/0": "0a"},
-    }
+    assert entry.line() == (
+        '{"epoch": 0, "steps": [1, 40], "world_size": 2, "positions": [0, 10240], '
+        '"fingerprint": "fffffffffffffffe", "answers": "", "states": {"40/0": "0a"}}\n'
+    )
     (tmp_path / "ledger.jsonl").write_text(entry.line())
     assert list(read(tmp_path / "ledger.jsonl")) == [entry]
     assert states_in(tmp_path) == {(40, 0): "0a"}
 
 
-def answer(loss: float = 0.5, norm: float = 2.0, *, top1: float = 3.0, before: str = "") -> str:
+def digits(loss: float = 0.5, norm: float = 2.0, *, top1: float = 3.0, before: str = "") -> str:
     return in_digits(loss, norm, totals(loss=loss, top1=top1), before)
 
 
+def read_back(text: str) -> StepAnswer:
+    (found,) = Entry(0, (7, 7), 2, (0, 20), 1, text).answers_by_step().values()
+    return found
+
+
 def test_the_answer_of_a_step_depends_on_each_bit_and_on_the_steps_before() -> None:
-    one = StepAnswer(*struct.unpack("<ffI", bytes.fromhex(answer())))
-    assert (one.loss, one.gradient_norm) == (0.5, 2.0)
-    entry = Entry(0, (7, 8), 2, (0, 40), 1, answer() + answer(before=answer()))
-    again, next_one = entry.answers_by_step().values()
-    assert again.is_same(one)
-    others = [answer(loss=0.5 + 2**-52), answer(top1=4.0), answer(before=answer(loss=0.6))]
-    for digits in others:
-        (other,) = Entry(0, (7, 7), 2, (0, 20), 1, digits).answers_by_step().values()
-        assert not other.is_same(one)
-        assert other.gaps(one) == (0.0, 0.0)
-    assert not next_one.is_same(one)
+    one = read_back(digits())
+    assert one == StepAnswer(0.5, 2.0, one.digest)
+    two_steps = Entry(0, (7, 8), 2, (0, 40), 1, digits() + digits(top1=4.0))
+    assert two_steps.answers_by_step() == {7: one, 8: read_back(digits(top1=4.0))}
+    for other in (
+        digits(loss=0.5 + 2**-52),
+        digits(top1=4.0),
+        digits(before=digits()),
+        digits(before=digits(loss=0.6)),
+    ):
+        assert not read_back(other).is_same(one)
+        assert read_back(other).gaps(one) == (0.0, 0.0)
     for norm, is_same in ((2.00002, True), (2.0001, False), (math.nan, False)):
-        (other,) = Entry(0, (7, 7), 2, (0, 20), 1, answer(norm=norm)).answers_by_step().values()
-        assert other.is_same(one) == is_same
+        assert read_back(digits(norm=norm)).is_same(one) == is_same
 
 
-@pytest.mark.parametrize(
-    ("value", "kept"), [(math.nan, math.nan), (-math.nan, math.nan), (1e300, math.inf)]
-)
-def test_an_answer_holds_what_is_not_finite(value: float, kept: float) -> None:
-    (found,) = Entry(0, (1, 1), 1, (0, 20), 1, answer(value, value)).answers_by_step().values()
-    assert str(found.gradient_norm) == str(kept)
-    assert found.is_same(found)
-    assert answer(math.nan) == answer(-math.nan)
+def test_an_answer_holds_what_is_not_finite() -> None:
+    assert digits(math.nan, math.nan) == digits(-math.nan, -math.nan)
+    for value, kept in ((math.nan, "nan"), (1e300, "inf")):
+        found = read_back(digits(value, value))
+        assert str(found.gradient_norm) == kept
+        assert found.is_same(found)
 
 
 @settings(max_examples=25)
@@ -121,7 +113,9 @@ def test_steps_are_joined_and_none_is_lost(num_samples: int, batch: int, sizes: 
     steps = list(steps_of(0, num_samples, batch))
     of_size = -(-len(steps) // len(sizes))
     steps = [replace(step, world_size=sizes[place // of_size]) for place, step in enumerate(steps)]
-    entries = joined(steps, num_samples)
+    entries = []
+    for step in steps:
+        entries = extended(entries, step, num_samples)
     assert len(entries) <= 100 + len(sizes)
     assert len(entries) == len(steps) or num_samples > 100 * batch
     report = audit_entries(entries, num_samples, seed=SEED)
@@ -137,11 +131,10 @@ def moved(entry: Entry, begin: int, end: int) -> list[Entry]:
     return [replace(entry, positions=(entry.positions[0] + begin, entry.positions[1] + end))]
 
 
-CHANGES: dict[str, Callable[[Entry], list[Entry]]] = {
+CHANGES = {
     "a step is missing": lambda entry: [],
     "a step is there twice": lambda entry: [entry, entry],
-    "an epoch too late": lambda entry: [replace(entry, epoch=entry.epoch + 1)],
-    "an epoch too early": lambda entry: [replace(entry, epoch=entry.epoch - 1)],
+    "another epoch": lambda entry: [replace(entry, epoch=entry.epoch + 1)],
     "another number": lambda entry: [
         replace(entry, steps=(entry.steps[0] + 1, entry.steps[1] + 1))
     ],
@@ -223,25 +216,30 @@ def test_an_audit_needs_a_start_and_whole_lines(tmp_path: Path) -> None:
     assert audit(tmp_path).steps == 1
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "[" * 100_000,
-        "7",
-        '{"epoch": 1e999}',
-        '{"epoch": 0, "world_size": 1, "steps": [1, 1], "positions": [0, 1], "fingerprint": "xy"}',
-        '{"epoch": 0, "world_size": 0, "steps": [2, 1], "positions": [0, 0], "fingerprint": "0"}',
-        *(
-            '{"epoch": 0, "world_size": 1, "steps": [1, 1], "positions": [0, 1], '
-            f'"fingerprint": "0", "answers": {answers}}}'
-            for answers in ("7", '"0"', f'"{"g" * 24}"', f'"{"0" * 48}"', f'"{"00 " * 8}"')
-        ),
-        Entry(0, (1, 1), 1, (0, 1), 0, states={"1": "0a"}).line(),
-        Entry(0, (1, 1), 1, (0, 1), 0).line().replace("}", ', "states": 7}'),
-    ],
-)
+@pytest.mark.parametrize("line", ["[" * 100_000, "7", "{}"])
 def test_what_is_no_entry_is_refused_by_its_place(line: str) -> None:
     with pytest.raises(UsageError, match=r"^line 3 is not a step of a ledger$"):
+        parse(line, "line 3")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        '"epoch": 1e999',
+        '"fingerprint": "xy"',
+        '"steps": [2, 1]',
+        '"answers": 7',
+        '"answers": "0"',
+        '"answers": "gggggggggggggggggggggggg"',
+        '"answers": "00 00 00 00 00 00 00 00 00 00 00 00"',
+        '"answers": "000000000000000000000000000000000000000000000000"',
+        '"states": {"1": "0a"}',
+        '"states": 7',
+    ],
+)
+def test_an_entry_with_a_wrong_value_is_refused(wrong: str) -> None:
+    line = Entry(0, (1, 1), 1, (0, 1), 0).line().replace("}", f", {wrong}}}")
+    with pytest.raises(UsageError, match="not a step of a ledger"):
         parse(line, "line 3")
 
 

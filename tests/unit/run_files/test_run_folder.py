@@ -18,6 +18,14 @@ NOON = datetime(2026, 1, 2, 12, 0, 0)
 LATER = datetime(2026, 1, 2, 12, 0, 1)
 
 
+MINE = Config().replace(recipe="digits")
+
+
+def own(minute: int, **changes: object) -> RunFolder:
+    """Claim a folder in runs/."""
+    return claim(MINE.replace(**changes), NOON.replace(minute=minute))
+
+
 def named(**changes: object) -> Config:
     return Config().replace(**{"output_dir": Path("mine"), **changes})
 
@@ -84,22 +92,19 @@ def test_a_folder_in_which_another_process_trains_is_refused() -> None:
 
 
 def test_the_same_command_finds_its_own_unfinished_run() -> None:
-    mine = Config().replace(recipe="digits")
-    found = released(claim(mine, NOON))
-    for number, other in enumerate(
-        (mine.replace(seed=5, resume="never"), mine.replace(recipe="digits2"))
-    ):
-        released(claim(other, LATER.replace(minute=number)))
-    finished = released(claim(mine.replace(resume="never"), LATER.replace(minute=5)))
+    found = released(own(0))
+    released(own(1, seed=5, resume="never"))
+    released(own(2, recipe="digits2"))
+    finished = released(own(5, resume="never"))
     (finished.path / run_folder.SUMMARY).write_text("{}")
-    busy = claim(mine.replace(resume="never"), LATER.replace(minute=6))
-    again = released(claim(mine, LATER.replace(minute=7)))
+    busy = own(6, resume="never")
+    again = released(own(7))
     assert (again.path, again.earlier) == (found.path, True)
     (found.path / run_folder.SUMMARY).write_text("{}")
-    fresh = released(claim(mine, LATER.replace(minute=8)))
-    assert (fresh.path, fresh.earlier) == (Path("runs/digits-20260102-120801"), False)
-    again = released(claim(mine.replace(resume="never"), LATER.replace(minute=8)))
-    assert again.path == Path("runs/digits-20260102-120801-2")
+    fresh = released(own(8))
+    assert (fresh.path, fresh.earlier) == (Path("runs/digits-20260102-120800"), False)
+    again = released(own(8, resume="never"))
+    assert again.path == Path("runs/digits-20260102-120800-2")
     released(busy)
 
 
@@ -125,7 +130,7 @@ def first(
     """
     call = getattr(module, name)
 
-    def called(*given: Any, **options: Any) -> Any:
+    def called(*given, **options):
         monkeypatch.setattr(module, name, call)
         other()
         return call(*given, **options)
@@ -139,7 +144,7 @@ def test_a_lock_of_a_folder_that_was_moved_aside_does_not_count(
 ) -> None:
     """Another command makes a new folder between the opening of the lock file and the lock."""
     released(claim(named(), NOON))
-    others = list[RunFolder]()
+    others = []
     first(monkeypatch, fcntl, "flock", lambda: others.append(claim(named(resume="never"), NOON)))
     with pytest.raises(Busy):
         claim(named(resume=resume), LATER)
@@ -153,9 +158,9 @@ def test_a_lock_that_was_replaced_does_not_count(monkeypatch: pytest.MonkeyPatch
     while another job locks it.
     """
     evicted = claim(named(), NOON)
-    others = list[RunFolder]()
+    others = []
 
-    def take_over() -> None:
+    def take_over():
         others.append(claim(named(), NOON, evict=True))
         evicted.release()
 
@@ -167,10 +172,9 @@ def test_a_lock_that_was_replaced_does_not_count(monkeypatch: pytest.MonkeyPatch
 
 
 def test_two_commands_of_one_second_have_two_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = Config().replace(recipe="digits")
-    others = list[RunFolder]()
-    first(monkeypatch, Path, "mkdir", lambda: others.append(claim(mine, NOON)))
-    assert claim(mine, NOON).path != others[0].path
+    others = []
+    first(monkeypatch, Path, "mkdir", lambda: others.append(own(0)))
+    assert own(0).path != others[0].path
     others[0].release()
 
 
@@ -182,12 +186,11 @@ def test_a_run_that_began_meanwhile_is_not_overwritten() -> None:
 
 
 def test_a_busy_folder_of_another_job_is_skipped_and_noted() -> None:
-    mine = Config().replace(recipe="digits")
-    busy = claim(mine, NOON)
+    busy = own(0)
     with pytest.raises(Busy) as refused:
-        claim(mine, LATER, wait=True)
+        claim(MINE, LATER, wait=True)
     assert refused.value.path == busy.path
-    fresh = released(claim(mine, LATER))
+    fresh = released(own(1))
     assert fresh.notes == (
         f"{busy.path} has the same settings and is being trained by another job; this is a new run",
     )
@@ -200,8 +203,8 @@ def test_a_run_folder_with_a_planted_link_is_not_taken(name: str) -> None:
     released(claim(named(), NOON))
     Path("outside").write_text("precious")
     path = Path("mine", name)
-    written_in_place = name in (".lock", "metrics.jsonl")
-    for link in (path.symlink_to, path.hardlink_to)[: 1 + written_in_place]:
+    is_written_in_place = name != "checkpoints"
+    for link in (path.symlink_to, path.hardlink_to)[: 1 + is_written_in_place]:
         path.unlink(missing_ok=True)
         link(Path("outside").resolve())
         with pytest.raises(
@@ -213,14 +216,12 @@ def test_a_run_folder_with_a_planted_link_is_not_taken(name: str) -> None:
 
 def test_a_folder_of_another_user_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless --output-dir names it: the other user may have planted it."""
-    mine = Config().replace(recipe="digits")
-    planted = released(claim(mine, NOON)).path
-    assert released(claim(mine, LATER)).path == planted
+    planted = released(own(0)).path
+    assert released(own(1)).path == planted
     if os.geteuid() == 0:
         for entry in (planted, Path("runs")):
             os.chown(entry, 65534, 65534)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
-    fresh = released(claim(mine, LATER))
-    assert fresh.path != planted
-    assert released(claim(mine.replace(output_dir=planted), LATER)).path == planted
+    assert released(own(1)).path != planted
+    assert released(own(2, output_dir=planted)).path == planted
