@@ -4,11 +4,10 @@ who sends the heartbeats.
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from unittest.mock import Mock
 
@@ -24,7 +23,8 @@ from hvd_train.launch.heartbeat import Watch
 from hvd_train.launch.workers import WORKER
 from tests.support.launching import wait_for
 
-NOTHING: Mapping[int, str] = MappingProxyType({})
+NOTHING = MappingProxyType({})
+WORDS = {word[0]: word for word in ("train", "change", "stop", "end")}
 # A worker whose C code holds Python's lock, like a long json.loads.
 HOLDS_LOCK = """
 import ctypes, os, subprocess, sys
@@ -34,32 +34,28 @@ ctypes.PyDLL(None).sleep(1000)
 
 
 def lines_after(
-    answers: list[str],
-    events: Mapping[int, str] = NOTHING,
-    pauses: Mapping[int, float] = MappingProxyType({}),
-) -> list[str]:
-    """Return the line after each heartbeat, one a second, until the worker is killed ("over").
+    answers: str, events: Mapping[int, str] = NOTHING, pauses: Mapping[int, float] = NOTHING
+) -> str:
+    """Return the line after each heartbeat, one a second, until the worker is killed ("!").
 
-    The driver gives these answers ("": none). `events` of the worker come after a heartbeat by
-    number (from 1), as do `pauses` in seconds.
+    Letters stand for words: train, change, stop, end and gone. The driver gives these answers
+    (".": none). `events` of the worker come after a heartbeat by number (from 1), as do `pauses` in
+    seconds.
     """
     now = 1000.0
-    found = list[str]()
+    found = ""
     watch = Watch(now)
-    for number, answer in enumerate(answers, 1):
-        found.append(watch.beat(answer or None, now))
+    for number, letter in enumerate(answers, 1):
+        found += watch.beat(WORDS.get(letter), now)[0]
         if watch.is_over:
-            return [*found, "over"]
+            return found + "!"
         now += 1.0 + pauses.get(number, 0.0)
         if number in events:
             watch.event(events[number])
     return found
 
 
-ANSWERS = st.lists(
-    st.tuples(st.sampled_from(["train", "change", "stop", "end", ""]), st.integers(1, 12)),
-    max_size=8,
-)
+ANSWERS = st.lists(st.tuples(st.sampled_from("tcse."), st.integers(1, 12)), max_size=8)
 
 
 @given(ANSWERS, st.sets(st.integers(0, 40)))
@@ -69,97 +65,87 @@ def test_the_driver_decides_while_it_answers(
     """It may withdraw a change, but neither a stop nor an eviction; an
     evicted worker stops no other.
     """
-    answers = [answer for answer, times in runs for _ in range(times)]
+    answers = "".join(letter * times for letter, times in runs)
     lines = lines_after(answers, dict.fromkeys(signals, "signal"))
     silence = -1
-    asked = ""
+    asked = "t"
     for number, (answer, line) in enumerate(zip(answers, lines, strict=False)):
-        silence = 0 if answer else silence + 1
+        silence = silence + 1 if answer == "." else 0
         is_alone = silence > (3 if any(0 < event <= number for event in signals) else 10)
-        if asked not in ("stop", "end"):
-            asked = "stop" if is_alone else answer or asked
-        if line == "over":
-            assert silence > 40 or "end" in answers
+        if asked not in "se":
+            asked = "s" if is_alone else answer.strip(".") or asked
+        if line == "!":
+            assert silence > 40 or "e" in answers
             break
-        assert line.replace("gone", "stop") == {"end": "change", "": "train"}.get(asked, asked)
+        # an evicted worker changes, and one without a driver stops
+        assert line.replace("g", "s") == asked.replace("e", "c")
 
 
 def test_a_worker_without_a_driver_stops_and_then_ends() -> None:
     """It commits after 10 s of silence, and ends within the next 30 s."""
-    assert lines_after(["train", *[""] * 9, "train"]) == ["train"] * 11
-    assert lines_after([""] * 41) == [*["train"] * 11, *["gone"] * 30]
-    assert lines_after([*[""] * 12, "train"]) == [*["train"] * 11, "gone", "stop"]
-    assert lines_after([""] * 42)[-1] == "over"
+    assert lines_after("t" + "." * 9 + "t") == "t" * 11
+    assert lines_after("." * 42) == "t" * 11 + "g" * 31 + "!"
+    assert lines_after("." * 12 + "t") == "t" * 11 + "gs"
 
 
 def test_a_worker_that_was_paused_does_not_stop() -> None:
     """The driver may resume later than the worker."""
-    answers = [*["train"] * 3, *[""] * 8, *["train"] * 3]
-    assert lines_after(answers, pauses={3: 300.0, 12: 20.0}) == ["train"] * 14
-    assert lines_after([*["train"] * 3, *[""] * 30], pauses={3: 20.0})[-1] == "gone"
-    assert lines_after(["train", *[""] * 60], pauses={1: 20.0})[-1] == "over"
+    assert lines_after("ttt........ttt", pauses={3: 300.0, 12: 20.0}) == "t" * 14
+    assert lines_after("ttt" + "." * 30, pauses={3: 20.0})[-1] == "g"
+    assert lines_after("t" + "." * 60, pauses={1: 20.0})[-1] == "!"
 
 
 def test_an_evicted_worker_ends() -> None:
-    assert "over" not in lines_after([*[""] * 35, *["end"] * 40])
-    assert lines_after(["end"] * 50)[-1] == "over"
+    assert "!" not in lines_after("." * 35 + "e" * 40)
+    assert lines_after("e" * 50)[-1] == "!"
 
 
 def test_a_worker_may_finish_its_last_commit_without_a_driver() -> None:
     """A large state takes minutes."""
     left = {5: "write"}
-    assert "over" not in lines_after([""] * 500, left)
-    assert lines_after([""] * 700, left)[-1] == "over"
+    assert "!" not in lines_after("." * 500, left)
+    assert lines_after("." * 700, left)[-1] == "!"
 
 
-class Heard(Dispatcher):
-    """Counts heartbeats of a worker; `ceased` is set once its connection ends."""
+def test_heartbeats_need_a_live_worker_but_not_its_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They continue while its C code holds the lock, cease while it is stopped, and end with it."""
+    dispatcher = Dispatcher(Mock(worlds_formed=0), Mock(), Mock(), Mock(), threading.Event())
+    received = Mock(return_value="train")
+    monkeypatch.setattr(dispatcher, "heartbeat_received", received)
+    ceased = threading.Event()
+    until_they_cease = dispatcher.heartbeats
 
-    def __init__(self) -> None:
-        super().__init__(Mock(worlds_formed=0), Mock(), Mock(), Mock(), threading.Event())
-        self.count = 0
-        self.ceased = threading.Event()
-
-    def heartbeats(self, number: int, known: str, connection: socket.socket) -> str:
+    def heartbeats(number, known, connection):
         try:
-            return super().heartbeats(number, known, connection)
+            return until_they_cease(number, known, connection)
         finally:
             if known:
-                self.ceased.set()
+                ceased.set()
 
-    def heartbeat_received(self, number: int) -> str:
-        self.count += number == 1007
-        return "train"
-
-
-@pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
+    monkeypatch.setattr(dispatcher, "heartbeats", heartbeats)
+    monkeypatch.setenv(client.KEY, "the key")
     server = DriverServer()
-    found = Heard()
     for name, value in {
-        client.KEY: "the key",
         WORKER: "1007",
         client.ADDRESS: client.LOOPBACK,
+        client.PORT: str(server.start(handler(dispatcher, server))),
+        "PYTHONPATH": os.pathsep.join(sys.path),
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv(client.PORT, str(server.start(handler(found, server))))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    yield found
-    server.stop()
-
-
-def test_heartbeats_need_a_live_worker_but_not_its_python(heard: Heard) -> None:
-    """They continue while its C code holds the lock, cease while it is stopped, and end with it."""
-    with subprocess.Popen([sys.executable, "-c", HOLDS_LOCK, heartbeat.__file__]) as worker:
-        wait_for("heartbeats", lambda: heard.count >= 4)
-        (sender,) = psutil.Process(worker.pid).children()
-        for number in (signal.SIGTERM, signal.SIGINT):  # they are for the worker
-            sender.send_signal(number)
-        worker.send_signal(signal.SIGSTOP)
-        assert heard.ceased.wait(60)
-        before = heard.count
-        worker.send_signal(signal.SIGCONT)
-        wait_for("more heartbeats", lambda: heard.count >= before + 2)
-        worker.kill()
-        psutil.wait_procs([sender], timeout=60)
-        assert not sender.is_running()
+    try:
+        with subprocess.Popen([sys.executable, "-c", HOLDS_LOCK, heartbeat.__file__]) as worker:
+            wait_for("heartbeats", lambda: received.call_count >= 4)
+            received.assert_called_with(1007)
+            (sender,) = psutil.Process(worker.pid).children()
+            for number in (signal.SIGTERM, signal.SIGINT):  # they are for the worker
+                sender.send_signal(number)
+            worker.send_signal(signal.SIGSTOP)
+            assert ceased.wait(60)
+            before = received.call_count
+            worker.send_signal(signal.SIGCONT)
+            wait_for("more heartbeats", lambda: received.call_count >= before + 2)
+            worker.kill()
+            psutil.wait_procs([sender], timeout=60)
+            assert not sender.is_running()
+    finally:
+        server.stop()

@@ -9,8 +9,14 @@ from hvd_train.errors import UsageError
 from hvd_train.launch import interfaces, ssh
 from hvd_train.launch.client import ADDRESS
 
-NETWORKS = {"lo": ["127.0.0.1"], "docker0": ["172.17.0.1"], "eth0": ["192.168.1.5", "192.168.1.99"]}
-NETWORKS |= {"ib0": ["10.1.0.5"], "down": []}
+NETWORKS = {
+    "lo": ["127.0.0.1"],
+    "docker0": ["172.17.0.1"],
+    "eth0": ["192.168.1.5", "192.168.1.99"],
+    "ib0": ["10.1.0.5"],
+    "down": [],
+}
+ROUTES = {"10": "10.1.0.5", "192": "192.168.1.99"}  # by the first number of the address
 NAMES = {
     "localhost": "127.0.0.1",
     "login": "127.0.1.1",
@@ -22,27 +28,24 @@ NAMES = {
 
 @pytest.fixture(autouse=True)
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
-    def entries(found: list[str]) -> list[SimpleNamespace]:
-        families = [(socket.AF_PACKET, "02:00"), *((socket.AF_INET, address) for address in found)]
-        return [SimpleNamespace(family=family, address=address) for family, address in families]
-
-    def gethostbyname(name: str) -> str:
+    def gethostbyname(name):
         if name in NAMES:
             return NAMES[name]
         raise socket.gaierror(name)
 
-    def sender_to(address: str) -> str | None:
-        routes = (("127.", "127.0.0.1"), ("10.1.", "10.1.0.5"), ("192.168.1.", "192.168.1.99"))
-        return next((sender for network, sender in routes if address.startswith(network)), None)
-
-    monkeypatch.setattr(
-        "psutil.net_if_addrs", lambda: {name: entries(NETWORKS[name]) for name in NETWORKS}
-    )
+    hardware = SimpleNamespace(family=socket.AF_PACKET, address="02:00")
+    found = {
+        name: [hardware, *(SimpleNamespace(family=socket.AF_INET, address=each) for each in own)]
+        for name, own in NETWORKS.items()
+    }
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: found)
     monkeypatch.setattr(ssh.socket, "gethostbyname", gethostbyname)
     monkeypatch.setattr(
         ssh, "_configured", lambda name: {"hostname": name.removeprefix("an alias of ")}
     )
-    monkeypatch.setattr(interfaces, "_sender_to", sender_to)
+    monkeypatch.setattr(
+        interfaces, "_sender_to", lambda address: ROUTES.get(address.partition(".")[0])
+    )
 
 
 def test_a_worker_gets_the_address_of_the_driver_that_it_can_reach() -> None:

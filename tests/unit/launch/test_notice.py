@@ -1,5 +1,6 @@
 """When a process next to rank 0 asks why the job does not go on, and when it says so."""
 
+import math
 import os
 import subprocess
 import sys
@@ -26,8 +27,8 @@ class Job:
 
     def __init__(self, answer_s: int = 3, notice_s: int = NOTICE_S) -> None:
         self.now = self.begun = 1000
-        self.asked = list[int]()
-        self.told = list[int]()
+        self.asked = []
+        self.told = []
         self._answer_s = answer_s
         self._patience = Patience(notice_s)
 
@@ -37,7 +38,7 @@ class Job:
             self.begun = self.now
             self.stays(1)
 
-    def stays(self, seconds: int, waits_since: int | None = None) -> None:
+    def stays(self, seconds: int, waits_since: float = math.inf) -> None:
         """Rank 0 begins nothing new, and a rank waits for others from a time on, if any."""
         until = self.now + seconds
         while self.now < until:
@@ -45,7 +46,7 @@ class Job:
             todo = self._patience.look(b"%d" % self.begun, self.now)
             if todo == "ask":
                 self.asked.append(self.now)
-                waited = 0 if waits_since is None else max(0, self.now - waits_since)
+                waited = max(0, self.now - waits_since)
                 self._patience.answer(waited, self.now, self.now + self._answer_s)
                 self.now += self._answer_s
             elif todo == "tell":
@@ -104,7 +105,6 @@ def test_the_process_says_where_rank_0_is_and_ends_with_it() -> None:
     environ = {**os.environ, "HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}
     command = [sys.executable, "-c", HOLDS_LOCK]
     with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as rank_0:
-        assert rank_0.stderr is not None
         assert "rank 0 on localhost is in <string>:8 (<module>)" in rank_0.stderr.readline()
         rank_0.kill()
         assert rank_0.stderr.read()  # to its end, which is that of the process

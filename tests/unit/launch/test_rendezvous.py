@@ -8,20 +8,32 @@ import pytest
 from horovod.runner.http.http_server import RendezvousServer
 
 from hvd_train.errors import UsageError
-from hvd_train.launch import client, launcher, rendezvous
+from hvd_train.launch import client, rendezvous
 
+# The last of five tasks, on the second of two nodes.
 TASK_4 = {
     "SLURM_JOB_ID": "1234",
     "SLURM_STEP_ID": "0",
     "SLURM_STEP_NUM_TASKS": "5",
     "SLURM_STEP_TASKS_PER_NODE": "3,2",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+    "SLURM_NODEID": "1",
+    "SLURMD_NODENAME": "gpu08",
+    "SLURM_PROCID": "4",
+    "SLURM_LOCALID": "1",
 }
-TASK_4 |= {"SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_NODEID": "1", "SLURMD_NODENAME": "gpu08"}
-TASK_4 |= {"SLURM_PROCID": "4", "SLURM_LOCALID": "1"}  # of 5 tasks, on the second of two nodes
 # The second rank of the second of two hosts.
-RANK_3 = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-RANK_3 |= {"MASTER_ADDR": "h1", "MASTER_PORT": "29500"}
+RANK_3 = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "h1",
+    "MASTER_PORT": "29500",
+}
 SECRET = "0123456789abcdef"
+Environ = dict[str, str]
+NUMBERS = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 
 
 @pytest.fixture(autouse=True)
@@ -29,10 +41,16 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
-def places(found: dict[str, str]) -> dict[str, int]:
-    """Return the numbers of a rank by name."""
-    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-    return {name: int(found[f"HOROVOD_{name}"]) for name in names}
+def numbers(found: Environ) -> list[int]:
+    return [int(found[f"HOROVOD_{name}"]) for name in NUMBERS]
+
+
+def key_of(environ: Environ) -> str:
+    return rendezvous.variables(environ)[client.KEY]
+
+
+def port_of(environ: Environ) -> str:
+    return rendezvous.variables(environ)[client.PORT]
 
 
 def test_a_task_of_slurm_gets_its_ranks_and_the_rendezvous() -> None:
@@ -43,27 +61,19 @@ def test_a_task_of_slurm_gets_its_ranks_and_the_rendezvous() -> None:
         {"PMIX_RANK": "4"},
     ):
         assert not rendezvous.needed({**TASK_4, **other})
-    assert launcher.launched(TASK_4) == launcher.Launch("srun", 4, 5)
     found = rendezvous.variables(TASK_4)
-    assert places(found) == {
-        "RANK": 4,
-        "SIZE": 5,
-        "LOCAL_RANK": 1,
-        "LOCAL_SIZE": 2,
-        "CROSS_RANK": 1,
-        "CROSS_SIZE": 2,
-    }
+    assert numbers(found) == [4, 5, 1, 2, 1, 2]
     assert found[client.ADDRESS] == "gpu07"
     third = {**TASK_4, "SLURM_PROCID": "2", "SLURM_LOCALID": "2", "SLURM_NODEID": "0"}
     # only the first node has a third rank
     assert rendezvous.variables(third)["HOROVOD_CROSS_SIZE"] == "1"
-    steps = [
-        {**TASK_4, "SLURM_JOB_ID": job, "SLURM_STEP_ID": step}
+    ports = {
+        port_of({**TASK_4, "SLURM_JOB_ID": job, "SLURM_STEP_ID": step})
         for job in ("1234", "1235")
         for step in ("0", "1")
-    ]
-    assert len({rendezvous.variables(step)[client.PORT] for step in steps}) == 4
-    assert rendezvous.variables({**TASK_4, rendezvous.PORT: "4321"})[client.PORT] == "4321"
+    }
+    assert len(ports) == 4
+    assert port_of({**TASK_4, rendezvous.PORT: "4321"}) == "4321"
     assert rendezvous.tasks_per_node("2(x2),1,4(x2)") == [2, 2, 1, 4, 4]
 
 
@@ -73,20 +83,13 @@ def test_a_rank_of_torchrun_gets_its_ranks_and_the_rendezvous() -> None:
     assert rendezvous.needed(rank_3)
     assert not rendezvous.needed({**rank_3, "HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"})
     found = rendezvous.variables(rank_3)
-    assert places(found) == {
-        "RANK": 3,
-        "SIZE": 4,
-        "LOCAL_RANK": 1,
-        "LOCAL_SIZE": 2,
-        "CROSS_RANK": 1,
-        "CROSS_SIZE": 2,
-    }
-    assert (found[client.ADDRESS], found[client.PORT]) == ("h1", "30500")
+    assert numbers(found) == [3, 4, 1, 2, 1, 2]
+    assert found[client.ADDRESS] == "h1"
+    assert found[client.PORT] == "30500"
     with pytest.raises(UsageError, match=rendezvous.PORT):
         rendezvous.variables({**rank_3, "MASTER_PORT": "65000"})
     one_each = {name: value for name, value in rank_3.items() if not name.startswith("LOCAL")}
-    found = rendezvous.variables(one_each)
-    assert list(places(found).values()) == [3, 4, 0, 1, 3, 4]
+    assert numbers(rendezvous.variables(one_each)) == [3, 4, 0, 1, 3, 4]
     on_one_host = {**RANK_3, "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
     assert rendezvous.variables(on_one_host)[client.ADDRESS] == client.LOOPBACK
 
@@ -108,26 +111,20 @@ def test_a_rank_of_torchrun_gets_its_ranks_and_the_rendezvous() -> None:
         ),
     ],
 )
-def test_wrong_variables_are_named(environ: dict[str, str], says: str) -> None:
+def test_wrong_variables_are_named(environ: Environ, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         rendezvous.variables(environ)
 
 
-def test_ranks_with_one_secret_have_one_key(tmp_path: Path) -> None:
+def test_ranks_with_one_secret_have_one_key() -> None:
     """It differs between jobs, and a file may have the secret."""
-    key = rendezvous.variables({**RANK_3, rendezvous.SECRET: SECRET})[client.KEY]
-    (tmp_path / "secret").write_text(f"{SECRET}\n")
-    in_file = {rendezvous.SECRET_FILE: str(tmp_path / "secret")}
-    rank_0 = {**RANK_3, "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
-    assert rendezvous.variables({**rank_0, **in_file})[client.KEY] == key
-    others = ({"MASTER_PORT": "29501"}, {"TORCHELASTIC_RUN_ID": "8"})
-    assert key not in [
-        rendezvous.variables({**RANK_3, **in_file, **other})[client.KEY] for other in others
-    ]
-
-
-def key_of(environ: dict[str, str]) -> str:
-    return rendezvous.variables(environ)[client.KEY]
+    key = key_of({**RANK_3, rendezvous.SECRET: SECRET})
+    Path("secret").write_text(f"{SECRET}\n")
+    rank_3 = {**RANK_3, rendezvous.SECRET_FILE: "secret"}
+    rank_0 = {**rank_3, "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
+    assert key_of(rank_0) == key
+    assert key_of({**rank_3, "MASTER_PORT": "29501"}) != key
+    assert key_of({**rank_3, "TORCHELASTIC_RUN_ID": "8"}) != key
 
 
 def test_ranks_find_rank_0_by_their_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,13 +155,12 @@ def test_ranks_find_rank_0_by_their_key(monkeypatch: pytest.MonkeyPatch) -> None
         server.stop()
 
 
-def test_no_other_account_can_read_or_plant_the_secret(tmp_path: Path) -> None:
+def test_no_other_account_can_read_or_plant_the_secret() -> None:
     key_of(TASK_4)
-    file = tmp_path / ".cache" / "hvd_train" / "secret"
+    file = Path(".cache/hvd_train/secret")
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     assert [*file.parent.iterdir()] == [file]
-    file.rename(tmp_path / "planted")
-    file.symlink_to(tmp_path / "planted")
+    file.symlink_to(file.rename("planted").resolve())
     with pytest.raises(UsageError, match=r"secret \(Too many levels .*: export the same HVD_TRAIN"):
         key_of(TASK_4)
     file.unlink()

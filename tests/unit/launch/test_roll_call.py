@@ -1,7 +1,7 @@
 """The roll call before the rendezvous over Gloo: missing ranks; facts that differ."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 
 import pytest
@@ -10,29 +10,27 @@ from horovod.runner.http.http_server import KVStoreHandler, RendezvousServer
 from hvd_train.errors import RankLost
 from hvd_train.launch import client, roll_call
 
-OfRank = Callable[[int, int], dict[str, str]]
+NEW = {"torch": "2.15.0"}
 
 
 @pytest.fixture
-def of_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[OfRank]:
-    """Return the function that gives the environment of a rank; all calls of a
-    test are the same roll call.
-    """
+def environ(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """Return the environment of rank 0 of 3; all calls of a test are the same roll call."""
     monkeypatch.setattr(KVStoreHandler, "longest_wait", 0.05)
     monkeypatch.setattr(roll_call, "_calls", repeat(0))
     monkeypatch.setattr(roll_call, "_FIRST_NOTICE_S", 0.2)
     server = RendezvousServer()
     place = {client.ADDRESS: "127.0.0.1", client.PORT: str(server.start())}
-    yield lambda rank, size: {**place, "HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(size)}
+    yield {**place, "HOROVOD_RANK": "0", "HOROVOD_SIZE": "3", roll_call.PATIENCE: "1"}
     server.stop()
 
 
 @pytest.mark.parametrize(
     ("facts_of_ranks", "line"),
     [
-        ([{"torch": "2.15.0"}] * 3, None),
+        ([NEW] * 3, None),
         (
-            [{"torch": "2.15.0"}, {"torch": "2.14.0"}, {"torch": "2.15.0"}],
+            [NEW, {"torch": "2.14.0"}, NEW],
             (
                 "the ranks differ in torch: 2.15.0 on rank 0, rank 2; 2.14.0 on rank 1; "
                 "set up the same on all"
@@ -54,9 +52,10 @@ def test_other_versions_or_settings_are_named(
     assert roll_call.disagreement(facts) == line
 
 
-def test_a_missing_rank_is_named(of_rank: OfRank, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_rank_is_named(
+    environ: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Rank 0 prints notices while it waits; another rank says that rank 0 is missing."""
-    environ = {**of_rank(0, 3), roll_call.PATIENCE: "1"}
     client.put(environ, "hvd_train.started/2", "h7")
     with pytest.raises(RankLost, match=r"^rank 0 \(not started\) did not come within 1 s"):
         roll_call.call({**environ, "HOROVOD_RANK": "1"})
@@ -68,6 +67,6 @@ def test_a_missing_rank_is_named(of_rank: OfRank, capsys: pytest.CaptureFixture[
     )
 
 
-def test_a_launcher_that_is_gone_is_one_line(of_rank: OfRank) -> None:
+def test_a_launcher_that_is_gone_is_one_line(environ: dict[str, str]) -> None:
     with pytest.raises(RankLost, match="the launcher cannot be reached"):
-        roll_call.call({**of_rank(0, 2), client.PORT: "1"})
+        roll_call.call({**environ, client.PORT: "1"})

@@ -1,8 +1,10 @@
 """Requests to the store of a job and its answers are signed; the server is Horovod's own."""
 
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from unittest.mock import patch
 from uuid import uuid4
 
 import pytest
@@ -13,14 +15,14 @@ from hvd_train.launch import client
 from tests.support.faults import answering
 
 LOOPBACK = "127.0.0.1"
+Environ = dict[str, str]
 
 
 @pytest.fixture(scope="module")
-def environ() -> Iterator[dict[str, str]]:
+def environ() -> Iterator[Environ]:
     key = signature.make_key()
     server = RendezvousServer()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(client.KEY, key)
+    with patch.dict(os.environ, {client.KEY: key}):
         port = server.start(address=LOOPBACK)
         yield {client.ADDRESS: LOOPBACK, client.PORT: str(port), client.KEY: key}
     server.stop()
@@ -31,28 +33,27 @@ def name() -> str:
     return f"scope/{uuid4().hex}"
 
 
-def connect(environ: dict[str, str]) -> socket.socket:
+def connect(environ: Environ) -> socket.socket:
     return socket.create_connection((LOOPBACK, int(environ[client.PORT])), 60)
 
 
-def answer(environ: dict[str, str], request: bytes) -> bytes:
+def answer(environ: Environ, request: bytes) -> bytes:
     with connect(environ) as connection:
         connection.sendall(request)
         return b"".join(iter(lambda: connection.recv(1000), b""))
 
 
-def signed(environ: dict[str, str], name: str, method: str = "PUT", body: bytes = b"text") -> bytes:
-    lines = {
-        "Content-Length": str(len(body)),
-        **signature.headers(environ[client.KEY], method, f"/{name}", body),
-    }
-    head = [f"{method} /{name} HTTP/1.0", *(f"{key}: {value}" for key, value in lines.items()), ""]
-    return "".join(f"{line}\r\n" for line in head).encode() + body
+def signed(environ: Environ, name: str, method: str = "PUT", body: bytes = b"text") -> bytes:
+    headers = signature.headers(environ[client.KEY], method, f"/{name}", body)
+    head = [
+        f"{method} /{name} HTTP/1.0",
+        f"Content-Length: {len(body)}",
+        *map(": ".join, headers.items()),
+    ]
+    return "\r\n".join([*head, "", ""]).encode() + body
 
 
-def test_ranks_share_texts(
-    environ: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_share_texts(environ: Environ, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     client.put(environ, name, "some text")
     assert client.get(environ, name, 60) == "some text"
@@ -71,22 +72,19 @@ def test_a_server_that_is_gone_is_an_oserror() -> None:
         client.get({client.ADDRESS: LOOPBACK, client.PORT: port}, "scope/name", 60)
 
 
-def test_an_unauthenticated_client_neither_reads_nor_writes(
-    environ: dict[str, str], name: str
-) -> None:
+def test_an_unauthenticated_client_neither_reads_nor_writes(environ: Environ, name: str) -> None:
     client.put(environ, name, "secret")
     for key in ("", signature.make_key()):
         with (
-            pytest.MonkeyPatch.context() as patch,
+            patch.dict(os.environ, {client.KEY: key}),
             pytest.raises(OSError, match=r"403|not signed by this job"),
         ):
-            patch.setenv(client.KEY, key)
             client.put(environ, name, "other")
     assert b"secret" not in answer(environ, f"GET /{name} HTTP/1.0\r\n\r\n".encode())
     assert client.get(environ, name, 60) == "secret"
 
 
-def test_a_recorded_request_is_refused(environ: dict[str, str], name: str) -> None:
+def test_a_recorded_request_is_refused(environ: Environ, name: str) -> None:
     recorded = signed(environ, name)
     assert b" 200 " in answer(environ, recorded)
     client.put(environ, name, "newer")
@@ -94,7 +92,7 @@ def test_a_recorded_request_is_refused(environ: dict[str, str], name: str) -> No
     assert client.get(environ, name, 60) == "newer"
 
 
-def test_a_changed_request_is_refused(environ: dict[str, str], name: str) -> None:
+def test_a_changed_request_is_refused(environ: Environ, name: str) -> None:
     changes = {
         b"PUT ": b"DELETE ",
         b"/scope/": b"/scop2/",
@@ -109,7 +107,7 @@ def test_a_changed_request_is_refused(environ: dict[str, str], name: str) -> Non
 
 
 def test_silent_connections_leave_room_for_ranks(
-    environ: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
+    environ: Environ, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, "MOST_STRANGERS", 10)
     with ExitStack() as held:
@@ -118,9 +116,7 @@ def test_silent_connections_leave_room_for_ranks(
         assert [connection.recv(1) for connection in silent[:5]] == [b""] * 5
 
 
-def test_an_answer_without_the_jobs_signature_is_refused(
-    environ: dict[str, str], name: str
-) -> None:
+def test_an_answer_without_the_jobs_signature_is_refused(environ: Environ, name: str) -> None:
     client.put(environ, name, "old")
     recorded = answer(environ, signed(environ, name, "GET", b""))
     assert recorded.endswith(b"old")

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -22,8 +23,9 @@ PROGRAMS = {
     "handles it": HANDLE + REGISTER,
     "handles it later": REGISTER + HANDLE + "stacks.begin(5); ",
     "ends by it": REGISTER + HANDLE + "signal.signal(signal.SIGUSR2, signal.SIG_DFL); ",
-    "another's": "",
     "forked": REGISTER + "import os; os.fork() or sys.stdin.read() or os._exit(0); ",
+    "threaded": REGISTER + RUN_THREADS,
+    "another's": "",
 }
 
 
@@ -33,8 +35,7 @@ def waiting(program: str) -> Iterator[subprocess.Popen[str]]:
     rest = "def rest():\n    print('ready\\n', end='', flush=True)\n    sys.stdin.read()\n"
     code = f"import sys\n{program}\n{rest}rest()"
     command = [sys.executable, "-c", code]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes) as process:  # type: ignore[call-overload]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
         yield process
         assert process.poll() is None
@@ -52,18 +53,17 @@ def test_only_processes_that_expect_it_are_asked(monkeypatch: pytest.MonkeyPatch
             name: stack.enter_context(waiting(program)).pid for name, program in PROGRAMS.items()
         }
         ranks = stacks.look(Path(), [*numbers.values(), 2**22 + 1])["ranks"]
-    found = {name: ranks.get(number) for name, number in numbers.items()}
-    assert found.pop("another's") is None
+    found = {name: ranks[number] for name, number in numbers.items() if number in ranks}
     assert len(ranks) == len(found)
-    assert {own["step"] for own, *_ in found.values() if own} == {5}
-    others = {
-        name: [other["name"] for other in family[1:]] for name, family in found.items() if family
-    }
-    assert others == {**{name: [] for name in found}, "forked": [Path(sys.executable).name]}
-    answered = [
-        name for name, family in found.items() if family and "in rest" in family[0]["stack"]
-    ]
-    assert answered == ["registered", "handles it", "handles it later", "ends by it", "forked"]
+    assert [*found, "another's"] == [*PROGRAMS]
+    for name, (own, *others) in found.items():
+        assert own["step"] == 5
+        assert "in rest" in own["stack"]
+        forked = [Path(sys.executable).name] if name == "forked" else []
+        assert [other["name"] for other in others] == forked
+    threads = "".join(found["threaded"][0]["threads"])
+    assert "in run" in threads
+    assert "in rest" not in threads
 
 
 def test_a_rank_whose_end_its_parent_has_not_noticed_is_found(
@@ -84,15 +84,6 @@ def test_a_host_is_known_by_the_name_that_the_launcher_uses(
         assert stacks.is_here("node2", [rank.pid])
         assert not stacks.is_here("node3", [rank.pid])
     assert not stacks.is_here("node2", [rank.pid])
-
-
-def test_stacks_of_all_threads_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "_BETWEEN_S", 0.0)
-    with waiting(REGISTER + RUN_THREADS) as process:
-        ((own, *_),) = stacks.look(Path(), [process.pid])["ranks"].values()
-    assert "in rest" in own["stack"]
-    assert any("in run" in thread for thread in own["threads"])
-    assert not any("in rest" in thread for thread in own["threads"])
 
 
 def test_a_process_outlives_the_signal_while_its_threads_run() -> None:

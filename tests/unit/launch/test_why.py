@@ -58,54 +58,60 @@ def answer(*ranks: Any) -> list[str]:
     """
     found = {}
     for number, processes in enumerate(ranks):
-        of_host = {"ranks": {"7": processes} if processes else {}, "host": "load 3.0 on 2 cores"}
+        of_host = {"ranks": {"7": processes}, "host": "load 3.0 on 2 cores"}
         found[f"h{number}"] = processes if isinstance(processes, str) else of_host
     return explain([(host, 7) for host in found], found)
 
 
 WAITING = [process(REDUCES)]
+COMPUTING = process(COMPUTES)
+LOADING = process(LOADS)
+READING = process(READS)
+IDLING = process(IDLE)
+STOPPED = process([], "stopped")
 BEGAN = "; step 812 began 41 s ago; "
 
 
 @pytest.mark.parametrize(
     ("odd", "is_what"),
     [
-        ([process(COMPUTES)], "in /home/me/mine.py:24 (forward)" + BEGAN),
+        ([COMPUTING], "in /home/me/mine.py:24 (forward)"),
         (
-            [process(LOADS), process(IDLE), process(READS)],
-            "waiting for its loader process, which is in /home/me/mine.py:31 (__getitem__)" + BEGAN,
+            [LOADING, IDLING, READING],
+            "waiting for its loader process, which is in /home/me/mine.py:31 (__getitem__)",
         ),
         (
-            [process(LOADS), process([], "stopped")],
-            "waiting for its loader process, which is stopped; type there: kill -CONT 7" + BEGAN,
+            [LOADING, STOPPED],
+            "waiting for its loader process, which is stopped; type there: kill -CONT 7",
         ),
         (
-            [process(LOADS), process(IDLE)],
-            "waiting for its loader processes, which are idle" + BEGAN,
+            [LOADING, IDLING],
+            "waiting for its loader processes, which are idle",
         ),
-        ([process([], "stopped")], "stopped; type there: kill -CONT 7" + BEGAN),
-        ([process([], "disk-sleep")], "waiting for a disk or a network file system" + BEGAN),
-        ([process(COMPUTES, "disk-sleep")], "in /home/me/mine.py:24 (forward)" + BEGAN),
-        ([process([], "running")], "running at an unknown place" + BEGAN),
-        ([program("python", "zombie")], "dead, which its parent process has not noticed; "),
+        ([STOPPED], "stopped; type there: kill -CONT 7"),
+        ([process([], "disk-sleep")], "waiting for a disk or a network file system"),
+        ([process(COMPUTES, "disk-sleep")], "in /home/me/mine.py:24 (forward)"),
+        ([process([], "running")], "running at an unknown place"),
+        ([program("python", "zombie")], "dead, which its parent process has not noticed"),
         (
-            [process(COMPUTES), program("ffmpeg", "stopped"), program("sh", "sleeping")],
+            [COMPUTING, program("ffmpeg", "stopped"), program("sh", "sleeping")],
             "in /home/me/mine.py:24 (forward); its process 9 (ffmpeg) is stopped; type there: "
-            "kill -CONT 9" + BEGAN,
+            "kill -CONT 9",
         ),
-        ([process(INSTALLED)], f"in {INSTALLED[1][0]}:7 (forward)" + BEGAN),
-        ([process(TYPED)], "in <stdin>:4 (forward)" + BEGAN),
+        ([process(INSTALLED)], f"in {INSTALLED[1][0]}:7 (forward)"),
+        ([process(TYPED)], "in <stdin>:4 (forward)"),
         (
-            [process(LOADS), process(SPAWNED)],
-            "waiting for its loader processes, which are idle" + BEGAN,
+            [LOADING, process(SPAWNED)],
+            "waiting for its loader processes, which are idle",
         ),
-        ([], "gone: its process has ended; "),
-        ("no answer within 10 s", "out of reach: h2 gives no answer (no answer within 10 s); "),
+        ([], "gone: its process has ended"),
+        ("no answer within 10 s", "out of reach: h2 gives no answer (no answer within 10 s)"),
     ],
 )
 def test_the_rank_that_others_wait_for_is_named_first(odd: Any, is_what: str) -> None:
     lines = answer(WAITING, WAITING, odd, WAITING)
-    assert lines[0] == f"rank 2 on h2 is {is_what}ranks 0, 1, 3 wait for it"
+    assert lines[0].startswith(f"rank 2 on h2 is {is_what}; ")
+    assert lines[0].endswith("; ranks 0, 1, 3 wait for it")
     group = "ranks 0, 1, 3: waiting for other ranks in /home/me/mine.py:36 (main)"
     assert lines[2] == f"{group}; step 812 began 41 s ago"
 
@@ -114,7 +120,7 @@ def test_stacks_of_the_odd_rank_and_its_host_follow() -> None:
     """Lines of the user's code are marked; threads without any are left out."""
     side = '  File "/home/me/side.py", line 2 in poll\n'
     ours = f'  File "{PACKAGE}/launch/heartbeat.py", line 9 in _read\n'
-    family = [process(COMPUTES, threads=[ours, side]), process(IDLE)]
+    family = [process(COMPUTES, threads=[ours, side]), IDLING]
     text = "\n".join(answer(WAITING, family))
     stack = f"""
 rank 1 on h1, process 7 (sleeping):
@@ -129,7 +135,7 @@ h1: load 3.0 on 2 cores"""
 
 
 def test_all_ranks_that_hang_are_named() -> None:
-    first = answer([process([], "stopped")], WAITING, [process(COMPUTES)], WAITING)[0]
+    first = answer([STOPPED], WAITING, [COMPUTING], WAITING)[0]
     stopped = f"rank 0 on h0 is stopped; type there: kill -CONT 7{BEGAN}"
     computes = f"rank 2 on h2 is in /home/me/mine.py:24 (forward){BEGAN}"
     assert first == f"{stopped}{computes}ranks 1, 3 wait for them"
@@ -139,9 +145,9 @@ def test_ranks_that_handle_the_signal_are_judged_by_what_else_is_known() -> None
     silent = process([], answers=False, waited=0.0)
     waits = process([], answers=False, waited=40.0)
     unknown = "is sleeping at an unknown place, since its program handles SIGUSR2"
-    first = answer([waits, process(READS)], [silent])[0]
+    first = answer([waits, READING], [silent])[0]
     assert first == f"rank 1 on h1 {unknown}{BEGAN}rank 0 on h0 waits for it"
-    first = answer([silent, process(IDLE)], [silent, process(READS)])[0]
+    first = answer([silent, IDLING], [silent, READING])[0]
     reads = "its loader process is in /home/me/mine.py:31 (__getitem__)"
     assert first == f"rank 1 on h1 {unknown}; {reads}{BEGAN}no rank waits for another"
 
@@ -192,9 +198,9 @@ def test_a_rank_that_waits_for_what_others_have_done_is_named() -> None:
 
 
 def test_a_job_that_goes_on_is_said_to_train() -> None:
-    earlier = [[{**own, "before": 790}] for own in (process(REDUCES), process(COMPUTES))]
+    earlier = [[{**own, "before": 790}] for own in (process(REDUCES), COMPUTING)]
     assert answer(*earlier) == ["the job trains: step 790 -> 812"]
-    assert "no rank waits for another" in answer([process(COMPUTES)])[0]
+    assert "no rank waits for another" in answer([COMPUTING])[0]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from subprocess import PIPE
 from uuid import uuid4
 
 import pytest
@@ -20,16 +21,14 @@ OURS, OTHER = (f"{name}-{uuid4().hex}" for name in ("ours", "other"))
 
 @pytest.fixture
 def processes() -> Iterator[list[subprocess.Popen[str]]]:
-    environments = [
-        {**os.environ, JOB: j, WORKER: n}
-        for j, n in ((OURS, "1000"), (OURS, "1001"), (OTHER, "1000"))
-    ]
     found = [
-        subprocess.Popen(FOREVER, env=env, stdout=subprocess.PIPE, text=True)
-        for env in environments
+        subprocess.Popen(
+            FOREVER, env={**os.environ, JOB: job, WORKER: number}, stdout=PIPE, text=True
+        )
+        for job, number in ((OURS, "1000"), (OURS, "1001"), (OTHER, "1000"))
     ]
     for process in found:
-        assert process.stdout is not None and process.stdout.readline() == "up\n"
+        assert process.stdout.readline() == "up\n"
     yield found
     for process in found:
         process.kill()
