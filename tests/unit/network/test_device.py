@@ -4,13 +4,13 @@ import os
 import threading
 import time
 import warnings
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hvd_train import recipes
 from hvd_train.config import Config
@@ -30,28 +30,31 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # undo what `choose_device` sets
 
 
+def choose(rank: int = 0, ranks: int = 1, **changes: object) -> torch.device:
+    """Choose the device of a rank of several on one host."""
+    return device.choose_device(Config().replace(**changes), Place(rank, ranks, rank, ranks))
+
+
 def test_each_rank_has_its_own_gpu_unless_nccl_shares_them(
     gpus: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = [Place(3, 4, local_rank, 2) for local_rank in range(2)]
-    assert [device.choose_device(Config(), place).index for place in places] == [0, 1]
-    assert device.choose_device(Config().replace(device="cpu"), places[0]).type == "cpu"
+    assert [choose(rank, 2).index for rank in range(2)] == [0, 1]
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
-    devices = [device.choose_device(Config(), Place(rank, 3, rank, 3)) for rank in range(3)]
-    assert [one.index for one in devices] == [0, 1, 0]
+    assert [choose(rank, 3).index for rank in range(3)] == [0, 1, 0]
+    assert choose(device="cpu") == CPU
 
 
 def test_missing_gpus_are_an_error_of_use(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="3 ranks on this host but 2 GPUs"):
-        device.choose_device(Config(), Place(0, 3, 0, 3))
+        choose(0, 3)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert device.choose_device(Config(), Place()) == CPU
+    assert choose() == CPU
 
 
 def test_gpus_that_torch_cannot_use_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job on GPUs whose driver is too old must not train on CPUs without a word."""
 
-    def is_available() -> bool:
+    def is_available():
         warnings.warn(
             "CUDA initialization: The NVIDIA driver on your system is too old. Please update",
             stacklevel=2,
@@ -62,8 +65,8 @@ def test_gpus_that_torch_cannot_use_are_an_error(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(
         UsageError, match="The NVIDIA driver on your system is too old: type `hvd-train doctor`"
     ):
-        device.choose_device(Config(), Place())
-    assert device.choose_device(Config().replace(device="cpu"), Place()) == CPU
+        choose()
+    assert choose(device="cpu") == CPU
 
 
 def test_each_rank_may_see_one_gpu_that_no_other_has(
@@ -73,35 +76,34 @@ def test_each_rank_may_see_one_gpu_that_no_other_has(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(UsageError, match="2 ranks on this host but 1 GPUs"):
-        device.choose_device(Config(), Place(1, 2, 1, 2))
+        choose(1, 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    chosen = device.choose_device(Config(), Place(1, 2, 1, 2))
+    chosen = choose(1, 2)
     assert chosen.index == 0
-    for numbers, refused in (((7, 8), False), ((7, 7), True)):
-
-        def properties(_: object, numbers: tuple[int, int] = numbers) -> SimpleNamespace:
-            return SimpleNamespace(uuid=numbers[int(threading.current_thread().name[-1])])
-
-        monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
-        with (
-            pytest.raises(UsageError, match="ranks 0 and 1 have the same GPU of")
-            if refused
-            else nullcontext()
-        ):
-            run_ranks(2, lambda world: device.check_own_gpus(world, chosen))
+    uuids = {"rank-0": 7, "rank-1": 8}
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda _: SimpleNamespace(uuid=uuids[threading.current_thread().name]),
+    )
+    run_ranks(2, lambda world: device.check_own_gpus(world, chosen))
+    uuids["rank-1"] = 7
+    with pytest.raises(UsageError, match="ranks 0 and 1 have the same GPU of"):
+        run_ranks(2, lambda world: device.check_own_gpus(world, chosen))
 
 
 def test_ranks_share_the_cores_that_are_not_bound_to_one_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
-    assert device.num_cores(Place(0, 4, 0, 4)) == 3
+    place = Place(0, 4, 0, 4)
+    assert device.num_cores(place) == 3
     # Slurm has not bound the task to its cores; it has
     for cpus_per_task, cores in (("3", 3), ("12", 12)):
         monkeypatch.setenv("SLURM_CPUS_PER_TASK", cpus_per_task)
-        assert device.num_cores(Place(0, 4, 0, 4)) == cores
+        assert device.num_cores(place) == cores
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # the task is torchrun
-    assert device.num_cores(Place(0, 4, 0, 4)) == 3
+    assert device.num_cores(place) == 3
 
 
 @pytest.mark.parametrize(
@@ -115,13 +117,9 @@ def test_a_number_of_threads_of_the_user_holds(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if typed is not None:
         monkeypatch.setenv(typed, "2")
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    try:
-        device.choose_device(Config(), Place())
-        assert torch.get_num_threads() == number
-    finally:
-        torch.set_num_threads(before)
+    choose()
+    assert torch.get_num_threads() == number
 
 
 @pytest.mark.parametrize("name", recipes.RECIPES)
@@ -148,44 +146,32 @@ def test_imagenet_recipes_are_in_fp16_on_gpus() -> None:
         (nn.Linear(1, 1), "linear layer", nn.functional, "linear"),
     ],
 )
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_half_precision_that_the_user_typed_is_noted_if_it_is_slow_on_this_cpu(
-    model: nn.Module,
-    layer: str,
-    module: Any,
-    function: str,
-    precision: str,
-    monkeypatch: pytest.MonkeyPatch,
+    model: nn.Module, layer: str, module: Any, function: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If a layer of the model takes ten times as long as in fp32; the setting holds."""
-    config = Config().replace(precision=precision)
-    now = [0.0]
-    in_half = [0.0]  # seconds; fp32 takes one
+    config = Config().replace(precision="bf16")
+    clock = SimpleNamespace(now=0.0, half_s=9.0)  # fp32 takes one second
     original = getattr(module, function)
 
-    def timed(*tensors: Tensor) -> Tensor:
-        now[0] += in_half[0] if torch.is_autocast_enabled("cpu") else 1.0
-        result: Tensor = original(*tensors)
-        return result
+    def timed(*tensors):
+        clock.now += clock.half_s if torch.is_autocast_enabled("cpu") else 1.0
+        return original(*tensors)
 
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
     monkeypatch.setattr(module, function, timed)
-    in_half[0] = 9.0
     assert device.notes_on_arithmetic(config, CPU, model) == []
-    in_half[0] = 25.0
+    clock.half_s = 25.0
     [note] = device.notes_on_arithmetic(config, CPU, model)
-    assert f"--precision {precision}: a {layer} takes 25 times as long as in fp32" in note
-    assert device.arithmetic(config, CPU) == precision
+    assert f"--precision bf16: a {layer} takes 25 times as long as in fp32" in note
+    assert device.arithmetic(config, CPU) == "bf16"
 
 
 def test_the_load_of_a_gpu_is_read_as_far_as_the_driver_tells(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without nvidia-ml-py torch raises errors. No error ends a training."""
-
-    def missing(_: torch.device) -> int:
-        raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed")
-
+    missing = Mock(side_effect=ModuleNotFoundError("nvidia-ml-py does not seem to be installed"))
     gpu = torch.device("cuda", 1)
     monkeypatch.setattr(torch.cuda, "device_memory_used", lambda _: 30 * 2**30)
     monkeypatch.setattr(torch.cuda, "utilization", lambda _: 87)
@@ -201,7 +187,7 @@ def test_deterministic_gpus_repeat_themselves(gpus: None, monkeypatch: pytest.Mo
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "earlier")
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     try:
-        device.choose_device(Config().replace(deterministic=True), Place())
+        choose(deterministic=True)
         assert torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(False)

@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from hvd_train.parts import Own, build
 from hvd_train.world.world import LocalWorld, Place
 from tests.support import runs
 from tests.support.faults import Malicious
-from tests.support.runs import equal, small_config, trained
+from tests.support.runs import Weights, equal, small_config, trained
 
 
 def saved(model: nn.Module, name: str = "weights.pt") -> str:
@@ -64,34 +63,32 @@ def test_a_head_for_other_classes_is_replaced_and_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "reason"),
+    ("content", "reason"),
     [
         (
-            lambda file: torch.save(runs.convnet(10).state_dict(), file),
+            runs.convnet(10).state_dict(),
             (
                 "unexpected: 0.bias, 4.weight, 4.bias; missing: 1.weight, 1.bias, "
                 "1.running_mean, 1.running_var"
             ),
         ),
         (
-            lambda file: torch.save(
-                runs.batch_norm(10).state_dict() | {"1.bias": torch.ones(7)}, file
-            ),
+            {**runs.batch_norm(10).state_dict(), "1.bias": torch.ones(7)},
             "do not fit --model mine: size mismatch for 1.bias",
         ),
         (
-            lambda file: torch.save({"optimizer": {"state": {}}, "epoch": 3}, file),
+            {"optimizer": {"state": {}}, "epoch": 3},
             "it must hold a plain state_dict (names and tensors) but has optimizer, epoch",
         ),
-        (os.mkfifo, "cannot be read"),
-        (
-            lambda file: torch.save({"conv.weight": Malicious()}, file),
-            "damaged, or holds more than tensors",
-        ),
+        ({"conv.weight": Malicious()}, "damaged, or holds more than tensors"),
+        ("a pipe", "cannot be read"),
     ],
 )
-def test_files_that_do_not_fit_are_refused(make: Callable[[str], object], reason: str) -> None:
-    make("file.pt")
+def test_files_that_do_not_fit_are_refused(content: object, reason: str) -> None:
+    if content == "a pipe":
+        os.mkfifo("file.pt")
+    else:
+        torch.save(content, "file.pt")
     with pytest.raises(UsageError, match=r"file\.pt") as error:
         weights.start_from("file.pt", runs.batch_norm(10), "mine", 10)
     assert reason in str(error.value)
@@ -100,20 +97,20 @@ def test_files_that_do_not_fit_are_refused(make: Callable[[str], object], reason
     assert not Path("owned").exists()
 
 
-WRAPPERS: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
-    "DataParallel": lambda state: {f"module.{k}": v for k, v in state.items()},
-    "both the other way": lambda state: {f"_orig_mod.module.{k}": v for k, v in state.items()},
+def prefixed(prefix: str, state: Weights) -> Weights:
+    return {prefix + name: value for name, value in state.items()}
+
+
+WRAPPERS = {
+    "compiled and DataParallel": lambda state: prefixed("_orig_mod.module.", state),
     "model": lambda state: {
         "model": state,
         "optimizer": {"state": {0: {"step": torch.ones(1)}}},
         "epoch": 3,
     },
-    "state_dict": lambda state: {
-        "state_dict": {f"model.{k}": v for k, v in state.items()},
-        "epoch": 3,
-    },
+    "state_dict": lambda state: {"state_dict": prefixed("model.", state), "epoch": 3},
     "model_ema": lambda state: {
-        "model_ema": {"n_averaged": torch.tensor(3), **{f"module.{k}": v for k, v in state.items()}}
+        "model_ema": {"n_averaged": torch.tensor(3), **prefixed("module.", state)}
     },
     "model before its average": lambda state: {
         "model_ema": {k: v * 0 for k, v in state.items()},
@@ -146,7 +143,7 @@ def test_safetensors_are_loaded_and_damaged_ones_refused() -> None:
 def test_weights_of_a_run_in_safetensors_are_those_of_the_pt_file() -> None:
     """Also those of a moving average, and with two names for one tensor."""
 
-    def tied(num_classes: int) -> nn.Module:
+    def tied(num_classes):
         model = runs.convnet(num_classes)
         model[0].register_parameter("twin", model[0].weight)
         return model
@@ -177,7 +174,7 @@ def test_files_with_older_names_are_loaded(
         if "num_batches" not in key
     }
     torch.save(state, "plain.pt")
-    torch.save({f"module.{key}": value for key, value in state.items()}, "prefix.pt")
+    torch.save(prefixed("module.", state), "prefix.pt")
     torch.save(state, fetched(get_model_weights(name)["DEFAULT"], monkeypatch))
     for file in ("./plain.pt", "./prefix.pt", "DEFAULT"):
         for parameter in target.parameters():
@@ -187,32 +184,30 @@ def test_files_with_older_names_are_loaded(
     weights.load(dict(source.state_dict()), target)  # as from a checkpoint
 
 
-@pytest.mark.parametrize("name", ["googlenet", "squeezenet1_1"])
-def test_logits_equal_torchvision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"), [("googlenet", {"init_weights": False}), ("squeezenet1_1", {})]
+)
+def test_logits_equal_torchvision(
+    name: str, options: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     chosen = get_model_weights(name)["DEFAULT"]
-    source = get_model(
-        name, weights=None, **({} if name == "squeezenet1_1" else {"init_weights": False})
-    )
+    source = get_model(name, weights=None, **options)
     for parameter in source.parameters():
         if parameter.dim() > 1:
             nn.init.kaiming_normal_(parameter)  # so that the logits depend on the images
     torch.save(source.state_dict(), fetched(chosen, monkeypatch))
     image = torch.randint(0, 256, (2, 3, 96, 96), dtype=torch.uint8)
-    data = Arrays(image, torch.zeros(2, dtype=torch.int64), 2)
+    arrays = Arrays(image, torch.zeros(2, dtype=torch.int64), 2)
     classes = tuple(map(str, range(1000)))
+    data = DataSet(arrays, arrays, classes, mean=(0.1,) * 3, std=(0.7,) * 3)
     config = Config().replace(model=name, weights="DEFAULT", device="cpu")
-    parts = build(
-        config,
-        Place(),
-        Own(data=lambda _: DataSet(data, data, classes, mean=(0.1,) * 3, std=(0.7,) * 3)),
-    )
+    parts = build(config, Place(), Own(data=lambda _: data))
     weights.start_from("DEFAULT", parts.model, name, 1000)
     theirs = get_model(name, weights=chosen).eval()
     with torch.no_grad():
         expected = theirs(chosen.transforms(crop_size=96, resize_size=96)(image))
-        assert torch.allclose(
-            parts.model.eval()(parts.train_loader.example(2)[0]), expected, atol=1e-4
-        )
+        found = parts.model.eval()(parts.train_loader.example(2)[0])
+    assert torch.allclose(found, expected, atol=1e-4)
 
 
 def test_a_fetched_file_that_would_run_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
