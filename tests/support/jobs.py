@@ -10,9 +10,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from horovod.runner.common.util.hosts import SlotInfo
 
 from hvd_train.elastic.dispatcher import Dispatcher
-from hvd_train.elastic.roster import End, Finish, FormWorld, Notice, Roster, Start, Worker
+from hvd_train.elastic.roster import (
+    FIRST_NUMBER,
+    End,
+    Finish,
+    FormWorld,
+    Notice,
+    Roster,
+    Start,
+    Worker,
+)
 from hvd_train.launch.exit_report import During, ExitReport
 from tests.support.launching import wait_for
+
+ONE, TWO, THREE = range(FIRST_NUMBER, FIRST_NUMBER + 3)
+"""The first workers of a job."""
 
 
 class Play:
@@ -34,18 +46,19 @@ class Play:
         self.roster = Roster(first, fewest, most, patience_s=600)
         self.limits = range(fewest, most + 1)
         self.now = begins_at
-        self.started: list[int] = []
-        self.hosts: dict[int, str] = {}
-        self.alive: dict[int, Worker] = {}
-        self.waiting: set[int] = set()  # for a rank
-        self.leaving: set[int] = set()  # after an error, or evicted
-        self.ended: set[int] = set()  # whose training has ended
-        self.exit_codes: dict[int, int] = {}
-        self.world: list[int] = []
-        self.evicted: dict[int, str] = {}
-        self.killed: list[int] = []  # evicted workers that do not react
-        self.notices: list[str] = []
-        self.finish: Finish | None = None
+        # workers are their numbers
+        self.started = []
+        self.hosts = {}
+        self.alive = {}  # as the roster knows them
+        self.waiting = set()  # for a rank
+        self.leaving = set()  # after an error, or evicted
+        self.ended = set()  # whose training has ended
+        self.exit_codes = {}
+        self.world = []
+        self.evicted = {}
+        self.killed = []  # evicted workers that do not react
+        self.notices = []
+        self.finish = None
         self.find(hosts)
 
     def find(self, hosts: str | dict[str, int]) -> None:
@@ -90,10 +103,9 @@ class Play:
         """Let these workers report that their training has ended, after 20
         steps; their processes run on.
         """
+        report = ExitReport(0, during="ended", step=20)
         for number in numbers:
-            self.roster.exit_report_received(
-                number, ExitReport(0, during="ended", step=20), self.now
-            )
+            self.roster.exit_report_received(number, report, self.now)
         self.ended |= {*numbers}
         self.obey()
 
@@ -136,8 +148,8 @@ class Play:
 
     def begin(self, worker: Worker) -> None:
         assert worker.slot < self.roster.hosts[worker.host]
-        taken = {(other.host, other.slot) for other in self.alive.values()}
-        assert (worker.host, worker.slot) not in taken, "a slot has one worker"
+        # a worker is named by its host and slot
+        assert str(worker) not in map(str, self.alive.values()), "a slot has one worker"
         assert not self.ended & self.alive.keys(), "none starts once a training has ended"
         self.alive[worker.number] = worker
         assert len(self.alive.keys() - self.leaving) in range(self.limits.stop)
@@ -186,16 +198,16 @@ class Job:
     """
 
     def __init__(self, hosts: str) -> None:
-        self.hosts: str | Exception = hosts  # a letter for each slot
+        self.hosts = hosts  # a letter for each slot
         self.looks = 0  # for hosts
-        self.started: list[Worker] = []
-        self.variables: dict[int, Mapping[str, str]] = {}  # of each worker
-        self.exit_codes: dict[int, int] = {}
-        self.deaf: set[int] = set()  # workers that ignore the request to end
+        self.started = []
+        self.variables = {}  # of each worker
+        self.exit_codes = {}
+        self.deaf = set()  # workers that ignore the request to end
         # whether each worker ends by itself, also one that is only about to start
         self.over = False
         self.interrupted = threading.Event()
-        self._finish: Future[Finish] = Future()
+        self._finish = Future()
         self.roster = Roster(len(hosts), 1, 8, patience_s=60)
         self.dispatcher = Dispatcher(
             self.roster, self._find_hosts, lambda ranks: None, self._run_worker, self.interrupted

@@ -2,7 +2,6 @@
 
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -14,7 +13,6 @@ from hvd_train.elastic.dispatcher import Dispatcher, assign_ranks
 from hvd_train.elastic.driver import SSH_OPTIONS, DriverServer, found_hosts, handler, run_command
 from hvd_train.elastic.roster import Worker
 from hvd_train.launch import client
-from hvd_train.launch.workers import WORKER
 from tests.support.launching import write_program
 
 
@@ -65,39 +63,26 @@ def test_ssh_runs_the_worker_itself(
     assert "77" not in line
 
 
-@pytest.fixture
-def server() -> Iterator[DriverServer]:
-    made = DriverServer()
-    yield made
-    made.stop()
-
-
-@pytest.fixture
-def environ(server: DriverServer, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    monkeypatch.setenv(client.KEY, "the key of this job")
-    port = server.start(handler(Mock(Dispatcher), server))
-    return {
-        client.ADDRESS: "127.0.0.1",
-        client.PORT: str(port),
-        client.KEY: "the key of this job",
-        WORKER: "1007",
-    }
-
-
 def test_the_server_listens_on_the_loopback_until_another_host_needs_it(
-    environ: dict[str, str], server: DriverServer
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv(client.KEY, "the key of this job")
+    server = DriverServer()
+    port = server.start(handler(Mock(Dispatcher), server))
+
     def listens_at():
-        connections = psutil.Process().net_connections("tcp")
-        port = int(environ[client.PORT])
         return {
-            c.laddr.ip
-            for c in connections
-            if c.status == psutil.CONN_LISTEN and c.laddr.port == port
+            connection.laddr.ip
+            for connection in psutil.Process().net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
         }
 
-    assert listens_at() == {"127.0.0.1"}
-    for _ in range(2):
-        server.listen_at("127.0.0.2")
-    assert listens_at() == {"127.0.0.1", "127.0.0.2"}
-    assert client.get(environ, "elsewhere/1000", 60) == "127.0.0.2"
+    try:
+        assert listens_at() == {"127.0.0.1"}
+        for _ in range(2):
+            server.listen_at("127.0.0.2")
+        assert listens_at() == {"127.0.0.1", "127.0.0.2"}
+        environ = {client.ADDRESS: "127.0.0.1", client.PORT: str(port)}
+        assert client.get(environ, "elsewhere/1000", 60) == "127.0.0.2"
+    finally:
+        server.stop()

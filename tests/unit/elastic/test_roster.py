@@ -12,7 +12,7 @@ from hvd_train.elastic.roster import (
     Worker,
 )
 from hvd_train.launch.exit_report import ExitReport
-from tests.support.jobs import Play, training
+from tests.support.jobs import ONE, THREE, TWO, Play, training
 
 
 def later(hosts: str, **limits: int) -> Play:
@@ -24,29 +24,26 @@ def later(hosts: str, **limits: int) -> Play:
 
 def test_the_first_world_waits_for_all_workers_for_a_minute() -> None:
     play = Play("ab", first=2, begins_at=100.0)
-    play.ask(play.started[0])
+    play.ask(ONE)
     play.wait(60)
     assert play.world == []
     play.wait(1)
-    assert play.world == [play.started[0]]
+    assert play.world == [ONE]
 
 
 def test_a_newcomer_joins_when_it_is_ready() -> None:
     play = training("ab")
-    old = play.world
     play.find("abc")
-    new = play.started[-1]
     play.wait(60)
     assert play.roster.requested() == "train"
-    play.ask(new)
-    assert (play.world, play.roster.requested()) == (old, "change")
-    play.ask(*old)
-    assert (play.world, play.roster.requested()) == ([*old, new], "train")
+    play.ask(THREE)
+    assert (play.world, play.roster.requested()) == ([ONE, TWO], "change")
+    play.ask(ONE, TWO)
+    assert (play.world, play.roster.requested()) == ([ONE, TWO, THREE], "train")
 
 
 def test_a_host_that_keeps_failing_is_tried_at_growing_intervals() -> None:
     play = training("a")
-    old = play.world
     play.find("ab")
     for _ in range(4):
         play.end(play.newest("b"), 1)
@@ -54,19 +51,18 @@ def test_a_host_that_keeps_failing_is_tried_at_growing_intervals() -> None:
         while len(play.started) == tried:
             play.wait(1)
     assert play.now == 1 + 2 + 4 + 8
-    assert (play.world, play.finish) == (old, None)
+    assert (play.world, play.finish) == ([ONE], None)
 
 
 @pytest.mark.parametrize("waiting", [False, True])
 def test_after_a_pause_of_the_job_each_limit_starts_again(waiting: bool) -> None:
     """The driver may resume before the workers; also while members wait for others."""
     play = later("ab")
-    one, two = play.world
-    play.ask(*((one,) if waiting else ()))
+    play.ask(*((ONE,) if waiting else ()))
     play.now += 4000
-    play.wait(2, two)
-    play.ask(one, two)
-    assert (play.world, play.evicted) == ([one, two], {})
+    play.wait(2, TWO)
+    play.ask(ONE, TWO)
+    assert (play.world, play.evicted) == ([ONE, TWO], {})
     assert play.notices == ["the driver was paused for 4001 s: all time limits start again"]
 
 
@@ -74,53 +70,49 @@ def test_after_a_pause_of_the_job_each_limit_starts_again(waiting: bool) -> None
 def test_a_silent_worker_is_evicted(rejoining: bool, seconds: int) -> None:
     """Survivors that wait for it evict it sooner."""
     play = later("abc")
-    one, two, silent = play.world
-    play.ask(*((one, two) if rejoining else ()))
-    play.wait(seconds, silent)
+    play.ask(*((ONE, TWO) if rejoining else ()))
+    play.wait(seconds, THREE)
     assert play.evicted == {}
-    play.wait(1, silent)
-    assert (play.evicted, play.killed) == ({silent: f"no heartbeat for {seconds + 1} s"}, [silent])
+    play.wait(1, THREE)
+    assert (play.evicted, play.killed) == ({THREE: f"no heartbeat for {seconds + 1} s"}, [THREE])
 
 
 def test_a_member_that_sends_heartbeats_but_hangs_is_evicted() -> None:
     """Each rendezvous has its own forty seconds."""
     play = later("ab")
-    one, hanging = play.world
-    play.ask(one)
+    play.ask(ONE)
     play.wait(39)
-    play.ask(hanging)
-    assert (play.world, play.evicted) == ([one, hanging], {})
+    play.ask(TWO)
+    assert (play.world, play.evicted) == ([ONE, TWO], {})
     play.wait(40)
-    play.ask(one)
+    play.ask(ONE)
     play.wait(40)
     assert play.evicted == {}
     play.wait(1)
-    assert play.evicted == {hanging: "it has not come to the new world within 40 s"}
-    assert (play.killed, play.world) == ([hanging], [one])
+    assert play.evicted == {TWO: "it has not come to the new world within 40 s"}
+    assert (play.killed, play.world) == ([TWO], [ONE])
 
 
 def test_a_host_that_is_no_longer_listed_leaves_after_a_step() -> None:
     """Its member leaves after a step; its newcomers, building or ready, end at once."""
     play = training("ab")
-    one, two = play.world
     play.find("abcd")
     building, ready = play.started[2:]
     play.roster.rank_requested(ready, play.now)
     play.find("b")
     assert play.evicted == dict.fromkeys((building, ready), "its host is no longer listed")
     assert play.roster.requested() == "change"
-    play.ask(one, two)
-    assert play.world == [two]
+    play.ask(ONE, TWO)
+    assert play.world == [TWO]
     assert play.killed == []
 
 
 def test_with_fewer_than_min_np_survivors_wait() -> None:
     """After the patience the job ends with 69."""
     play = later("ab", fewest=2)
-    one, two = play.world
     play.find("a")
-    play.end(two, 1)
-    play.ask(one)
+    play.end(TWO, 1)
+    play.ask(ONE)
     play.wait(30)
     assert play.notices == ["waiting for workers: 1 of 2 ready, 0 starting, 1 slots listed"]
     play.wait(570)
@@ -132,12 +124,11 @@ def test_with_fewer_than_min_np_survivors_wait() -> None:
 def test_the_job_is_done_when_its_last_world_is_done() -> None:
     """The job does not wait for an evicted process, but for members that train."""
     play = training("abc")
-    one, two, stopped = play.world
-    play.wait(12, stopped)
-    play.end(two, 0)
-    play.ask(one)
-    assert (play.world, play.finish) == ([one], None)
-    play.end(one, 0)
+    play.wait(12, THREE)
+    play.end(TWO, 0)
+    play.ask(ONE)
+    assert (play.world, play.finish) == ([ONE], None)
+    play.end(ONE, 0)
     assert play.finish == Finish(0, "done")
     for code in COMMITTED:  # a signal to all workers, or a lost driver
         play = training("ab")
@@ -155,27 +146,25 @@ def test_a_worker_whose_training_has_ended_is_done_whatever_ends_its_process(
     and the job does not end.
     """
     play = training("ab")
-    one, two = play.world
-    play.say_ended(one)
+    play.say_ended(ONE)
     if missed_the_end:
-        play.ask(two)
-        assert play.world == [two]
-    play.say_ended(two)
-    play.end(two, 0)
+        play.ask(TWO)
+        assert play.world == [TWO]
+    play.say_ended(TWO)
+    play.end(TWO, 0)
     play.wait(4000)
     assert (play.evicted, play.finish, len(play.started)) == ({}, None, 2)
     if code is None:
-        play.wait(12, one)  # its host is gone
-    play.end(one, code or 255)  # of its ssh
+        play.wait(12, ONE)  # its host is gone
+    play.end(ONE, code or 255)  # of its ssh
     assert play.finish == Finish(0, "done")
 
 
 def test_a_program_that_trains_again_is_not_done() -> None:
     play = training("a")
-    (one,) = play.world
-    play.say_ended(one)
-    play.roster.exit_report_received(one, None, play.now)
-    play.end(one, 137)
+    play.say_ended(ONE)
+    play.roster.exit_report_received(ONE, None, play.now)
+    play.end(ONE, 137)
     play.wait(3)
     assert (play.finish, len(play.started)) == (None, 2)
 
@@ -217,14 +206,13 @@ def test_if_all_members_die_new_workers_resume_from_the_last_commit(
     not make the job a success.
     """
     play = training("ab")
-    one, two = play.world
     if earlier == "evicted":
-        play.wait(12, two)
+        play.wait(12, TWO)
     if earlier == "signalled":
-        play.signal(two)
-        play.ask(two)
-    play.end(two, code)
-    play.end(one, 137)
+        play.signal(TWO)
+        play.ask(TWO)
+    play.end(TWO, code)
+    play.end(ONE, 137)
     assert play.finish is None
     play.wait(3)
     play.ask(*play.started[2:])
@@ -233,14 +221,13 @@ def test_if_all_members_die_new_workers_resume_from_the_last_commit(
 
 def test_an_error_that_no_new_worker_would_survive_ends_the_job_at_once() -> None:
     play = Play("ab", first=2)
-    play.end(play.started[0], 2)
+    play.end(ONE, 2)
     assert play.finish == Finish(2, "a[0] ended with exit code 2")
     for code in (5, 6, 74):
         play = training("ab")
-        one, two = play.world
-        play.end(two, code)
+        play.end(TWO, code)
         assert play.finish == Finish(code, f"b[0] ended with exit code {code}")
-        assert list(play.evicted) == [one]
+        assert list(play.evicted) == [ONE]
 
 
 def test_ranks_with_different_weights_resume_once_without_the_host_that_is_wrong() -> None:
@@ -262,20 +249,19 @@ def test_ranks_with_different_weights_resume_once_without_the_host_that_is_wrong
 
 def test_a_job_that_needs_the_host_that_is_wrong_ends() -> None:
     play = training("aaa")
-    wrong = play.world[1]
     report = ExitReport(4, "weights differ", "training", 7, avoids_host=True)
-    play.roster.exit_report_received(wrong, report, play.now)
-    play.end(wrong, 4)
+    play.roster.exit_report_received(TWO, report, play.now)
+    play.end(TWO, 4)
     assert play.finish == Finish(4, "a[1] differed from the others (see above)")
 
 
 def test_a_typo_in_the_model_ends_the_job() -> None:
     play = Play("ab", first=2)
-    for number in play.started[:2]:
-        play.fail(number, "building")
+    play.fail(ONE, "building")
+    play.fail(TWO, "building")
     play.wait(2)
     assert play.finish is None
-    play.fail(play.started[2], "building")
+    play.fail(THREE, "building")
     assert play.finish == Finish(
         5, "3 workers in a row ended with an error before the ranks connected (see above)"
     )
@@ -298,10 +284,9 @@ def test_one_bad_host_does_not_end_the_job() -> None:
 def test_an_error_of_three_workers_at_one_step_ends_the_job() -> None:
     """A damaged image fails each worker that takes the step or prefetches it."""
     play = training("ab")
-    one, two = play.world
-    play.fail(two, "training", step=20, code=2)
-    play.ask(one)
-    play.fail(one, "training", step=19, code=2)
+    play.fail(TWO, "training", step=20, code=2)
+    play.ask(ONE)
+    play.fail(ONE, "training", step=19, code=2)
     play.wait(3)
     assert play.finish is None
     play.ask(*play.started[2:])
@@ -340,15 +325,14 @@ def test_a_crash_at_exit_hides_no_exit_code() -> None:
 def test_a_worker_that_gets_a_signal_leaves_and_the_others_continue() -> None:
     """Its exit code does not become the exit code of the job."""
     play = training("abc")
-    one, signalled, three = play.world
-    play.signal(signalled)
+    play.signal(TWO)
     assert play.roster.requested() == "change"
     assert not play.evicted
-    play.ask(signalled)
-    assert (list(play.evicted), play.killed) == ([signalled], [])
-    play.end(signalled, 143)
-    play.ask(one, three)
-    assert (play.world, play.finish) == ([one, three], None)
+    play.ask(TWO)
+    assert (list(play.evicted), play.killed) == ([TWO], [])
+    play.end(TWO, 143)
+    play.ask(ONE, THREE)
+    assert (play.world, play.finish) == ([ONE, THREE], None)
 
 
 @pytest.mark.parametrize("ssh_ends", ["before the report", "after the report"])
@@ -358,14 +342,13 @@ def test_the_slot_of_a_worker_that_got_a_signal_stays_empty_for_minutes(
 ) -> None:
     """A shutdown of the host sends the signal to its sshd as well."""
     play = training("ab")
-    one, signalled = play.world
     if ssh_ends == "before the report":
-        play.end(signalled, 255)
-    play.signal(signalled)
-    play.end(signalled, 255)
-    play.ask(one)
+        play.end(TWO, 255)
+    play.signal(TWO)
+    play.end(TWO, 255)
+    play.ask(ONE)
     play.wait(EMPTY_AFTER_SIGNAL_S - 2)
-    assert (len(play.started), play.world) == (2, [one])
+    assert (len(play.started), play.world) == (2, [ONE])
     if listed_again:
         play.find("a")
         play.find("ab")
@@ -377,27 +360,24 @@ def test_the_slot_of_a_worker_that_got_a_signal_stays_empty_for_minutes(
 @pytest.mark.parametrize("together", [True, False])
 def test_if_all_workers_get_a_signal_the_job_stops(together: bool) -> None:
     play = training("ab")
-    one, two = play.world
-    play.signal(one)
+    play.signal(ONE)
     if not together:
-        play.ask(one, two)
-    play.signal(two)
+        play.ask(ONE, TWO)
+    play.signal(TWO)
     assert play.roster.requested() == "stop"
-    play.end(one, 143)
-    play.end(two, 143)
+    play.end(ONE, 143)
+    play.end(TWO, 143)
     assert play.finish == Finish(143, "stopped, and committed")
 
 
 def test_the_next_world_forms_without_newcomers_that_cannot_connect() -> None:
     """Their hosts stay unused, with all slots, until the list changes for them."""
     play = training("ab")
-    old = play.world
     play.find("abff")
-    far = play.started[2]
-    play.ask(far, *old)
-    assert play.world == [*old, far]
-    play.miss(*old, far)
-    assert play.world == old
+    play.ask(THREE, ONE, TWO)
+    assert play.world == [ONE, TWO, THREE]
+    play.miss(ONE, TWO, THREE)
+    assert play.world == [ONE, TWO]
     assert [play.hosts[number] for number in play.evicted] == ["f", "f"]
     assert play.notices[0].startswith(
         "ranks could not connect to the newcomers on f (connection refused); "
@@ -413,7 +393,7 @@ def test_the_next_world_forms_without_newcomers_that_cannot_connect() -> None:
 def test_survivors_that_cannot_connect_three_times_end_the_job() -> None:
     """They wait for a rank then, and commit when they get none."""
     play = training("abb")
-    members = play.world
+    members = [ONE, TWO, THREE]
     for attempt in (1, 2, 3):
         assert play.finish is None
         play.miss(*members)
