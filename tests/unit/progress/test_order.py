@@ -51,22 +51,23 @@ def test_a_slice_is_part_of_the_whole(num_samples: int, data: st.DataObject) -> 
 
 
 @pytest.mark.parametrize(
-    ("samples", "layout", "sizes"),
+    ("samples", "batch", "micro", "sizes"),
     [
-        (12, BatchLayout(11, 11), [[12]]),
-        (11, BatchLayout(5, 2), [[2, 3], [2, 2, 2]]),
-        (8, BatchLayout(3, 3), [[3], [3], [2]]),
-        (5, BatchLayout(4, 1), [[1] * 4, [1]]),
-        (3, BatchLayout(1, 4), [[1]] * 3),
-        (1, BatchLayout(4, 2), [[1]]),
+        (12, 11, 11, [[12]]),
+        (11, 5, 2, [[2, 3], [2, 2, 2]]),
+        (8, 3, 3, [[3], [3], [2]]),
+        (5, 4, 1, [[1] * 4, [1]]),
+        (3, 1, 4, [[1]] * 3),
+        (1, 4, 2, [[1]]),
     ],
 )
 def test_a_last_single_sample_joins_others(
-    samples: int, layout: BatchLayout, sizes: list[list[int]]
+    samples: int, batch: int, micro: int, sizes: list[list[int]]
 ) -> None:
     """Batch norm cannot train on one sample; if each micro-batch has one, nothing changes."""
+    layout = BatchLayout(batch, micro)
     for step, expected in zip(assignments(Order(samples), 0, layout, 0, 1), sizes, strict=True):
-        assert [len(micro.samples) for micro in step.micro_batches] == expected
+        assert [len(each.samples) for each in step.micro_batches] == expected
         assert (step.size, step.num_micro_batches) == (sum(expected), len(expected))
     assert {*micro_batch_sizes(layout, samples)} == {size for step in sizes for size in step}
 

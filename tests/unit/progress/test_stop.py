@@ -15,14 +15,22 @@ from hvd_train.progress.stop import StopSignal, reading
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_is_noted_and_not_acted_on(number: signal.Signals) -> None:
-    before = signal.getsignal(number)
+@pytest.mark.parametrize(
+    "signals",
+    ["SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP SIGHUP SIGTERM SIGHUP", "SIGTERM SIGHUP SIGHUP"],
+)
+def test_signals_are_noted_and_not_acted_on(signals: str) -> None:
+    """Hangups never end the process, nor does a signal that comes with them: it is the first of
+    its kind.
+    """
+    numbers = [signal.Signals[name] for name in signals.split()]
+    before = [*map(signal.getsignal, numbers)]
     with StopSignal() as stop:
         assert stop.received is None
-        signal.raise_signal(number)
-        assert stop.received == number
-    assert signal.getsignal(number) == before
+        for number in numbers:
+            signal.raise_signal(number)
+        assert stop.received == numbers[0]
+    assert [*map(signal.getsignal, numbers)] == before
 
 
 def test_a_signal_ends_a_long_wait_for_data(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,18 +70,6 @@ def test_an_error_says_whether_the_process_was_asked_to_end() -> None:
                 if is_asked:
                     signal.raise_signal(signal.SIGTERM)
         assert lost.value.asked_to_end == is_asked
-
-
-@pytest.mark.parametrize("signals", ["SIGHUP SIGHUP SIGTERM SIGHUP", "SIGTERM SIGHUP SIGHUP"])
-def test_hangups_never_end_the_process(signals: str) -> None:
-    """Nor does a signal that comes with them: it is the first of its kind."""
-    before = signal.getsignal(signal.SIGHUP)
-    numbers = [signal.Signals[name] for name in signals.split()]
-    with StopSignal() as stop:
-        for number in numbers:
-            signal.raise_signal(number)
-        assert stop.received == numbers[0]
-    assert signal.getsignal(signal.SIGHUP) == before
 
 
 @pytest.mark.parametrize("nohup", [True, False])
