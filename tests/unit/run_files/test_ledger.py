@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,39 +34,42 @@ from hvd_train.run_files.run_folder import RunFolder
 from tests.support.runs import totals
 
 SEED = 5
+HERE = Path()
+LEDGER = HERE / "ledger.jsonl"
+METRICS = HERE / "metrics.jsonl"
 START = {"kind": "event", "time": 0, "name": "start", "num_samples": 100, "seed": SEED}
 
 
 def steps_of(
-    epoch: int, num_samples: int = 100, batch: int = 10, *, step: int = 1, world_size: int = 2
+    epoch: int, num_samples: int = 100, batch: int = 10, *, step: int = 1
 ) -> Iterator[Entry]:
     """Yield one entry for each step of an epoch; the first has number `step`."""
     order = EpochOrder(SEED, epoch, num_samples)[:]
     for number, start in enumerate(range(0, num_samples, batch), step):
         stop = min(start + batch, num_samples)
         samples = fingerprint(order[start:stop])
-        yield Entry(epoch, (number, number), world_size, (start, stop), samples, f"{number:024x}")
+        yield Entry(epoch, (number, number), 2, (start, stop), samples, f"{number:024x}")
 
 
 def exact(epochs: int = 3) -> list[Entry]:
     return [step for epoch in range(epochs) for step in steps_of(epoch, step=10 * epoch + 1)]
 
 
-def write(folder: Path, *metrics: object) -> None:
+def write(*metrics: object) -> None:
     text = [line if isinstance(line, str) else json.dumps(line) for line in metrics]
-    (folder / "metrics.jsonl").write_text("\n".join([*text, ""]))
-    (folder / "ledger.jsonl").write_text("".join(entry.line() for entry in exact(2)))
+    METRICS.write_text("\n".join([*text, ""]))
+    LEDGER.write_text("".join(entry.line() for entry in exact(2)))
 
 
-def test_a_line_names_the_positions_and_the_fingerprint_and_is_read_back(tmp_path: Path) -> None:
+def test_a_line_names_the_positions_and_the_fingerprint_and_is_read_back() -> None:
     entry = Entry(0, (1, 40), 2, (0, 10240), 2**64 - 2).with_state(40, 0, "0a")
     assert entry.line() == (
         '{"epoch": 0, "steps": [1, 40], "world_size": 2, "positions": [0, 10240], '
         '"fingerprint": "fffffffffffffffe", "answers": "", "states": {"40/0": "0a"}}\n'
     )
-    (tmp_path / "ledger.jsonl").write_text(entry.line())
-    assert list(read(tmp_path / "ledger.jsonl")) == [entry]
-    assert states_in(tmp_path) == {(40, 0): "0a"}
+    LEDGER.write_text(entry.line())
+    assert list(read(LEDGER)) == [entry]
+    assert states_in(HERE) == {(40, 0): "0a"}
 
 
 def digits(loss: float = 0.5, norm: float = 2.0, *, top1: float = 3.0, before: str = "") -> str:
@@ -118,7 +121,7 @@ def test_steps_are_joined_and_none_is_lost(num_samples: int, batch: int, sizes: 
         entries = extended(entries, step, num_samples)
     assert len(entries) <= 100 + len(sizes)
     assert len(entries) == len(steps) or num_samples > 100 * batch
-    report = audit_entries(entries, num_samples, seed=SEED)
+    report = audit_entries(entries, num_samples, SEED)
     assert (report.faults, report.steps) == ((), len(steps))
     world_sizes = [
         entry.world_size for entry in entries for _ in range(entry.steps[0], entry.steps[1] + 1)
@@ -153,7 +156,7 @@ def test_what_is_wrong_is_named(change: str, place: int) -> None:
     """By its line, or the line after."""
     entries = exact()
     entries[place : place + 1] = CHANGES[change](entries[place])
-    report = audit_entries(entries, 100, seed=SEED)
+    report = audit_entries(entries, 100, SEED)
     assert report.faults[0].startswith((f"line {place + 1}: ", f"line {place + 2}: ")), report
     assert str(report).startswith("NOT exact: ")
 
@@ -161,8 +164,7 @@ def test_what_is_wrong_is_named(change: str, place: int) -> None:
 def test_an_order_without_all_samples_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = np.array([3, *range(1, 100)])
     entries = [
-        replace(entry, fingerprint=fingerprint(wrong[slice(*entry.positions)]))
-        for entry in exact(3)
+        replace(entry, fingerprint=fingerprint(wrong[slice(*entry.positions)])) for entry in exact()
     ]
     monkeypatch.setitem(ORDERS, "shuffled", lambda *_: wrong)
     (fault, *_) = audit_entries(entries, 100, SEED).faults
@@ -186,12 +188,12 @@ def test_draws_are_compared_with_the_weights() -> None:
 
 def test_a_run_from_a_file_may_begin_within_an_epoch() -> None:
     for begin, epochs in ((0, 3), (4, 2), (10, 2)):
-        report = audit_entries(exact()[begin:], 100, seed=SEED, from_step=begin)
+        report = audit_entries(exact()[begin:], 100, SEED, from_step=begin)
         assert (report.faults, report.epochs) == ((), epochs)
-    assert audit_entries(exact()[5:], 100, seed=SEED, from_step=4).faults
+    assert audit_entries(exact()[5:], 100, SEED, from_step=4).faults
 
 
-def test_the_last_start_of_the_run_counts(tmp_path: Path) -> None:
+def test_the_last_start_of_the_run_counts() -> None:
     """A run that was started again in its folder may have another training set."""
     note = {**START, "name": "note", "num_samples": 7}
     noise = (
@@ -200,20 +202,20 @@ def test_the_last_start_of_the_run_counts(tmp_path: Path) -> None:
         {"kind": "event", "time": 0, "name": "start"},
         note,
     )
-    write(tmp_path, *noise, {**START, "num_samples": 90, "seed": 1}, START, *noise)
-    assert (audit(tmp_path).faults, audit(tmp_path).num_samples) == ((), 100)
+    write(*noise, {**START, "num_samples": 90, "seed": 1}, START, *noise)
+    assert (audit(HERE).faults, audit(HERE).num_samples) == ((), 100)
 
 
-def test_an_audit_needs_a_start_and_whole_lines(tmp_path: Path) -> None:
+def test_an_audit_needs_a_start_and_whole_lines() -> None:
     entry = exact()[0]
-    (tmp_path / "ledger.jsonl").write_text("what\n" + entry.line())
+    LEDGER.write_text("what\n" + entry.line())
     with pytest.raises(UsageError, match="is not a run of hvd_train"):
-        audit(tmp_path)
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(START) + '\n{"name": "start", "nu')
+        audit(HERE)
+    METRICS.write_text(json.dumps(START) + '\n{"name": "start", "nu')
     with pytest.raises(UsageError, match="line 1 is not a step"):
-        audit(tmp_path)
-    (tmp_path / "ledger.jsonl").write_text(entry.line() + entry.line()[:20])
-    assert audit(tmp_path).steps == 1
+        audit(HERE)
+    LEDGER.write_text(entry.line() + entry.line()[:20])
+    assert audit(HERE).steps == 1
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000, "7", "{}"])
@@ -243,22 +245,22 @@ def test_an_entry_with_a_wrong_value_is_refused(wrong: str) -> None:
         parse(line, "line 3")
 
 
-def test_a_run_without_a_number_of_samples_cannot_be_audited(tmp_path: Path) -> None:
-    write(tmp_path, '"start"' + "[" * 100_000, {**START, "num_samples": "many"})
+def test_a_run_without_a_number_of_samples_cannot_be_audited() -> None:
+    write('"start"' + "[" * 100_000, {**START, "num_samples": "many"})
     with pytest.raises(UsageError, match="cannot judge"):
-        audit(tmp_path)
-    write(tmp_path, START)
-    os.truncate(tmp_path / "ledger.jsonl", 2**40)
+        audit(HERE)
+    write(START)
+    os.truncate(LEDGER, 2**40)
     with pytest.raises(UsageError, match=r"cannot read .*ledger\.jsonl: it is larger than"):
-        audit(tmp_path)
+        audit(HERE)
 
 
 STEPS = [*steps_of(0, 1000, 2), *steps_of(1, 1000, 2, step=501)]
 """Two epochs of 500 steps, of which five are joined at a time."""
 
 
-def assert_two_exact_epochs(entries: Iterable[Entry]) -> Audit:
-    report = audit_entries(entries, 1000, seed=SEED)
+def assert_two_exact_epochs() -> Audit:
+    report = audit_entries(read(LEDGER), 1000, SEED)
     assert (report.faults, report.epochs, report.steps) == ((), 2, 1000)
     return report
 
@@ -266,19 +268,17 @@ def assert_two_exact_epochs(entries: Iterable[Entry]) -> Audit:
 class Run:
     """A training that may end anywhere: its file may lack entries of its state."""
 
-    def __init__(self, folder: Path, recent: list[Entry], step: int) -> None:
+    def __init__(self, recent: list[Entry], step: int) -> None:
         self.recent = recent
         self.step = step
-        self.file = LedgerFile(RunFolder(folder), step // 500)
+        self.file = LedgerFile(RunFolder(HERE), step // 500)
         for entry in recent:
             self.file.took(entry)
 
     def trains_to(self, step: int, world_size: int = 2) -> Run:
         """Take the steps up to `step`; at the end of an epoch the ledger is forced to disk."""
         for entry in STEPS[self.step : step]:
-            self.recent = extended(
-                self.recent, Entry(**{**vars(entry), "world_size": world_size}), 1000
-            )
+            self.recent = extended(self.recent, replace(entry, world_size=world_size), 1000)
             self.file.took(self.recent[-1])
             self.file.sync(self.step // 500)  # writes nothing that later steps join
             if entry.positions[1] == 1000:
@@ -290,29 +290,28 @@ class Run:
 @pytest.mark.parametrize(
     ("done", "lines", "torn"), [(613, 1, 30), (615, 20, 30), (1000, 0, 0), (1000, 1, 30)]
 )
-def test_the_next_rank_0_fills_the_ledger(done: int, lines: int, torn: int, tmp_path: Path) -> None:
+def test_the_next_rank_0_fills_the_ledger(done: int, lines: int, torn: int) -> None:
     """What the file lacks comes from the state, and nothing comes twice."""
-    run = Run(tmp_path, [], 0).trains_to(done)
-    whole = (tmp_path / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    run = Run([], 0).trains_to(done)
+    whole = LEDGER.read_bytes().splitlines(keepends=True)
     left = whole[: len(whole) - lines]
-    (tmp_path / "ledger.jsonl").write_bytes(b"".join(left) + (whole[-1][:torn] if torn else b""))
-    Run(tmp_path, run.recent, done).trains_to(1000, world_size=1).file.sync(2)
-    assert_two_exact_epochs(read(tmp_path / "ledger.jsonl"))
+    LEDGER.write_bytes(b"".join(left) + (whole[-1][:torn] if torn else b""))
+    Run(run.recent, done).trains_to(1000, world_size=1).file.sync(2)
+    assert_two_exact_epochs()
 
 
 @pytest.mark.parametrize("back", [0, 11, 612])
-def test_steps_beyond_the_state_did_not_happen(back: int, tmp_path: Path) -> None:
-    earlier = Run(tmp_path, [], 0).trains_to(612 - back)
+def test_steps_beyond_the_state_did_not_happen(back: int) -> None:
+    earlier = Run([], 0).trains_to(612 - back)
     recent = earlier.recent
     earlier.trains_to(612).file.complete()
-    Run(tmp_path, recent, 612 - back).trains_to(1000, world_size=3).file.sync(2)
-    report = assert_two_exact_epochs(read(tmp_path / "ledger.jsonl"))
+    Run(recent, 612 - back).trains_to(1000, world_size=3).file.sync(2)
+    report = assert_two_exact_epochs()
     assert report.world_sizes == ((2, 3) if back < 612 else (3,))
 
 
-def test_something_else_is_not_overwritten(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    path.write_text("what\nelse\n")
+def test_something_else_is_not_overwritten() -> None:
+    LEDGER.write_text("what\nelse\n")
     with pytest.raises(UsageError, match=r"ledger\.jsonl: line 1 is not a step of a ledger"):
-        LedgerFile(RunFolder(tmp_path), 0)
-    assert path.read_text() == "what\nelse\n"
+        LedgerFile(RunFolder(HERE), 0)
+    assert LEDGER.read_text() == "what\nelse\n"

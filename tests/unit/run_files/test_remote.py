@@ -1,7 +1,7 @@
 """The copy of a run at another file system (`--copy-to`)."""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
@@ -30,22 +30,18 @@ def storage() -> Iterator[Any]:
 
 
 def test_an_empty_machine_continues_the_run_to_the_bit(capsys: pytest.CaptureFixture[str]) -> None:
-    settings = {"epochs": 2, "ledger": True, "commit_steps": 3}
-    _, expected = trained(LocalWorld(), small_config(output_dir=Path("alone"), **settings))
-    trained(StoppingWorld(after=7), small_config(output_dir=Path("one"), copy_to=URL, **settings))
-    result, weights = trained(
-        LocalWorld(), small_config(output_dir=Path("two"), copy_to=URL, **settings)
-    )
+    config = small_config(output_dir=Path("alone"), epochs=2, ledger=True, commit_steps=3)
+    _, expected = trained(LocalWorld(), config)
+    trained(StoppingWorld(after=7), config.replace(output_dir=Path("one"), copy_to=URL))
+    result, weights = trained(LocalWorld(), config.replace(output_dir=Path("two"), copy_to=URL))
     assert (result.finished, audit(Path("two")).faults) == (True, ())
     assert equal(weights, expected)
     assert "resuming at epoch 1, step 7" in capsys.readouterr().out
 
 
 def names(folder: str) -> set[str]:
-    return {
-        path.rpartition("/")[2]
-        for path in fsspec.filesystem("memory").find(f"/bucket/run/{folder}")
-    }
+    paths = fsspec.filesystem("memory").find(f"/bucket/run/{folder}")
+    return {Path(path).name for path in paths}
 
 
 def test_a_url_as_run_folder_is_copied_from_a_folder_of_that_name() -> None:
@@ -62,7 +58,7 @@ def test_what_a_link_shows_is_not_copied() -> None:
     Path("one/tensorboard").mkdir(parents=True)
     Path("one/tensorboard/planted").symlink_to(Path("key").resolve())
     Path("one/tensorboard/own").touch()
-    job("one", []).close()
+    job("one").close()
     assert names("tensorboard") == {"own"}
 
 
@@ -100,37 +96,38 @@ def test_a_storage_that_cannot_be_written_is_one_line_at_the_start(
     assert not Path("one").exists()
 
 
-@pytest.mark.parametrize("when", ["meanwhile", "at the end"])
+@pytest.mark.parametrize(("failures", "code"), [(1, 0), (10**9, 74)])
 def test_a_storage_that_fails_does_not_end_the_training(
-    when: str, storage: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    failures: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """But if the last copy fails, all ranks have exit code 74, and the
     same command copies again.
     """
     put = MemoryFileSystem.put_file
-    failures = [1 if when == "meanwhile" else 10**9]
+    left = [failures]
 
-    def put_file(system, here, there, **options):
-        if failures[0]:
-            failures[0] -= 1
+    def put_file(*given, **options):
+        if left[0]:
+            left[0] -= 1
             raise ConnectionError("no route to it")
-        put(system, here, there, **options)
+        put(*given, **options)
 
     monkeypatch.setattr(MemoryFileSystem, "put_file", put_file)
     config = small_config(output_dir=Path("one"), copy_to=URL, epochs=1, commit_steps=2)
     results = run_ranks(2, lambda world: trained(world, config))
     assert f"--copy-to {URL}: ConnectionError: no route to it; the" in capsys.readouterr().err
-    assert {result.exit_code for result, _ in results} == {0 if when == "meanwhile" else 74}
-    failures[0] = 0
-    assert trained(LocalWorld(), config)[0].exit_code == 0
+    assert {result.exit_code for result, _ in results} == {code}
+    if code:
+        left[0] = 0
+        assert trained(LocalWorld(), config)[0].exit_code == 0
     assert {"summary.json", "model-final.pt"} <= names("")
 
 
-def job(folder: str, lines: list[str], *, beats: bool = True) -> Copies:
+def job(folder: str, report: Callable[[str], None] = print, *, beats: bool = True) -> Copies:
     """Return the copies of a job that has claimed this folder; it shows no
     sign of life without `beats`.
     """
-    copies = Copies(URL, Path(folder), lines.append)
+    copies = Copies(URL, Path(folder), report)
     copies.fetch()
     Path(folder).mkdir(exist_ok=True)
     Path(folder, "config.yaml").touch()
@@ -144,37 +141,36 @@ def test_a_url_belongs_to_one_living_job(storage: Any, monkeypatch: pytest.Monke
     once the first has ended.
     """
     monkeypatch.setattr(remote, "BEAT_S", 0.01)
-    lines = []
-    first = job("one", lines)
+    first = job("one")
     with pytest.raises(
         UsageError,
         match=rf"{URL}: a job on {socket.gethostname()} .* copies there: name another URL",
     ):
-        job("two", lines)
+        job("two")
     assert not Path("two").exists()
     Path("one/model.pt").write_text("weights")
     first.close()
-    second = job("two", lines)
+    second = job("two")
     assert Path("two/model.pt").read_text() == "weights"
     second.close()
     storage.pipe_file("/bucket/config.yaml", b"")
     # a program's folder, with a run in it
-    Copies("memory://bucket", Path("whole"), lines.append).fetch()
-    Copies(URL, Path("whole/run"), lines.append)
+    Copies("memory://bucket", Path("whole"), print).fetch()
+    Copies(URL, Path("whole/run"), print)
     with pytest.raises(
         UsageError, match="has copied there since: remove one to continue from there"
     ):
-        job("one", lines)
-    job("two", lines).close()
+        job("one")
+    job("two").close()
 
 
 def test_a_job_that_is_gone_loses_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
     """If it was only stopped, it copies and deletes nothing any more."""
     monkeypatch.setattr(remote, "PATIENCE_S", 0.0)
     lines = []
-    gone = job("one", lines, beats=False)
+    gone = job("one", lines.append, beats=False)
     Path("one/old").touch()
-    second = job("two", lines)
+    second = job("two")
     assert not gone.finish().result()
     assert "the URL now" in lines[-1]
     assert "old" not in names("")

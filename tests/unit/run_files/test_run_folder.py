@@ -12,22 +12,21 @@ import pytest
 from hvd_train import Config, config_file
 from hvd_train.errors import UsageError
 from hvd_train.run_files import run_folder
-from hvd_train.run_files.run_folder import Busy, RunFolder, claim
+from hvd_train.run_files.run_folder import Busy, Find, RunFolder, claim
 
-NOON = datetime(2026, 1, 2, 12, 0, 0)
-LATER = datetime(2026, 1, 2, 12, 0, 1)
-
-
-MINE = Config().replace(recipe="digits")
+NOON = datetime(2026, 1, 2, 12)
+DIGITS = Config().replace(recipe="digits")
 
 
 def own(minute: int, **changes: object) -> RunFolder:
     """Claim a folder in runs/."""
-    return claim(MINE.replace(**changes), NOON.replace(minute=minute))
+    return claim(DIGITS.replace(**changes), NOON.replace(minute=minute))
 
 
-def named(**changes: object) -> Config:
-    return Config().replace(**{"output_dir": Path("mine"), **changes})
+def mine(find: Find = lambda folder: None, *, evict: bool = False, **changes: object) -> RunFolder:
+    """Claim the folder `mine`, or another one."""
+    config = Config().replace(**{"output_dir": Path("mine"), **changes})
+    return claim(config, NOON, find, evict=evict)
 
 
 def released(folder: RunFolder) -> RunFolder:
@@ -36,32 +35,33 @@ def released(folder: RunFolder) -> RunFolder:
 
 
 def test_a_new_folder_is_made_and_an_empty_one_is_taken() -> None:
-    folder = released(claim(named(output_dir=Path("a/b/mine")), NOON))
+    folder = released(mine(output_dir=Path("a/b/mine")))
     assert (folder.path, folder.earlier, folder.notes) == (Path("a/b/mine"), False, ())
-    assert config_file.load(Path("a/b/mine/config.yaml")) == named(output_dir=Path("a/b/mine"))
+    written = config_file.load(Path("a/b/mine/config.yaml"))
+    assert written == Config().replace(output_dir=Path("a/b/mine"))
     Path("mine").mkdir()
-    assert not released(claim(named(), NOON)).earlier
+    assert not released(mine()).earlier
     Path("mine/config.yaml").unlink()
     assert [path.name for path in Path("mine").iterdir()] == [".lock"]
-    assert not released(claim(named(), NOON)).earlier
+    assert not released(mine()).earlier
 
 
 def test_the_same_command_finds_its_run_again_and_another_one_is_refused() -> None:
-    released(claim(named(), NOON))
-    assert released(claim(named(log_steps=3), LATER)).earlier
+    released(mine())
+    assert released(mine(log_steps=3)).earlier
     assert config_file.load(Path("mine/config.yaml")).run.log_steps == 3
     before = Path("mine/config.yaml").read_bytes()
     with pytest.raises(
         UsageError,
         match=r"mine is a run with other settings \(seed: 7, not 0\): type --resume never",
     ):
-        claim(named(seed=7), LATER)
+        mine(seed=7)
     assert Path("mine/config.yaml").read_bytes() == before
 
 
 def test_resume_never_moves_the_old_run_aside() -> None:
     for number, aside in enumerate((None, "mine.old", "mine.old-2")):
-        folder = released(claim(named(seed=number, resume="never"), NOON))
+        folder = released(mine(seed=number, resume="never"))
         assert not folder.earlier
         if aside:
             assert folder.notes == (f"the earlier run in mine is now in {aside}",)
@@ -74,21 +74,21 @@ def test_what_is_no_run_folder_is_not_touched() -> None:
     Path("mine/thesis.tex").write_text("important")
     for resume in ("auto", "never"):
         with pytest.raises(UsageError, match="mine is not empty and not a run of hvd_train"):
-            claim(named(resume=resume), NOON)
+            mine(resume=resume)
     assert [path.name for path in Path("mine").iterdir()] == ["thesis.tex"]
     Path("file").write_text("x")
     with pytest.raises(UsageError, match="cannot use the output folder file: Not a directory"):
-        claim(named(output_dir=Path("file")), NOON)
+        mine(output_dir=Path("file"))
 
 
 def test_a_folder_in_which_another_process_trains_is_refused() -> None:
-    other = claim(named(), NOON)
+    other = mine()
     for resume in ("auto", "never"):
         with pytest.raises(Busy, match="another process is training in mine"):
-            claim(named(resume=resume), LATER)
+            mine(resume=resume)
     assert [path.name for path in Path().iterdir()] == ["mine"]
     released(other)
-    assert released(claim(named(), LATER)).earlier
+    assert released(mine()).earlier
 
 
 def test_the_same_command_finds_its_own_unfinished_run() -> None:
@@ -110,15 +110,15 @@ def test_the_same_command_finds_its_own_unfinished_run() -> None:
 
 def test_a_folder_is_taken_back_from_a_process_that_does_not_react() -> None:
     """The stopped process can see that it has lost its claim."""
-    stopped = claim(named(), NOON)
+    stopped = mine()
     assert stopped.held()
-    taken = claim(named(), NOON, evict=True)
+    taken = mine(evict=True)
     assert not stopped.held()
     assert taken.held()
     assert taken.earlier
     stopped.release()
     with pytest.raises(Busy):
-        claim(named(), NOON)
+        mine()
     taken.release()
 
 
@@ -143,11 +143,11 @@ def test_a_lock_of_a_folder_that_was_moved_aside_does_not_count(
     resume: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another command makes a new folder between the opening of the lock file and the lock."""
-    released(claim(named(), NOON))
+    released(mine())
     others = []
-    first(monkeypatch, fcntl, "flock", lambda: others.append(claim(named(resume="never"), NOON)))
+    first(monkeypatch, fcntl, "flock", lambda: others.append(mine(resume="never")))
     with pytest.raises(Busy):
-        claim(named(resume=resume), LATER)
+        mine(resume=resume)
     assert others[0].held()
     assert sorted(path.name for path in Path().iterdir()) == ["mine", "mine.old"]
     others[0].release()
@@ -157,16 +157,16 @@ def test_a_lock_that_was_replaced_does_not_count(monkeypatch: pytest.MonkeyPatch
     """An elastic job takes its folder back, and the process that it has evicted ends,
     while another job locks it.
     """
-    evicted = claim(named(), NOON)
+    evicted = mine()
     others = []
 
     def take_over():
-        others.append(claim(named(), NOON, evict=True))
+        others.append(mine(evict=True))
         evicted.release()
 
     first(monkeypatch, fcntl, "flock", take_over)
     with pytest.raises(Busy):
-        claim(named(), LATER)
+        mine()
     assert others[0].held()
     others[0].release()
 
@@ -181,14 +181,14 @@ def test_two_commands_of_one_second_have_two_folders(monkeypatch: pytest.MonkeyP
 def test_a_run_that_began_meanwhile_is_not_overwritten() -> None:
     """Another command has begun and ended a run while this one read its data."""
     with pytest.raises(Busy):
-        claim(named(seed=1), NOON, lambda _: released(claim(named(), NOON)) and None)
+        mine(lambda _: released(mine()) and None, seed=1)
     assert config_file.load(Path("mine/config.yaml")).seed == 0
 
 
 def test_a_busy_folder_of_another_job_is_skipped_and_noted() -> None:
     busy = own(0)
     with pytest.raises(Busy) as refused:
-        claim(MINE, LATER, wait=True)
+        claim(DIGITS, NOON, wait=True)
     assert refused.value.path == busy.path
     fresh = released(own(1))
     assert fresh.notes == (
@@ -200,7 +200,7 @@ def test_a_busy_folder_of_another_job_is_skipped_and_noted() -> None:
 @pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "checkpoints"])
 def test_a_run_folder_with_a_planted_link_is_not_taken(name: str) -> None:
     """Symlink or hard link: its target stays as it is."""
-    released(claim(named(), NOON))
+    released(mine())
     Path("outside").write_text("precious")
     path = Path("mine", name)
     is_written_in_place = name != "checkpoints"
@@ -210,7 +210,7 @@ def test_a_run_folder_with_a_planted_link_is_not_taken(name: str) -> None:
         with pytest.raises(
             UsageError, match=f"mine/{name} is a symlink or a device: remove it, or name another"
         ):
-            claim(named(), LATER)
+            mine()
     assert Path("outside").read_text() == "precious"
 
 
