@@ -1,7 +1,7 @@
 """`HorovodWorld` without other ranks; tests/parallel runs the contract of a world on real ranks."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from unittest.mock import Mock, patch
 
 import pytest
@@ -19,13 +19,6 @@ class FourRanks(HorovodWorld):
         self.place = Place(1, 4, 1, 2)
 
 
-@pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[FourRanks]:
-    monkeypatch.setattr(hvd, "mpi_enabled", lambda: False)
-    with patch.dict(os.environ):  # a world sets variables
-        yield FourRanks()
-
-
 @pytest.mark.parametrize(
     "operation",
     [
@@ -38,10 +31,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[FourRanks]:
 )
 @pytest.mark.parametrize("found_at", ["begin", "wait"])
 def test_an_operation_that_breaks_is_a_lost_rank(
-    world: FourRanks,
-    monkeypatch: pytest.MonkeyPatch,
-    operation: Callable[[FourRanks], object],
-    found_at: str,
+    operation: Callable[[FourRanks], object], found_at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error may come when an operation begins or when it is awaited; the
     user reads its first line.
@@ -51,6 +41,6 @@ def test_an_operation_that_breaks_is_a_lost_rank(
         monkeypatch.setattr(hvd, name, broken)
     for name in ("broadcast_async_", "allreduce_async_"):
         monkeypatch.setattr(hvd, name, broken if found_at == "begin" else Mock())
-    with pytest.raises(RankLost) as lost:
-        operation(world)
+    with patch.dict(os.environ), pytest.raises(RankLost) as lost:  # a world sets variables
+        operation(FourRanks())
     assert str(lost.value) == "connection closed"

@@ -2,7 +2,7 @@
 
 import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from tests.support.runs import RUN, small_config, trained
 from tests.support.worlds import run_ranks
 
 CPU = torch.device("cpu")
+Threads = set[threading.Thread]
 
 
 @pytest.mark.parametrize(("dtype", "largest", "right"), known_answer.ANSWERS)
@@ -28,23 +29,18 @@ def test_the_answers_are_those_of_exact_arithmetic(
     assert all(torch.equal(one.double(), other) for one, other in zip(found, exact, strict=True))
 
 
-class Conv2d:
-    """The convolution of torch, which in some threads makes one number wrong."""
+@pytest.fixture
+def wrong(monkeypatch: pytest.MonkeyPatch) -> Threads:
+    """The threads in which torch's convolution makes one number wrong."""
+    found = set()
 
-    def __init__(self) -> None:
-        self.wrong = set()
-
-    def conv2d(self, *given: Any, **options: Any) -> torch.Tensor:
+    def conv2d(*given, **options):
         result = torch.conv2d(*given, **options)
-        if threading.current_thread() in self.wrong:
+        if threading.current_thread() in found:
             result = result.index_add(3, torch.tensor([2]), torch.ones(8, 16, 8, 1))
         return result
 
-
-@pytest.fixture
-def conv2d(monkeypatch: pytest.MonkeyPatch) -> Conv2d:
-    found = Conv2d()
-    monkeypatch.setattr(known_answer, "functional", found)
+    monkeypatch.setattr(known_answer, "functional", SimpleNamespace(conv2d=conv2d))
     return found
 
 
@@ -78,14 +74,14 @@ def _found(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("_found")
 def test_a_rank_that_computes_wrongly_is_refused_with_its_host(
-    conv2d: Conv2d, monkeypatch: pytest.MonkeyPatch
+    wrong: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends before it writes; --recheck-steps 0 trains without a check."""
     monkeypatch.setenv("HOROVOD_HOSTNAME", "h2")
 
     def body(world, **settings):
         if world.place.rank == 1:
-            conv2d.wrong.add(threading.current_thread())
+            wrong.add(threading.current_thread())
         trained(world, small_config(epochs=1, **settings))
 
     with pytest.raises((RankDiffers, RankLost), match=r"^h2 computes wrongly"):
@@ -96,11 +92,13 @@ def test_a_rank_that_computes_wrongly_is_refused_with_its_host(
 
 
 @pytest.mark.usefixtures("_found")
-def test_an_elastic_job_continues_without_a_host_that_computes_wrongly(conv2d: Conv2d) -> None:
+def test_an_elastic_job_continues_without_a_host_that_computes_wrongly(
+    wrong: Threads,
+) -> None:
     def body(world):
         worker = world._job.roster.worker(world._number)
         if worker is not None and worker.host == "h2":
-            conv2d.wrong.add(threading.current_thread())
+            wrong.add(threading.current_thread())
         return trained(world, small_config(epochs=1, output_dir=Path("run")))
 
     job = run_elastic(body, dict((ONE, TWO, THREE)), first=2)
