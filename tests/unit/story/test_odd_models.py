@@ -22,7 +22,7 @@ from hvd_train.world.world import LocalWorld, World
 from tests.support.elastic import TOLERANCE
 from tests.support.launching import notes
 from tests.support.programs import digits, measure, momentum, take
-from tests.support.runs import NUM_SAMPLES, NUM_VAL, Weights, largest_difference, small_config
+from tests.support.runs import NUM_VAL, Weights, largest_difference, small_config
 from tests.support.worlds import own_generator, run_ranks
 
 
@@ -38,37 +38,27 @@ class Base(nn.Module):
         return values
 
     def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.features(self.body(images.flatten(1))).tanh())
-        return logits
+        return self.head(self.features(self.body(images.flatten(1))).tanh())
 
 
 class Cached(Base):
-    """As rotary embeddings of Hugging Face: the module knows for how many
-    places its cache has room.
+    """As rotary embeddings of Hugging Face: a cache for positions, which a pass replaces by a
+    larger one. The first pass may make it, and the module may note its size.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, places: int = 0) -> None:
         super().__init__()
-        self._make(2)
+        self.num_places = 0
+        self._make_for(places)
 
-    def _make(self, places: int) -> None:
-        self.num_places = places
-        self.register_buffer("cache", torch.arange(float(places)) / 100, persistent=False)
-
-    def features(self, values: Tensor) -> Tensor:
-        places = 2 + int(values[0, 0].detach().abs() * 100) % 30
+    def _make_for(self, places: int) -> None:
         if places > self.num_places:
-            self._make(places)
-        return values + self.cache[:places].sum()
-
-
-class Made(Base):
-    """A cache that the first pass registers."""
+            self.num_places = places
+            self.register_buffer("cache", torch.arange(float(places)) / 100, persistent=False)
 
     def features(self, values: Tensor) -> Tensor:
         places = 2 + int(values[0, 0].detach().abs() * 100) % 30
-        if getattr(self, "cache", None) is None or len(self.cache) < places:
-            self.register_buffer("cache", torch.arange(float(places)) / 100, persistent=False)
+        self._make_for(places)
         return values + self.cache[:places].sum()
 
 
@@ -115,7 +105,7 @@ class Extra(Base):
     def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
-        self.loaded = list[Any]()
+        self.loaded = []
 
     def get_extra_state(self) -> Any:
         return self.state
@@ -142,9 +132,9 @@ def compiled_inside() -> nn.Module:
     return model
 
 
-MODELS: dict[str, Callable[[], Any]] = {
-    "a cache of positions": Cached,
-    "a cache that a pass makes": Made,
+MODELS = {
+    "a cache of positions": lambda: Cached(2),
+    "a cache that a pass makes": Cached,
     "a queue that grows": Queue,
     "a buffer that is written late": Late,
     "a sparse buffer": lambda: Sparse(Tensor.to_sparse),
@@ -163,36 +153,28 @@ def made(name: str) -> Any:
     return own_generator(MODELS[name]())
 
 
-def played(world: World, model: Any, **changes: Any) -> Weights:
-    """Train a model, and return its state_dict."""
-    settings = {
-        "epochs": 2,
-        "ema_decay": 0.5,
-        "warmup_epochs": 0.0,
-        "learning_rate": 0.1,
-        **changes,
-    }
+def played(
+    world: World,
+    model: Any,
+    optimizer_of: Callable[[Any], Any] = momentum,
+    epochs: int = 2,
+    **settings: Any,
+) -> Weights:
+    """Train a model, and return its tensors, by their names in a model that is not compiled."""
+    config = small_config(
+        epochs=epochs, ema_decay=0.5, warmup_epochs=0.0, learning_rate=0.1, **settings
+    )
     dtype = next(iter(model.parameters())).dtype
+    data = digits(90, "train", dtype)  # an epoch has five steps
     val = digits(NUM_VAL, "val", dtype)
-    with Session(
-        model,
-        momentum(model),
-        digits(90, "train", dtype),  # an epoch has five steps
-        config=small_config(**settings),
-        world=world,
-    ) as session:
+    with Session(model, optimizer_of(model), data, config=config, world=world) as session:
         for epoch in session.epochs():
             for step in epoch:
                 take(step, model)
             session.keep_best(session.evaluate(val, measure)["loss"], higher=False)
-    return tensors_of(model.state_dict())
-
-
-def tensors_of(state: Any) -> Weights:
-    """Return the tensors of a state_dict, by their names in a model that is not compiled."""
     return {
         buffers.plain_name(name): value.to_dense()
-        for name, value in state.items()
+        for name, value in model.state_dict().items()
         if isinstance(value, Tensor)
     }
 
@@ -204,10 +186,9 @@ def not_compiled(name: str) -> Any:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_gives_the_same_on_any_number_of_ranks_and_resumes(name: str) -> None:
     expected = played(LocalWorld(), made(name), output_dir=Path("alone"))
-    folder = Path("resumed")
-    played(LocalWorld(), made(name), epochs=1, output_dir=folder)
-    changes: dict[str, Any] = {"resume": str(folder), "output_dir": Path("continued")}
-    for found in run_ranks(2, lambda world: played(world, not_compiled(name), **changes)):
+    played(LocalWorld(), made(name), epochs=1)
+    resumed = {"resume": "run", "output_dir": Path("resumed")}
+    for found in run_ranks(2, lambda world: played(world, not_compiled(name), **resumed)):
         assert largest_difference(found, expected) <= TOLERANCE
     best = torch.load(Path("alone") / checkpoint.BEST, weights_only=True)
     assert not any("_orig_mod" in key for key in best)
@@ -218,42 +199,32 @@ def test_a_model_gives_the_same_on_any_number_of_ranks_and_resumes(name: str) ->
         )
 
 
-@pytest.mark.parametrize(
-    "state", [{"version": 3}, b"abc", io.BytesIO(b"abc"), torch.arange(3)], ids=type
-)
+@pytest.mark.parametrize("state", [{"version": 3}, io.BytesIO(b"abc"), torch.arange(3)], ids=type)
 def test_extra_state_is_given_back_as_it_was(state: Any) -> None:
     played(LocalWorld(), own_generator(Extra(state)), epochs=1)
     again = own_generator(Extra(state))
     played(LocalWorld(), again, epochs=2)
-    found = again.loaded[0]
+    (found, *_) = again.loaded
     assert type(found) is type(state)
     if isinstance(found, io.BytesIO):
-        assert found.getvalue() == b"abc"
+        assert found.getvalue() == state.getvalue()
     else:
         assert str(found) == str(state)
 
 
 @pytest.mark.parametrize(
-    ("make", "settings", "says"),
+    ("model", "weights_format", "says"),
     [
-        (lambda: Extra(Base()), {}, "_extra_state is a Base, which a checkpoint cannot hold"),
-        (
-            lambda: Extra({"a": 1}),
-            {"weights_format": "safetensors"},
-            "_extra_state is no dense tensor: leave the flag",
-        ),
-        (
-            lambda: Sparse(Tensor.to_sparse),
-            {"weights_format": "safetensors"},
-            "adjacency is no dense tensor",
-        ),
+        (Extra(Base()), "pt", "_extra_state is a Base, which a checkpoint cannot hold"),
+        (Extra({"a": 1}), "safetensors", "_extra_state is no dense tensor: leave the flag"),
+        (Sparse(Tensor.to_sparse), "safetensors", "adjacency is no dense tensor"),
     ],
 )
 def test_what_files_cannot_hold_is_one_line(
-    make: Callable[[], nn.Module], settings: Any, says: str
+    model: nn.Module, weights_format: str, says: str
 ) -> None:
     with pytest.raises(UsageError, match=says):
-        played(LocalWorld(), make(), **settings)
+        played(LocalWorld(), model, weights_format=weights_format)
     assert not Path("run").exists()
 
 
@@ -264,10 +235,8 @@ class Registers(Base):
 
 
 def test_a_saved_buffer_that_a_pass_registers_is_one_line() -> None:
-    with pytest.raises(
-        UsageError, match="a forward pass has registered the buffer seen: register it in __init__"
-    ):
-        played(LocalWorld(), own_generator(Registers()))
+    with pytest.raises(UsageError, match="has registered the buffer seen: register it in __init__"):
+        played(LocalWorld(), Registers())
 
 
 def test_a_model_that_cannot_be_copied_is_one_line() -> None:
@@ -298,7 +267,7 @@ class Recurrent(Base):
 
     def __init__(self) -> None:
         super().__init__()
-        self.hidden: tuple[Tensor, ...] | None = None
+        self.hidden = None
         self.count = 0
 
     def features(self, values: Tensor) -> Tensor:
@@ -310,16 +279,17 @@ class Recurrent(Base):
 class Counting(torch.optim.SGD):
     steps = 0
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         self.steps += 1
         super().step()
 
 
-def normed() -> nn.Module:
-    """Return a model in which a hook of torch sets a `weight` before each pass."""
-    model = Base()
-    torch.nn.utils.spectral_norm(model.head)
-    return model
+class Normed(Base):
+    """A hook of torch sets a `weight` before each pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.nn.utils.spectral_norm(self.head)
 
 
 @pytest.mark.parametrize(
@@ -327,16 +297,13 @@ def normed() -> nn.Module:
     [
         (Recurrent(), torch.optim.SGD, ["model (count, hidden)"]),
         (Base(), Counting, ["optimizer (steps)"]),
-        (normed(), torch.optim.Adam, []),
+        (Normed(), torch.optim.Adam, []),
     ],
 )
 def test_plain_attributes_that_are_state_are_noted_once(
     model: nn.Module, kind: Any, names: list[str]
 ) -> None:
-    config = small_config(epochs=1, warmup_epochs=0.0, learning_rate=0.1)
-    optimizer = kind(own_generator(model).parameters(), lr=0.1)
-    with Session(model, optimizer, digits(NUM_SAMPLES, "train"), config=config) as session:
-        for step in session.steps():
-            for micro in step:
-                micro.backward(**measure(model, micro.batch))
+    played(
+        LocalWorld(), own_generator(model), lambda model: kind(model.parameters(), lr=0.1), epochs=1
+    )
     assert [note.partition("of the ")[2].partition(", which")[0] for note in notes()] == names
