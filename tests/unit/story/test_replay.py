@@ -1,6 +1,5 @@
 """The answers of steps in the ledger, steps that are trained again, and runs that are compared."""
 
-import random
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -30,18 +29,29 @@ from tests.support.worlds import StoppingWorld, own_generator, run_ranks
 
 CONFIG = small_config(epochs=2, ledger=True, commit_steps=4, keep_checkpoints=9)
 STEPS = 20
+OTHER = Path("other")
 POISONED = {3, 17, 20, 41, 66, 78, 101, 120, 150, 189}
 
 
+def record(
+    to: Path = RUN,
+    world: World | None = None,
+    make: Any = convnet,
+    data: Any = few_digits,
+    **settings: Any,
+) -> None:
+    """Train with a ledger."""
+    trained(world or LocalWorld(), CONFIG.replace(output_dir=to, **settings), make, data)
+
+
 def test_a_run_that_stopped_has_the_answers_of_one_that_did_not() -> None:
-    trained(LocalWorld(), CONFIG)
+    record()
     whole = answers_in(RUN)
     assert [*whole] == [*range(1, STEPS + 1)]
-    stopped = CONFIG.replace(output_dir=Path("stopped"))
-    trained(StoppingWorld(14), stopped)
-    assert max(answers_in(Path("stopped"))) < STEPS
-    trained(LocalWorld(), stopped)
-    assert answers_in(Path("stopped")) == whole
+    record(OTHER, StoppingWorld(14))
+    assert max(answers_in(OTHER)) < STEPS
+    record(OTHER)
+    assert answers_in(OTHER) == whole
 
 
 def replayed(
@@ -52,9 +62,12 @@ def replayed(
     world: World | None = None,
     **options: Any,
 ) -> list[ReplayedStep]:
-    model = lambda num_classes: own_generator(make(num_classes))  # noqa: E731
-    steps = range(first, last + 1)
-    return [*replay(RUN, steps, world=world or LocalWorld(), own=Own(model, data), **options)]
+    own = Own(lambda num_classes: own_generator(make(num_classes)), data)
+    return [*replay(RUN, range(first, last + 1), world=world or LocalWorld(), own=own, **options)]
+
+
+def numbers_of(step: ReplayedStep) -> list[int]:
+    return [sample.number for sample in step.samples]
 
 
 def files() -> dict[Path, bytes]:
@@ -82,12 +95,11 @@ ADAM = {"clip_norm": 0.5, "ema_decay": 0.9, "optimizer": "adam"}
 )
 def test_steps_of_one_rank_have_the_same_bits(make: Any, settings: dict[str, Any]) -> None:
     """Also over the end of an epoch; the run folder stays as it is."""
-    trained(LocalWorld(), CONFIG.replace(**settings), make)
+    record(make=make, **settings)
     before = files()
-    found = replayed(7, 13, make)
-    assert [step.number for step in found] == [*range(7, 14)]
-    assert [step.number for step in found if step.has_same_state] == [8, 12]
-    assert {step.verdict for step in found} == {"same bits", "same bits, and the same state"}
+    expected = dict.fromkeys(range(7, 14), "same bits")
+    expected[8] = expected[12] = "same bits, and the same state"
+    assert {step.number: step.verdict for step in replayed(7, 13, make)} == expected
     assert files() == before
 
 
@@ -100,11 +112,10 @@ def poisoned(config: DataConfig) -> DataSet:
 
 
 def test_poisoned_samples_are_named_first() -> None:
-    trained(LocalWorld(), CONFIG.replace(learning_rate=1e-4), data=poisoned)
-    found = replayed(11, STEPS, data=poisoned, top=20)
-    seen = set[int]()
-    for step in found:
-        numbers = [sample.number for sample in step.samples]
+    record(data=poisoned, learning_rate=1e-4)
+    seen = set()
+    for step in replayed(11, STEPS, data=poisoned, top=20):
+        numbers = numbers_of(step)
         bad = POISONED & {*numbers}
         assert {*numbers[: len(bad)]} == bad
         seen |= bad
@@ -113,22 +124,16 @@ def test_poisoned_samples_are_named_first() -> None:
 
 def test_a_run_of_several_ranks_that_lost_one_is_replayed_on_one_process() -> None:
     """Sums are added in another order, so steps differ by rounding."""
-    config = CONFIG.replace(batch_size=None)
-    run_elastic(
-        lambda world: trained(world, config),
-        dict([ONE, TWO, THREE]),
-        [Kill(9, rank=1)],
-        first=3,
-    )
-    numbers = random.Random(5).sample(range(5, STEPS + 1), 8)
-    for number in numbers:
+    hosts = dict([ONE, TWO, THREE])
+    run_elastic(lambda world: record(world=world, batch_size=None), hosts, [Kill(9, 1)], first=3)
+    for number in (5, 9, STEPS):
         (step,) = replayed(number, number, top=0)
         assert step.recorded is not None
         assert step.gap <= 1e-6
 
 
 def test_a_state_that_differs_is_named() -> None:
-    trained(LocalWorld(), CONFIG)
+    record()
     ledger = RUN / "ledger.jsonl"
     ledger.write_text(re.sub(r'/0": "\w+"', '/0": "ab"', ledger.read_text()))
     assert [step.verdict for step in replayed(8, 8)] == ["same bits, but another state"]
@@ -136,18 +141,16 @@ def test_a_state_that_differs_is_named() -> None:
 
 def test_ranks_replay_steps_together() -> None:
     """All of them know the samples of all."""
-    trained(LocalWorld(), CONFIG)
+    record()
     alone = replayed(7, 8)
     for found in run_ranks(2, lambda world: replayed(7, 8, world=world)):
         for step, expected in zip(found, alone, strict=True):
             assert step.gap <= 1e-6
-            assert [each.number for each in step.samples] == [
-                each.number for each in expected.samples
-            ]
+            assert numbers_of(step) == numbers_of(expected)
 
 
 def test_the_tensors_of_a_step_are_written() -> None:
-    trained(LocalWorld(), CONFIG)
+    record()
     replayed(7, 8, save_to=Path("step.pt"))
     saved = torch.load("step.pt", weights_only=True)
     assert saved["step"] == 8
@@ -155,41 +158,35 @@ def test_the_tensors_of_a_step_are_written() -> None:
     assert len({*numbers.tolist()}) == 20
     images, labels = saved["micro_batches"][2]["batch"]
     assert images.shape == (4, 1, 8, 8)
-    digits = few_digits(DataConfig())
-    assert torch.equal(labels, digits.train.labels[numbers[8:12]])
+    assert torch.equal(labels, few_digits(DataConfig()).train.labels[numbers[8:12]])
 
 
 @pytest.mark.parametrize(
-    ("steps", "why"),
+    ("first", "last", "data", "why"),
     [
-        (range(4, 6), r"no commit before step 4: steps from 5 on can be replayed; --keep-check"),
-        (range(18, 22), r"run: its training ends before step 21"),
+        (4, 5, few_digits, r"no commit before step 4: steps from 5 on can be replayed; --keep-che"),
+        (18, 21, few_digits, r"run: its training ends before step 21"),
+        (7, 8, poisoned, "a replay needs the data as they were"),
     ],
 )
-def test_steps_that_cannot_be_replayed_are_named(steps: range, why: str) -> None:
-    trained(LocalWorld(), CONFIG)
+def test_what_cannot_be_replayed_is_one_line(first: int, last: int, data: Any, why: str) -> None:
+    record()
     with pytest.raises(UsageError, match=why):
-        replayed(steps[0], steps[-1])
-
-
-def test_other_data_are_refused() -> None:
-    trained(LocalWorld(), CONFIG)
-    with pytest.raises(UsageError, match="a replay needs the data as they were"):
-        replayed(7, 8, data=poisoned)
+        replayed(first, last, data=data)
 
 
 def test_a_program_of_ones_own_is_refused() -> None:
-    trained(LocalWorld(), CONFIG)
+    record()
     with pytest.raises(UsageError, match="was trained by a program of its own"):
         [*replay(RUN, range(7, 8), world=LocalWorld())]
 
 
 def test_files_of_samples_are_named(tmp_path: Path) -> None:
     inner = ImageFiles(tmp_path, [("cat/1.png", 0), ("dog/2.png", 1)], lambda image: image, 100)
-    numbers = TensorDataset(torch.zeros(2))
+    numbers = TensorDataset(torch.zeros(1))
     data = ConcatDataset([ConcatDataset([numbers, inner]), Subset(inner, [1])])
-    names = [file_of(data, number) for number in range(len(data))]
-    assert names == ["", "", str(tmp_path / "cat/1.png"), *[str(tmp_path / "dog/2.png")] * 2]
+    names = [file_of(data, number) for number in range(4)]
+    assert names == ["", *(str(tmp_path / name) for name in ("cat/1.png", *["dog/2.png"] * 2))]
 
 
 class Wrong(LocalWorld):
@@ -209,32 +206,30 @@ class Wrong(LocalWorld):
         return gradients
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_the_step_and_the_tensor_in_which_two_runs_part_are_named(seed: int) -> None:
-    drawn = random.Random(seed)
-    wrong_step = drawn.randint(2, STEPS - 1)
-    name = drawn.choice(["0.weight", "0.bias", "4.weight", "4.bias"])
-    config = CONFIG.replace(commit_steps=wrong_step)
-    trained(LocalWorld(), config)
-    trained(Wrong(wrong_step, name), config.replace(output_dir=Path("wrong"), log_steps=7))
-    is_same, lines = difference(RUN, Path("wrong"))
+@pytest.mark.parametrize(
+    ("wrong_step", "name"), [(3, "0.weight"), (11, "4.bias"), (STEPS - 1, "0.bias")]
+)
+def test_the_step_and_the_tensor_in_which_two_runs_part_are_named(
+    wrong_step: int, name: str
+) -> None:
+    record(commit_steps=wrong_step)
+    record(OTHER, Wrong(wrong_step, name), commit_steps=wrong_step, log_steps=7)
+    is_same, (parting, tensors, *others) = difference(RUN, OTHER)
     assert not is_same
-    assert lines[0].startswith(f"the runs part at step {wrong_step}: loss ")
-    tensors = f"after step {wrong_step} 2 of 8 tensors differ: "
-    assert lines[1].startswith(tensors)
-    assert f"model/{name} by " in lines[1]
-    assert "log_steps: 1, and 7" in lines
+    assert parting.startswith(f"the runs part at step {wrong_step}: loss ")
+    assert tensors.startswith(f"after step {wrong_step} 2 of 8 tensors differ: ")
+    assert f"model/{name} by " in tensors
+    assert "log_steps: 1, and 7" in others
 
 
 def test_equal_runs_differ_in_nothing() -> None:
-    config = CONFIG.replace(commit_steps=None, commit_seconds=None)
-    trained(LocalWorld(), config)
-    trained(StoppingWorld(14), config.replace(output_dir=Path("other")))
-    is_same, lines = difference(RUN, Path("other"))
+    record(commit_steps=None)
+    record(OTHER, StoppingWorld(14), commit_steps=None)
+    is_same, lines = difference(RUN, OTHER)
     assert not is_same
     assert re.match(r"only the first run has step 1\d; steps 1 to 1\d are the same", lines[0])
-    trained(LocalWorld(), config.replace(output_dir=Path("other")))
-    assert difference(RUN, Path("other")) == (
+    record(OTHER, commit_steps=None)
+    assert difference(RUN, OTHER) == (
         True,
         ["all 20 steps are the same", "all tensors of 1 commit, up to step 20, are the same"],
     )
@@ -248,35 +243,32 @@ def test_equal_runs_differ_in_nothing() -> None:
     ],
 )
 def test_states_whose_commits_are_gone_are_compared(wrong_step: int, line: str) -> None:
-    config = CONFIG.replace(keep_checkpoints=1)
-    trained(LocalWorld(), config)
-    trained(Wrong(wrong_step, "4.bias"), config.replace(output_dir=Path("other")))
-    assert line in difference(RUN, Path("other"))[1]
+    record(keep_checkpoints=1)
+    record(OTHER, Wrong(wrong_step, "4.bias"), keep_checkpoints=1)
+    assert line in difference(RUN, OTHER)[1]
 
 
 def test_the_numbers_of_ranks_differ() -> None:
     """Sums of other ranks are rounded in another way, so the digests differ."""
-    trained(LocalWorld(), CONFIG)
-    other = CONFIG.replace(output_dir=Path("other"))
-    run_elastic(lambda world: trained(world, other), dict([ONE, TWO]), [Kill(9, rank=1)], first=2)
-    _, lines = difference(RUN, Path("other"))
+    record()
+    run_elastic(lambda world: record(OTHER, world), dict([ONE, TWO]), [Kill(9, rank=1)], first=2)
+    _, lines = difference(RUN, OTHER)
     ranks = "ranks: 1 from step 1, and 2 from step 1, 1 from step 9"
     assert any(line.startswith(ranks) for line in lines)
 
 
 def test_other_data_are_named() -> None:
-    trained(LocalWorld(), CONFIG)
-    trained(LocalWorld(), CONFIG.replace(output_dir=Path("other")), data=poisoned)
-    _, lines = difference(RUN, Path("other"))
+    record()
+    record(OTHER, data=poisoned)
+    _, lines = difference(RUN, OTHER)
     assert any(line.startswith("data/items/training: ") for line in lines)
 
 
 def test_runs_without_a_ledger_and_a_common_commit_cannot_be_compared() -> None:
-    trained(LocalWorld(), CONFIG.replace(ledger=False))
-    other = Path("other")
-    trained(LocalWorld(), CONFIG.replace(output_dir=other, epochs=1, commit_steps=7))
+    record(ledger=False)
+    record(OTHER, epochs=1, commit_steps=7)
     with pytest.raises(UsageError, match="nothing can be compared"):
-        difference(RUN, other)
+        difference(RUN, OTHER)
 
 
 def test_code_that_a_run_names_is_imported_only_with_trust() -> None:
