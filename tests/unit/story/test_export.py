@@ -15,6 +15,20 @@ from hvd_train.export import export
 from hvd_train.run import evaluate
 from tests.support.runs import equal
 
+PROGRAM = """
+import json, sys, torch
+from sklearn.datasets import load_digits
+import numpy as np
+card = json.load(open("out/model.json"))
+raw = load_digits()
+test = np.random.default_rng(1998).permutation(len(raw.target))[:360]
+images = torch.from_numpy((raw.images[test] * (255 / 16)).round()).float()[:, None] / 255
+mean, std = (torch.tensor(card[name]).view(-1, 1, 1) for name in ("mean", "std"))
+logits = torch.export.load("out/model.pt2").module()((images - mean) / std)
+assert "hvd_train" not in sys.modules
+print((logits.argmax(1).numpy() == raw.target[test]).mean())
+"""
+
 
 @pytest.fixture
 def trained_run() -> Path:
@@ -27,25 +41,9 @@ def test_the_exported_program_runs_without_this_package(trained_run: Path) -> No
     """It has the same score, for any number of images, with the normalization of model.json."""
     written = export(trained_run, Path("out"))
     assert [path.name for path in written] == ["weights.pt", "model.pt2", "model.json"]
-    program = (
-        "import json, sys, torch\n"
-        "from sklearn.datasets import load_digits\n"
-        "import numpy as np\n"
-        "card = json.load(open('out/model.json'))\n"
-        "raw = load_digits()\n"
-        "test = np.random.default_rng(1998).permutation(len(raw.target))[:360]\n"
-        "images = torch.from_numpy((raw.images[test] * (255 / 16)).round()).float()[:, None] / "
-        "255\n"
-        "images = (images - torch.tensor(card['mean']).view(-1, 1, 1)) / "
-        "torch.tensor(card['std']).view(-1, 1, 1)\n"
-        "logits = torch.export.load('out/model.pt2').module()(images)\n"
-        "print((logits.argmax(1).numpy() == raw.target[test]).mean())\n"
-        "assert 'hvd_train' not in sys.modules\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=280
-    )
-    assert float(done.stdout.splitlines()[-1]) == pytest.approx(evaluate(trained_run)["top1"])
+    command = [sys.executable, "-c", PROGRAM]
+    accuracy = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=280).stdout
+    assert float(accuracy) == pytest.approx(evaluate(trained_run)["top1"])
 
 
 def test_an_export_has_the_best_weights(trained_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
