@@ -98,10 +98,12 @@ class Free(Optimizer):
 
 
 class Outside(Optimizer):
-    """An argument without a default, and attributes outside of the groups."""
+    """An argument without a default, attributes outside of the groups, and no need of a
+    learning rate.
+    """
 
-    def __init__(self, params: Any, power: float) -> None:
-        super().__init__(params, {"lr": 0.1})
+    def __init__(self, params: Any, power: float, **defaults: Any) -> None:
+        super().__init__(params, defaults)
         self.power = power
         self.noisy = False
 
@@ -111,18 +113,6 @@ class Outside(Optimizer):
             p.sub_(p.grad.sign() * p.grad.abs() ** self.power, alpha=0.1)
             if self.noisy:
                 p.add_(torch.randn_like(p), alpha=0.01)
-
-
-class Relative(Optimizer):
-    """An optimizer with relative steps, whose learning rate is None or absent."""
-
-    def __init__(self, params: Any, **defaults: Any) -> None:
-        super().__init__(params, defaults)
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for p in self.param_groups[0]["params"]:
-            p.sub_(p.grad, alpha=0.01)
 
 
 def hooked(model: nn.Module) -> Optimizer:
@@ -160,9 +150,9 @@ OPTIMIZERS = {
         model.parameters(), lr=0.1, momentum=0.9, fused=True
     ),
     "AMSGrad": lambda model: torch.optim.Adam(model.parameters(), amsgrad=True, lr=0.01),
-    NO_DEFAULT: lambda model: Outside(model.parameters(), 0.5),
-    "a learning rate of None": lambda model: Relative(model.parameters(), lr=None),
-    "no learning rate": lambda model: Relative(model.parameters()),
+    NO_DEFAULT: lambda model: Outside(model.parameters(), 0.5, lr=0.1),
+    "a learning rate of None": lambda model: Outside(model.parameters(), 1.0, lr=None),
+    "no learning rate": lambda model: Outside(model.parameters(), 1.0),
     "hooks": hooked,
     "a step of its own": patched,
 }
@@ -206,7 +196,7 @@ def test_an_optimizer_may_draw_random_numbers() -> None:
     """
 
     def noisy(model):
-        optimizer = Outside(model.parameters(), 0.5)
+        optimizer = OPTIMIZERS[NO_DEFAULT](model)
         optimizer.noisy = True
         return optimizer
 
