@@ -5,7 +5,6 @@
 The files are empty; their tables are made up.
 """
 
-import pickle
 import tempfile
 import time
 from collections.abc import Iterator
@@ -41,33 +40,21 @@ def main() -> None:
     """Make a table, open it, and take steps from the middle of an epoch."""
     table = np.arange(OF_SHARD + 1) * 10_000
     samples = SHARDS * OF_SHARD
-    with measured("imports"):
-        pass
     with tempfile.TemporaryDirectory() as folder:
         for number in range(SHARDS):
             Path(folder, f"{number:06}.tar").touch()
         with patch.object(shard_formats, "_table_of", lambda *_, **__: (table, 1)):
-            with measured("make the table"):
-                Shards(folder, cache=f"{folder}/cache")
-            with measured("open it"):
+            Shards(folder, cache=f"{folder}/cache")  # writes the table
+            with measured("a start"):
                 shards = Shards(folder, cache=f"{folder}/cache")
-        with measured("what it identifies a run by"):
-            shards.content_of_files()
-        with measured("send it to a loader process"):
-            pickle.loads(pickle.dumps(shards))  # noqa: S301  # our own
         with measured("the order of an epoch"):
-            order = ShardOrder(shards.shard_starts, 10_000, 0, 1, samples).dealt(LAYOUT)
-        for ranks in (1, 256):
-            with measured(f"a resume in mid epoch, {ranks} ranks"):
-                work = assignments(order, samples // 2, LAYOUT, 0, ranks)
-                batch = next(work)
-            with measured("a later step", STEPS):
-                for _ in range(STEPS):
-                    batch = next(work)
-        found = np.concatenate([micro.samples for micro in batch.micro_batches])
-        with measured("find a sample in its shard", len(found)):
-            for number in found:
-                shards._files.place(int(number))
+            order = ShardOrder(shards.shard_starts, 10_000, 0, 1, samples, LAYOUT)
+        with measured("a resume in mid epoch"):
+            work = assignments(order, samples // 2, LAYOUT, 0, 1)
+            next(work)
+        with measured("a later step", STEPS):
+            for _ in range(STEPS):
+                next(work)
 
 
 if __name__ == "__main__":
