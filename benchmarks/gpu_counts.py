@@ -3,7 +3,7 @@
     python -m benchmarks.gpu_counts          ResNet-50 on one rank and on two over NCCL, in fp32,
                                              fp16 and bf16; some minutes
 
-For each phase of a step:
+For a step:
 
 - operators of torch, the model's included;
 - launches by our own code, and the MB that they read and write: the input, buffers, buckets, the
@@ -20,7 +20,6 @@ import operator
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from types import FrameType
@@ -30,7 +29,7 @@ import torch
 
 import hvd_train
 from benchmarks.turns import LAUNCHERS, ROOT
-from hvd_train.bench import record, throughput
+from hvd_train.bench import throughput
 from hvd_train.progress.clock import Split
 from hvd_train.recipes import RECIPES
 from hvd_train.world.world import LocalWorld, World
@@ -40,7 +39,6 @@ from tests.support.launching import output_of
 
 KINDS = ("operators", "kernels", "copies", "waits", "own launches", "own MB")
 PRECISIONS = ("fp32", "fp16", "bf16")
-Counts = dict[str, dict[str, float]]
 _BATCH = 4
 _OURS = str(Path(hvd_train.__file__).parent)
 # what these call belongs to the model
@@ -48,32 +46,12 @@ _OF_MODELS = (f"{_OURS}/tasks/", f"{Path(torch.nn.__file__).parent}/modules/")
 _BETWEEN = (str(Path(torch.__file__).parent), str(ROOT / "tests"), __file__)
 
 
-def counted(folder: Path, ranks: int, precisions: Sequence[str] = PRECISIONS) -> dict[str, Counts]:
-    """Return for each precision the counts of a step on rank 0, by phase and by kind."""
+def counted(folder: Path, ranks: int) -> dict[str, dict[str, float]]:
+    """Return for each precision the counts of a step on rank 0, by kind."""
     launcher = LAUNCHERS["gloo"] if ranks > 1 else []
-    command = [*launcher, sys.executable, "-m", "benchmarks.gpu_counts", *precisions]
-    variables = OnGpu(build.built(), folder).variables()
-    output_of(command, folder, variables=variables)
-    counts: dict[str, Counts] = json.loads((folder / "counts.json").read_text())
-    return counts
-
-
-def total(counts: Counts) -> dict[str, float]:
-    """Return the sum over the phases of a step, by kind."""
-    return {kind: sum(of_phase[kind] for of_phase in counts.values()) for kind in KINDS}
-
-
-class _Own:
-    """Counts launches, and the bytes that they read and write, of operators that our code calls."""
-
-    def __init__(self) -> None:
-        self.launches = 0
-        self.num_bytes = 0
-
-    def __call__(self, launches: int, num_bytes: int) -> None:
-        if _is_ours(sys._getframe(1)):
-            self.launches += launches
-            self.num_bytes += num_bytes
+    command = [*launcher, sys.executable, "-m", "benchmarks.gpu_counts"]
+    output_of(command, folder, variables=OnGpu(build.built(), folder).variables())
+    return json.loads((folder / "counts.json").read_text())
 
 
 def _is_ours(frame: FrameType | None) -> bool:
@@ -88,29 +66,33 @@ def _is_ours(frame: FrameType | None) -> bool:
     return False
 
 
-def rank(precisions: Sequence[str]) -> None:
+def rank() -> None:
     """Take steps on the stand-in, and write their counts on rank 0."""
     from hvd_train.world.horovod_world import HorovodWorld
     from tests.fake_gpu.operators import WATCHERS
 
     library = ctypes.CDLL(None)  # with the stand-in, which was preloaded
-    own = _Own()
-    WATCHERS.append(own)
+    own = np.zeros(2)  # launches of our code, and the MB that they read and write
+
+    def watch(launches: int, num_bytes: int) -> None:
+        if _is_ours(sys._getframe(1)):
+            own[:] += launches, num_bytes / 1e6
 
     def stamp() -> np.ndarray:
         library.fake_gpu_counts(numbers := (ctypes.c_long * 4)())
-        return np.array([*numbers, own.launches, own.num_bytes / 1e6])
+        return np.array([*numbers, *own])
 
+    WATCHERS.append(watch)
     throughput.split_on = lambda _: Split(stamp, operator.sub)
     world = HorovodWorld() if "HOROVOD_RANK" in os.environ else LocalWorld()
-    counts = {precision: _of_steps(precision, world) for precision in precisions}
+    counts = {precision: _of_steps(precision, world) for precision in PRECISIONS}
     if world.place.rank == 0:
         Path("counts.json").write_text(json.dumps(counts))
     world.close()
     os._exit(0)  # the stand-in is gone when Horovod frees its buffers at the end of a process
 
 
-def _of_steps(precision: str, world: World) -> Counts:
+def _of_steps(precision: str, world: World) -> dict[str, float]:
     config = RECIPES["imagenet-resnet50"]().replace(
         device="cuda", image_size=32, batch_size=_BATCH, precision=precision
     )
@@ -120,29 +102,20 @@ def _of_steps(precision: str, world: World) -> Counts:
         stepper.take(3)
         _, counts = stepper.split_of(2)
     world.unwrap()
-    return {
-        phase: dict(zip(KINDS, map(float, of_phase), strict=True))
-        for phase, of_phase in counts.items()
-    }
+    return dict(zip(KINDS, sum(counts.values()).tolist(), strict=True))
 
 
 def main() -> None:
-    """Print the tables."""
+    """Print the counts."""
     sys.path.append(str(ROOT / "packaging"))  # which the stand-in is built with
     for ranks in (1, 2):
         with tempfile.TemporaryDirectory(prefix="gpu-counts-") as folder:
-            tables = counted(Path(folder), ranks)
-        for precision, counts in tables.items():
-            rows = [
-                (phase, *(f"{of_phase[kind]:,.0f}" for kind in KINDS))
-                for phase, of_phase in {**counts, "a step": total(counts)}.items()
-            ]
-            print(f"{precision}, ranks: {ranks}")
-            print(record.table([("phase", *KINDS), *rows]), flush=True)
+            for precision, counts in counted(Path(folder), ranks).items():
+                print(f"{precision}, {ranks} ranks: {counts}", flush=True)
 
 
 if __name__ == "__main__":
     if "FAKE_GPU_REPORT" in os.environ:
-        rank(sys.argv[1:])
+        rank()
     else:
         main()

@@ -54,13 +54,10 @@ def main() -> None:
                 nn.functional.cross_entropy(model(images), labels).backward()
                 optimizer.step()
                 if hvd.rank() == 0:
-                    line = {
-                        "time": time.time(),
-                        "world": [os.getpid(), entries],
-                        "world_size": hvd.size(),
-                    }
+                    world = [os.getpid(), entries]
+                    line = {"time": time.time(), "world": world, "world_size": hvd.size()}
                     with open(sys.argv[1], "a") as log:
-                        log.write(json.dumps(line) + "\n")
+                        print(json.dumps(line), file=log)
                 state.sampler.record_batch(number, 20)
                 state.commit()
             state.epoch += 1

@@ -15,7 +15,6 @@ ENVIRONMENT is a virtual environment with torch, scikit-learn, and the wheel tha
 
 import argparse
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,31 +23,28 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from benchmarks.turns import ROOT, write
 from tests.support import hosts as cluster
 from tests.support.hosts import ALL, Hosts, job, list_hosts
-from tests.support.launching import json_lines, started, wait_for
+from tests.support.launching import json_lines, started, wait_for, write_program
 
 LIMIT_S = 60.0
 REPEATS = 10
-KINDS = {
-    "process": "kill -9 of a worker",
-    "host": "a host dies, its connections are reset",
-    "silent": "a host is gone without a word",
-    "stopped": "a worker is stopped (SIGSTOP)",
-    "taken": "a host is taken from the list",
-    "joins": "a host is added to the list",
-}
+KINDS = (
+    "process",  # kill -9 of a worker
+    "host",  # dies; its connections are reset
+    "silent",  # a host is gone, and its connections stay open
+    "stopped",  # a worker gets SIGSTOP
+    "taken",  # a host is taken from the list
+    "joins",  # a host is added to the list
+)
 # The launcher of a running job; the time of each step's end, its world and the ranks in that; the
 # worker on a host.
-Case = tuple[
-    subprocess.Popen[bytes],
-    Callable[[], list[tuple[float, str, int]]],
-    Callable[[str], psutil.Process],
-]
+Case = tuple[Any, Callable[[], list[tuple[float, str, int]]], Callable[[str], psutil.Process]]
 
 
 def measure(case: Case, hosts: Hosts, folder: Path, kind: str, host: str) -> float | None:
@@ -86,11 +82,10 @@ def ours(hosts: Hosts, folder: Path, listed: tuple[str, ...]) -> Iterator[Case]:
 
     def steps() -> list[tuple[float, str, int]]:
         found = []
-        world = 0
-        size = len(listed)
+        world = size = len(listed)
         for record in json_lines(folder / "run/metrics.jsonl"):
             if record.get("name") == "world":  # stands before the first step of that world
-                world = world + 1
+                world = record["time"]
                 size = record["world_size"]
             if record["kind"] == "step":
                 found.append((record["time"], str(world), size))
@@ -104,14 +99,13 @@ def ours(hosts: Hosts, folder: Path, listed: tuple[str, ...]) -> Iterator[Case]:
 def plain(environment: Path, hosts: Hosts, folder: Path, listed: tuple[str, ...]) -> Iterator[Case]:
     """Start Horovod's own elastic launcher with `benchmarks/plain_elastic.py`."""
     list_hosts(folder, listed)
-    (folder / "discover.sh").write_text(f"#!/bin/sh\nsed 's/$/:1/' {folder}/hostfile\n")
-    (folder / "discover.sh").chmod(0o755)
+    discover = write_program(folder, "discover.sh", f"sed 's/$/:1/' {folder}/hostfile")
     script = str(ROOT / "benchmarks/plain_elastic.py")
     log = folder / "steps.jsonl"
     programs = environment / "bin"
     command = f"""env PATH={programs}:/usr/sbin:/usr/bin:/sbin:/bin OMP_NUM_THREADS=1
         {programs}/horovodrun -np {len(listed)} --min-np 1
-        --host-discovery-script {folder}/discover.sh {programs}/python {script} {log}"""
+        --host-discovery-script {discover} {programs}/python {script} {log}"""
 
     def steps() -> list[tuple[float, str, int]]:
         return [
@@ -141,8 +135,8 @@ def main() -> None:
     options = parser.parse_args()
     if reason := cluster.missing():
         sys.exit(f"recovery: {reason}")
-    times: dict[str, list[float | None]] = {}
-    for kind, fault in KINDS.items():
+    times = {kind: [] for kind in KINDS}
+    for kind in KINDS:
         for number in range(REPEATS):
             with tempfile.TemporaryDirectory(prefix="recovery-") as name:
                 folder = Path(name)
@@ -151,8 +145,8 @@ def main() -> None:
                     start = partial(plain, options.plain) if options.plain else ours
                     with start(hosts, folder, listed) as case:
                         seconds = measure(case, hosts, folder, kind, ALL[1 + number % 2])
-            times.setdefault(kind, []).append(seconds and round(seconds, 3))
-        print(f"{fault}: {times[kind]} s", flush=True)  # None: not within LIMIT_S
+            times[kind].append(seconds and round(seconds, 3))
+        print(f"{kind}: {times[kind]} s", flush=True)  # None: not within LIMIT_S
     write(f"recovery-{'plain' if options.plain else 'ours'}", "benchmarks.recovery", seconds=times)
 
 

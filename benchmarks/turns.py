@@ -52,7 +52,7 @@ def take_turns(
     """Call the actions in turn, in alternating order; return their results without
     the first `warm_up` turns.
     """
-    values: dict[str, list[float]] = {name: [] for name in actions}
+    values = {name: [] for name in actions}
     for turn in range(warm_up + turns):
         for name in list(actions)[:: 1 if turn % 2 else -1]:
             values[name].append(actions[name]())
@@ -138,8 +138,8 @@ def compare(
     there is a single start.
     """
     *others, last = commands
-    over_last: dict[str, list[float]] = {name: [] for name in others}
-    times: dict[str, list[float]] = {name: [] for name in commands}
+    over_last = {name: [] for name in others}
+    times = {name: [] for name in commands}
     for number in range(starts):
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="turns-")))
@@ -150,7 +150,6 @@ def compare(
                     started(commands[name], own, own / "output.txt", variables)
                 )
                 programs[name] = Program(process, own, ranks)
-                programs[name].started()
             programs[last].turn(5)
             steps = max(3, round(seconds / programs[last].turn(5)))
             actions = {name: partial(programs[name].turn, steps) for name in commands}
@@ -183,7 +182,7 @@ class _Gate:
         self._passes = 0
         self._allowed = 0
         self._released = time.perf_counter()
-        self._seconds = list[float]()
+        self._seconds = []
 
     def __call__(self, model: nn.Module, _: Any) -> None:
         if not model.training:
@@ -208,6 +207,7 @@ class Program:
         self._ranks = ranks
         self._allowed = 0
         self._turns = 0
+        self._finished()
 
     def turn(self, steps: int) -> float:
         """Take a turn of `steps` steps and return the seconds per step of the slowest rank.
@@ -218,19 +218,11 @@ class Program:
         self._allowed += steps
         self._turns += 1
         _replace(self._folder / "allowed", str(self._allowed))
-        seconds = self.finished()
-        self._signal(signal.SIGSTOP)
-        return seconds / steps
+        return self._finished() / steps
 
-    def started(self) -> None:
-        """Wait until all ranks are ready for a turn, then stop them. Raises SystemExit."""
-        self.finished()
-        self._signal(signal.SIGSTOP)
-
-    def finished(self) -> float:
-        """Wait until all ranks end their turn, or the start; return the slowest rank's seconds.
-
-        Raises SystemExit.
+    def _finished(self) -> float:
+        """Wait until all ranks end their turn, or the start; stop them, and return the slowest
+        rank's seconds. Raises SystemExit.
         """
         end = time.monotonic() + 120
         while time.monotonic() < end and self.process.poll() is None:
@@ -238,7 +230,8 @@ class Program:
             if len(times) == self._ranks and all(
                 len(seconds) == self._turns + 1 for seconds in times
             ):
-                return max(float(seconds[-1]) for seconds in times)
+                self._signal(signal.SIGSTOP)
+                return max(seconds[-1] for seconds in times)
             time.sleep(0.1)  # a look takes half a millisecond of a core that the ranks need
         output = (self._folder / "output.txt").read_text()[-3000:]
         raise SystemExit(f"{self.process.args!r} did not end its turn:\n{output}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu_counts import counted, total
+from benchmarks.gpu_counts import counted
 from tests.fake_gpu.launch import OnGpu
 from tests.support import jpegs
 from tests.support.launching import HVD_TRAIN, launch_line, output_of
@@ -181,8 +181,7 @@ def test_a_step_asks_little_of_a_gpu(
     """In a step of ResNet-50 our code keeps to limits: launches, what they read and write, copies
     from and to the host; and the host waits once.
     """
-    for precision, counts in counted(tmp_path, ranks).items():
-        found = total(counts)
+    for precision, found in counted(tmp_path, ranks).items():
         # in fp32 the input takes three more, to round as on a CPU
         limits = {
             "own launches": launches + 3 * (precision == "fp32"),
