@@ -1,7 +1,7 @@
 """Check the trainer on real GPUs: `make gpu-check`, or python -m
 tests.gpu_check [--stages sums,fp16] [--out FILE].
 
-Each check prints one line with its verdict, and all come as a table at the end. A stage takes less
+Each check prints one line with its verdict, the last line counts the failures. A stage takes less
 than three minutes. The JSON file of --out is complete after each check; what it holds of other
 checks stays. `--missing` names the stages of which the project's record has no row for today's
 code. A wrong sum ends the run, since it makes all other results meaningless. One GPU is enough:
@@ -22,7 +22,6 @@ import shutil
 import signal
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -42,9 +41,9 @@ from hvd_train.launch import hosts
 from hvd_train.network.digest import hashes_of
 from hvd_train.recipes import RECIPES
 from hvd_train.run_files.ledger import LEDGER, audit
-from hvd_train.world.world import LocalWorld, World
+from hvd_train.world.world import LocalWorld
 from tests.support import jpegs
-from tests.support.launching import finished, json_lines, ranks_of, started, wait_for
+from tests.support.launching import HVD_TRAIN, finished, json_lines, ranks_of, started, wait_for
 
 SHARED_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "4"}
 DIGITS = (
@@ -99,33 +98,22 @@ class Check:
         self.variables = {"CUDA_VISIBLE_DEVICES": visible, "PYTHONPATH": path}
         self.variables |= SHARED_GPU if shares else {}
         names = [torch.cuda.get_device_name(number) for number in range(gpus)]
-        self.record = {
-            **about("tests.gpu_check"),
-            "gpus": names,
-            "nccl": nccl.value,
-            "ranks": self.most_ranks,
-        }
-        self.record["code"] = digest_of_code()
-        self.findings: list[dict[str, Any]] = []
+        facts = {"gpus": names, "nccl": nccl.value, "ranks": self.most_ranks}
+        self.record = {**about("tests.gpu_check"), **facts, "code": digest_of_code()}
+        self.findings = []
 
     def line(self, line: str, ranks: int) -> list[str]:
         """Return a command, under horovodrun if `ranks` is not 0."""
         hosts = ["-hostfile", str(self.hosts)] if self.hosts else []
-        return [
-            *(["horovodrun", "--gloo", "-np", str(ranks), *hosts] if ranks else []),
-            *line.split(),
-        ]
+        start = ["horovodrun", "--gloo", "-np", str(ranks), *hosts] if ranks else []
+        return [*start, *line.split()]
 
     def run(self, line: str, ranks: int = 0, code: int = 0, **variables: str) -> str:
         """Run a command to its end and return its output. Raises AssertionError."""
         found, output = finished(
             self.line(line, ranks), self.folder, 240, {**self.variables, **variables}
         )
-        errors = (
-            re.findall(r"\w*(?:Error|Exception|hvd-train): .*", output)
-            or output.splitlines()
-            or [""]
-        )
+        errors = re.findall(r"\w*(?:Error|Exception|hvd-train): .*", output) or [output[-300:]]
         assert found == code, f"exit code {found}: {errors[-1][:300]}"
         return output
 
@@ -148,9 +136,9 @@ class Check:
                     self.folder / f"{re.sub('[^a-z0-9]+', '-', f'{self.stage} {name}')}.txt"
                 )
         finding = {"stage": self.stage, "check": name, "verdict": verdict, "what": what}
+        finding["seconds"] = round(time.monotonic() - began, 1)
         of_code = {key: self.record[key] for key in ("commit", "code", "date")}
-        seconds = round(time.monotonic() - began, 1)
-        self.findings.append({**finding, "seconds": seconds, **of_code})
+        self.findings.append(finding | of_code)
         print(f"{self.stage}: {name}: {verdict}: {what}", flush=True)
         if self.out:
             mine = {(one["stage"], one["check"]) for one in self.findings}
@@ -174,15 +162,14 @@ def digest_of_code() -> str:
 
 
 def missing(record: Path) -> list[str]:
-    """Return a line for each stage of which a record has no row for today's code."""
+    """Return a line for each stage of which a record has no row for today's code: its commits."""
     lines = []
     code = digest_of_code()
     for stage in STAGES:
         rows = [one for one in rows_of(record) if one["stage"] == stage]
-        if not any(one.get("code") == code for one in rows):
+        if code not in [one.get("code") for one in rows]:
             commits = dict.fromkeys(one["commit"] for one in rows)
-            why = f"other code: {', '.join(commits)}" if rows else "never run"
-            lines.append(f"{stage}: {why}")
+            lines.append(f"{stage}: {', '.join(commits) or 'never run'}")
     return lines
 
 
@@ -263,7 +250,7 @@ def bits(check: Check) -> None:
     """
 
     def look(ranks: int) -> str:
-        found = list[torch.Tensor]()
+        found = []
         for number in (1, ranks):
             folder = f"exact-{number}"
             flags = f"--reduction exact --device {check.device}"
@@ -371,17 +358,13 @@ def resumed(check: Check) -> str:
     )
 
 
-def workers(job: "subprocess.Popen[bytes]") -> list[Any]:
+def workers(job: Any) -> list[Any]:
     """Return the processes of this host that train, by their order of start."""
-    return [
-        one
-        for one in ranks_of(job, "train")
-        if any(word.endswith("/hvd-train") for word in one.cmdline()[:2])
-    ]
+    return [one for one in ranks_of(job, "train") if HVD_TRAIN in one.cmdline()[:2]]
 
 
 def strike(
-    job: "subprocess.Popen[bytes]",
+    job: Any,
     run: Path,
     ranks: int,
     index: int,
@@ -460,20 +443,23 @@ def speed(check: Check, precision: str, *peers: tuple[str, int]) -> None:
 
 def images(check: Check) -> None:
     """Train ResNet-50 from image files, as fast as processes decode them."""
-    side, count = (32, 64) if check.quick else (224, 4096)
+    side = 32 if check.quick else 224
+    sizes = "--steps 20 --batch-size 208 --precision fp16"
+    if check.quick:
+        sizes = "--steps 2 --batch-size 8 --precision fp32"
+    cores = len(os.sched_getaffinity(0))
     picture = jpegs.encoded(jpegs.noise(500, 375), quality=80)
-    for number in range(count):
+    for number in range(64 if check.quick else 4096):
         part = "train" if number % 8 > 1 else "val"
         folder = check.folder / "images" / part / f"{number % 2}"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{number}.jpg").write_bytes(picture)
 
-    def look(workers: int) -> str:
+    def look() -> str:
         check.run(
             "hvd-train bench throughput imagenet-resnet50 --data folder --data-dir images "
-            f"--image-size {side} --workers {workers} --device {check.device} --json images.json "
-            f"--steps {2 if check.quick else 20} --repetitions 2 --batch-size "
-            f"{8 if check.quick else 208} --precision {'fp32' if check.quick else 'fp16'}"
+            f"--image-size {side} --workers {cores} --device {check.device} --json images.json "
+            f"--repetitions 2 {sizes}"
         )
         measured = json.loads((check.folder / "images.json").read_text())
         return (
@@ -481,9 +467,7 @@ def images(check: Check) -> None:
             f"{measured['split']['data'] / measured['seconds_per_step']:.0%} of a step"
         )
 
-    cores = len(os.sched_getaffinity(0))
-    for workers in sorted({max(1, cores // 2), cores}):
-        check.find(f"{workers} processes", partial(look, workers))
+    check.find(f"{cores} processes", look)
 
 
 def programs(check: Check) -> None:
@@ -516,12 +500,11 @@ def sum_job(device: str, busy_s: str, *sizes: str) -> dict[str, Any]:
     hvd.init()
     n = hvd.size()
     tried = 0
-    wrong = list[str]()
+    wrong = []
     # fp16 holds all these sums exactly, and averages if the division is exact.
-    operations = {
-        hvd.Sum: n * (n + 1) / 2,
-        **({hvd.Average: (n + 1) / 2} if n & (n - 1) == 0 else {}),
-    }
+    operations = {hvd.Sum: n * (n + 1) / 2}
+    if n & (n - 1) == 0:
+        operations[hvd.Average] = (n + 1) / 2
     for size in map(int, sizes):
         for kinds in ([torch.float16], [torch.float32], [torch.float16, torch.float32]):
             for operation, factor in operations.items():
@@ -556,7 +539,7 @@ def ours_job(
     """Return what `bare_job` does, of our step."""
     from hvd_train.world.horovod_world import HorovodWorld
 
-    world: World = HorovodWorld() if "HOROVOD_RANK" in os.environ else LocalWorld()
+    world = HorovodWorld() if "HOROVOD_RANK" in os.environ else LocalWorld()
     size, steps = SIZES[quick]
     config = RECIPES["imagenet-resnet50"]().replace(
         device=device,
@@ -629,29 +612,26 @@ def bare_job(
     # Horovod refuses gradients that are not contiguous; cuDNN still computes in channels_last for
     # such images.
     layout = torch.contiguous_format if horovod else torch.channels_last
-    model: Any = models.resnet50().to(device, memory_format=layout)
+    model = models.resnet50().to(device, memory_format=layout)
     inputs = batches(device, int(batch), size, given)
     labels = torch.randint(0, 1000, (int(batch),), device=device)
-    options: dict[str, Any] = {"lr": 1e-6, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
-    optimizer: Any = torch.optim.SGD(model.parameters(), fused=not horovod, **options)
-    scaler: Any = torch.amp.GradScaler(device, enabled=precision == "fp16")
+    options = {"lr": 1e-6, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
+    optimizer = torch.optim.SGD(model.parameters(), fused=not horovod, **options)
+    scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
     if horovod:
-        named = model.named_parameters()
         optimizer = hvd.DistributedOptimizer(
-            optimizer, named_parameters=named, compression=hvd.Compression.fp16
+            optimizer, model.named_parameters(), hvd.Compression.fp16
         )
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     if kind == "ddp":
-        options = {"world_size": hvd.size(), "wait_for_workers": False}
-        store = (
-            torch.distributed.TCPStore(socket.gethostname(), 0, is_master=True, **options)
-            if hvd.rank() == 0
-            else None
+        with socket.create_server(("", 0)) as server:  # a free port, on rank 0
+            place = f"tcp://{socket.gethostname()}:{server.getsockname()[1]}"
+        torch.distributed.init_process_group(
+            "nccl" if gpu else "gloo",
+            init_method=hvd.broadcast_object(place),
+            rank=hvd.rank(),
+            world_size=hvd.size(),
         )
-        host, port = hvd.broadcast_object(store and (store.host, store.port), name="store")
-        store = store or torch.distributed.TCPStore(host, port, **options)
-        world = {"store": store, "rank": hvd.rank(), "world_size": hvd.size()}
-        torch.distributed.init_process_group("nccl" if gpu else "gloo", **world)
         model = torch.nn.parallel.DistributedDataParallel(
             model, gradient_as_bucket_view=True, static_graph=True
         )
@@ -724,16 +704,10 @@ def main() -> int:
         if check.stage == "sums" and any(one["verdict"] == "failed" for one in check.findings):
             print("gpu-check: stopped, since sums over the ranks are wrong")
             break
-    failed = [one for one in check.findings if one["verdict"] == "failed"]
-    width = max(len(one["check"]) for one in check.findings)
-    print(
-        f"\n{', '.join(check.record['gpus']) or 'CPU'}, NCCL {check.record['nccl']}: "
-        f"{len(failed)} checks failed"
-    )
-    for one in check.findings:
-        print(f"{one['verdict']}  {one['stage']:17}  {one['check']:{width}}  {one['what']}")
+    failed = [one["check"] for one in check.findings if one["verdict"] == "failed"]
+    print(f"{check.record['gpus'] or 'CPU'}, NCCL {check.record['nccl']}: {len(failed)} failed")
     if failed:
-        print(f"the output of what failed is in {folder}")
+        print(f"{', '.join(failed)}; their output is in {folder}")
     else:
         shutil.rmtree(folder)
     return int(bool(failed))
