@@ -48,9 +48,8 @@ with hvd_train.Session(model, optimizer, data, config=config) as session:
 def test_a_rank_that_is_stopped_half_of_the_time_takes_fewer(launcher: str, tmp_path: Path) -> None:
     """Shares go there and back; each sample counts once; one rank gives the same weights."""
     (tmp_path / "mine.py").write_text(PROGRAM)
-    command = launch_line(
-        launcher, 2, sys.executable, "mine.py", "0", "--output-dir", "run", "--balance", "on"
-    )
+    program = "mine.py 0 --output-dir run --balance on"
+    command = launch_line(launcher, 2, sys.executable, *program.split())
     metrics = tmp_path / "run" / "metrics.jsonl"
     ended = threading.Event()
 

@@ -14,12 +14,6 @@ pytestmark = ON_HOSTS
 hosts = hosts_fixture(3, names=4, scope="module")  # h4 is a name without a machine
 
 
-def command(hosts: Hosts, folder: Path, way: str, listed: str, *arguments: str) -> list[str]:
-    (folder / "hostfile").write_text(listed)
-    script, *options = WAYS[way]
-    return hosts.inside("h1", folder, *OWN, str(SCRIPTS / script), *options, "--", *arguments)
-
-
 @pytest.fixture(autouse=True)
 def _no_left_workers(hosts: Hosts) -> Iterator[None]:
     yield
@@ -28,7 +22,9 @@ def _no_left_workers(hosts: Hosts) -> Iterator[None]:
 
 def refused(hosts: Hosts, folder: Path, way: str, listed: str) -> str:
     """Return the output of a training that fails to start without a traceback or a left process."""
-    code, output = finished(command(hosts, folder, way, listed, "digits"), folder)
+    (folder / "hostfile").write_text(listed)
+    line = [*OWN, str(SCRIPTS / WAYS[way][0]), *WAYS[way][1:], "--", "digits"]
+    code, output = finished(hosts.inside("h1", folder, *line), folder)
     assert code != 0
     assert "Traceback" not in output
     return output

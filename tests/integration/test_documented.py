@@ -50,15 +50,8 @@ def test_each_command_runs_as_printed(page: str, hosts: Hosts, tmp_path: Path) -
         (tmp_path / "hostfiles" / name).write_text("h1 slots=1\nh2 slots=1\n")
     (tmp_path / "hostfiles/localhost").write_text("localhost slots=2\n")
     jpegs.digits(tmp_path / "data", classes=range(2), most=40)
-    for folder in [
-        "DIR/train/a",
-        "DIR/train/b",
-        "DIR/val/a",
-        "DIR/val/b",
-        "DIR/test/a",
-        "DIR/test/b",
-        "photos",
-    ]:
+    splits = [f"DIR/{split}/{name}" for split in ("train", "val", "test") for name in "ab"]
+    for folder in [*splits, "photos"]:
         (tmp_path / folder).mkdir(parents=True)
         Image.new("RGB", (40, 40), "red").save(tmp_path / folder / "1.png")
     # By default mpirun refuses root, and more ranks than cores.

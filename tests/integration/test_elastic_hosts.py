@@ -60,9 +60,9 @@ def take_and_add(job: Job) -> None:
 def kill_ssh(job: Job) -> None:
     """Kill the ssh of a worker, which ends as well."""
     left = job.worker("h2")
-    next(
-        one for one, words in job.hosts.processes("h1") if words[:1] == ["ssh"] and "h2" in words
-    ).kill()
+    for one, words in job.hosts.processes("h1"):
+        if words[:1] == ["ssh"] and "h2" in words:
+            one.kill()
     wait_for("its end", lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE)
 
 
@@ -99,7 +99,7 @@ def test_a_script_with_its_own_loop(hosts: Hosts, tmp_path: Path) -> None:
     """Two workers die, one of them rank 0; scheduler, counter and evaluations are as
     in an undisturbed script.
     """
-    script = [OWN_LOOP, "--output-dir", "run", "--ledger", "--device", "cpu"]
+    script = f"{OWN_LOOP} --output-dir run --ledger --device cpu".split()
     (tmp_path / "alone").mkdir()
     expected = undisturbed(tmp_path / "alone", training=script)
     on_demand.pace(tmp_path, 0.2)
@@ -161,9 +161,8 @@ def test_a_job_that_begins_on_the_launchers_host_alone(
         running.completes(expected)
     assert "could not connect" not in running.output, running.output
     assert "world 1 -> 2 at step" in running.output
-    assert re.search(r"h1 \(process \d+\)[^;]* came", running.output), (
-        "a host listed by its own name is another one"
-    )
+    # a host listed by its own name is another one
+    assert re.search(r"h1 \(process \d+\)[^;]* came", running.output)
 
 
 def test_a_newcomer_is_given_a_state_that_takes_long(

@@ -17,19 +17,10 @@ pytestmark = pytest.mark.integration
 )
 def test_a_killed_worker_is_replaced_and_no_sample_is_lost(workers: int, tmp_path: Path) -> None:
     """After kill -9 the survivors continue and a newcomer joins; SIGTERM commits."""
-    hosts = tmp_path / "hosts"
-    hosts.write_text(f"localhost slots={workers}\n")
-    command = [
-        str(SCRIPTS / "train_elastic.sh"),
-        "--hosts",
-        str(hosts),
-        "--",
-        "digits",
-        "--epochs",
-        "4000",
-    ]
+    (tmp_path / "hosts").write_text(f"localhost slots={workers}\n")
+    line = "--hosts hosts -- digits --epochs 4000 --ledger --output-dir run"
+    command = [str(SCRIPTS / "train_elastic.sh"), *line.split()]
     command += ["--batch-size", "2"] if workers > 2 else []
-    command += ["--ledger", "--output-dir", "run"]
     with started(command, tmp_path, tmp_path / "output.txt") as script:
         running = Training(tmp_path, script)
         # On a slow machine the first world is smaller.

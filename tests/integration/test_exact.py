@@ -3,12 +3,10 @@
 import hashlib
 import random
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
 from hvd_train.run_files.ledger import audit
@@ -26,7 +24,7 @@ from tests.support.launching import (
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
-EXACT = ["--reduction", "exact", "--global-batch-size", "24", "--batch-size", "3"]
+EXACT = "--reduction exact --global-batch-size 24 --batch-size 3"
 RESNET = (
     "train digits --model resnet18 --data synthetic --synthetic-samples 96 --synthetic-classes 4 "
     "--image-size 32 --epochs 1 --mixup 0.2 --optimizer adamw --learning-rate 0.001 --no-nesterov "
@@ -42,10 +40,6 @@ PROGRAMS = {
 }
 
 
-def workers_of(script: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    return [one for one in ranks_of(script, "train") if HVD_TRAIN in one.cmdline()[:2]]
-
-
 def digest_of(folder: Path) -> str:
     """Return the digest of the final weights of a run."""
     return hashlib.sha256((folder / "model-final.pt").read_bytes()).hexdigest()
@@ -56,10 +50,10 @@ def test_any_number_of_ranks_gives_the_same_file(program: str, tmp_path: Path) -
     """One, two, three and four, by Gloo and MPI, more ranks than cores."""
     jpegs.digits(tmp_path / "data", classes=range(2), most=24)
     (np.arange(4000) * 7 % 1000).astype("uint16").tofile(tmp_path / "tokens")
-    digests = set[str]()
+    digests = set()
     for launcher, ranks in (("none", 1), ("gloo", 2), ("mpi", 3), ("gloo", 4)):
-        line = launch_line(launcher, ranks, *PROGRAMS[program].split())
-        output_of([*line, *EXACT, "--output-dir", str(ranks)], tmp_path)
+        line = f"{PROGRAMS[program]} {EXACT} --output-dir {ranks}"
+        output_of(launch_line(launcher, ranks, *line.split()), tmp_path)
         digests.add(digest_of(tmp_path / str(ranks)))
     assert len(digests) == 1
 
@@ -69,28 +63,29 @@ def test_kills_and_a_resume_elsewhere_give_the_same_file(tmp_path: Path) -> None
 
     Random steps of it are then replayed to the bit.
     """
-    training = ["train", "digits", "--epochs", "30", "--learning-rate", "0.01", *EXACT, "--ledger"]
-    training += ["--commit-steps", "50", "--keep-checkpoints", "3,every=300"]
-    output_of([HVD_TRAIN, *training, "--output-dir", "alone"], tmp_path)
-    hosts = tmp_path / "hosts"
-    hosts.write_text("localhost slots=3\n")
-    command = [str(SCRIPTS / "train_elastic.sh"), "--hosts", str(hosts), "--", *training[1:]]
-    with started([*command, "--output-dir", "run"], tmp_path, tmp_path / "output.txt") as script:
+    training = f"digits --epochs 30 --learning-rate 0.01 {EXACT} --ledger"
+    training += " --commit-steps 50 --keep-checkpoints 3,every=300 --output-dir"
+    local = [HVD_TRAIN, "train", *training.split()]
+    output_of([*local, "alone"], tmp_path)
+    (tmp_path / "hosts").write_text("localhost slots=3\n")
+    command = f"{SCRIPTS}/train_elastic.sh --hosts hosts -- {training} run".split()
+    with started(command, tmp_path, tmp_path / "output.txt") as script:
         running = Training(tmp_path, script)
         for kills in range(4):
             running.wait_for(
                 "three ranks", lambda: [w["world_size"] for w in running.worlds[-1:]] == [3]
             )
-            workers_of(script)[kills % 3].kill()
+            workers = [w for w in ranks_of(script, "train") if HVD_TRAIN in w.cmdline()[:2]]
+            workers[kills % 3].kill()
             running.wait_for(
                 "two ranks", lambda: running.changes[-1:] and running.changes[-1]["world_size"] < 3
             )
         script.send_signal(signal.SIGTERM)
         assert script.wait(200) == 128 + signal.SIGTERM, running.output
-    output_of([HVD_TRAIN, *training, "--output-dir", "run"], tmp_path)
+    output_of([*local, "run"], tmp_path)
     assert audit(tmp_path / "run").faults == ()
     assert digest_of(tmp_path / "run") == digest_of(tmp_path / "alone")
     for first in random.Random(0).sample(range(360, 1790), 4):
-        steps = ["--steps", f"{first}:{first + 4}", "--top", "0"]
-        output = output_of([HVD_TRAIN, "replay", "run", *steps], tmp_path)
+        line = f"{HVD_TRAIN} replay run --steps {first}:{first + 4} --top 0"
+        output = output_of(line.split(), tmp_path)
         assert output.count("same bits") == 5, output

@@ -8,12 +8,11 @@ from statistics import median
 import pytest
 from torch import nn
 
-from tests.support.launching import HVD_TRAIN, launch_line, output_of
+from tests.support.launching import HVD_TRAIN, PROJECT, SCRIPTS, launch_line, output_of
 from tests.support.runs import convnet
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).parents[2]
 EVERY = 10
 STEPS_PER_EPOCH = 19
 WARM_UP = 2500  # steps in which allocators and caches grow by 0.6 MB
@@ -47,16 +46,12 @@ def growth(folder: Path, ranks: int, command: list[str]) -> list[float]:
     """
     steps = WARM_UP + STEPS
     line = (
-        "--data tests.support.runs:few_digits --model "
-        "tests.integration.test_memory:watched --ledger "
+        "--data tests.support.runs:few_digits --model tests.integration.test_memory:watched "
+        f"--ledger --epochs {steps // STEPS_PER_EPOCH} --global-batch-size 10 "
+        f"--batch-size {10 // ranks} --eval-epochs 10 --log-steps 10 --commit-steps 100 "
+        "--device cpu --output-dir run"
     )
-    line += f"--epochs {steps // STEPS_PER_EPOCH} "
-    line += (
-        f"--global-batch-size 10 --batch-size {10 // ranks} --eval-epochs 10 --log-steps "
-        "10 --commit-steps 100 "
-    )
-    line += "--device cpu --output-dir run"
-    environment = ["env", f"PYTHONPATH={ROOT}", "OMP_NUM_THREADS=1"]
+    environment = ["env", f"PYTHONPATH={PROJECT}", "OMP_NUM_THREADS=1"]
     output_of([*environment, *command, *line.split()], folder, limit_s=850)
     found = [list(map(int, path.read_text().split())) for path in folder.glob("rss-*")]
     assert len(found) == ranks
@@ -75,6 +70,6 @@ def test_memory_does_not_grow_from_step_to_step(tmp_path: Path, way: str) -> Non
     command = {
         "one rank": [HVD_TRAIN, "train"],
         "two ranks": launch_line("gloo", 2, HVD_TRAIN, "train"),
-        "elastic": [str(ROOT / "horovodrun_scripts/train_elastic.sh"), "-np", "2", "--"],
+        "elastic": [f"{SCRIPTS}/train_elastic.sh", "-np", "2", "--"],
     }[way]
     assert max(growth(tmp_path, 1 if way == "one rank" else 2, command)) < MOST

@@ -26,21 +26,11 @@ def test_the_parallel_room_passes_on_every_rank(
     controller: str, size: int, everything: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
-    options = ["-q", "-x", "--color=no", "-p", "no:cacheprovider", f"--rootdir={PROJECT}"]
-    options += [
-        "-c",
-        str(PROJECT / "pyproject.toml"),
-        *(["-m", "parallel or not parallel"] if everything else []),
-    ]
-    line = launch_line(
-        controller,
-        size,
-        sys.executable,
-        "-m",
-        "pytest",
-        *options,
-        str(PROJECT / "tests" / "parallel"),
-    )
+    options = "-q -x --color=no -p no:cacheprovider"
+    test = [sys.executable, "-m", "pytest", *options.split(), f"{PROJECT}/tests/parallel"]
+    test += [f"--rootdir={PROJECT}", f"-c={PROJECT}/pyproject.toml"]
+    test += ["-m", "parallel or not parallel"] if everything else []
+    line = launch_line(controller, size, *test)
     variables = {"PYTHONPATH": str(PROJECT), "PYTEST_DEBUG_TEMPROOT": str(tmp_path)}
     output = output_of(line, tmp_path, limit_s=1400, variables=variables)
     counts = [int(count) for count in re.findall(r"\b(\d+) passed", output)]

@@ -9,7 +9,7 @@ from torchvision.datasets import CIFAR10
 from torchvision.models import get_model, get_model_weights
 
 from tests.support import cifar, jpegs
-from tests.support.launching import HVD_TRAIN, json_lines, launch_line, output_of
+from tests.support.launching import HVD_TRAIN, launch_line, output_of, records
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -30,17 +30,10 @@ def test_a_recipe_of_another_task_reaches_its_figure(
     recipe: str, figure: str, least: float, most: float, tmp_path: Path
 ) -> None:
     """Its run can be evaluated without --trust."""
-    output_of(
-        launch_line(
-            "gloo", 2, HVD_TRAIN, "train", recipe, "--device", "cpu", "--output-dir", "run"
-        ),
-        tmp_path,
-    )
-    assert (
-        least
-        <= json.loads(output_of([HVD_TRAIN, "evaluate", "run", "--json"], tmp_path))[figure]
-        <= most
-    )
+    train = f"{HVD_TRAIN} train {recipe} --device cpu --output-dir run"
+    output_of(launch_line("gloo", 2, *train.split()), tmp_path)
+    scores = json.loads(output_of([HVD_TRAIN, "evaluate", "run", "--json"], tmp_path))
+    assert least <= scores[figure] <= most
 
 
 @pytest.mark.parametrize(
@@ -84,13 +77,10 @@ def test_a_recipe(
         )
         settings += " --data-dir data"
     if weights_of is not None:  # random numbers, in the file that torchvision would download
-        path = (
-            tmp_path
-            / "home/hub/checkpoints"
-            / get_model_weights(weights_of)["DEFAULT"].url.rpartition("/")[2]
-        )
-        path.parent.mkdir(parents=True)
-        torch.save(get_model(weights_of).state_dict(), path)
+        folder = tmp_path / "home/hub/checkpoints"
+        folder.mkdir(parents=True)
+        name = Path(get_model_weights(weights_of)["DEFAULT"].url).name
+        torch.save(get_model(weights_of).state_dict(), folder / name)
     command = launch_line("gloo", 2, HVD_TRAIN, "train", recipe, *settings.split(), *ON_CPU.split())
     variables = {"TORCH_HOME": "home", "PYTHONPATH": str(tmp_path / "site")}
     output = output_of(command, tmp_path, limit_s=600, variables=variables)
@@ -98,8 +88,6 @@ def test_a_recipe(
         weights_of is not None
     )
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    epochs = [
-        line for line in json_lines(tmp_path / "run/metrics.jsonl") if line["kind"] == "epoch"
-    ]
+    epochs = records("epoch", tmp_path / "run")
     assert (summary["world_size"], len(epochs)) == (2, summary["epochs"])
     assert all(0 <= epochs[-1][name] <= 1 for name in ("top1", "top5", "val_top1", "val_top5"))

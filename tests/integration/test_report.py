@@ -85,27 +85,13 @@ def shown(page: Path, width: int, scheme: str) -> tuple[dict[str, Any], np.ndarr
     values of its first chart.
     """
     Path("wrapper.html").write_text(WRAPPER.format(page=page.as_uri(), width=width, scheme=scheme))
-    line = [
-        CHROMIUM,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--no-first-run",
-    ]
-    line += [
-        "--disable-background-networking",
-        "--allow-file-access-from-files",
-        "--user-data-dir=profile",
-    ]
-    line += [
-        "--enable-logging=stderr",
-        "--window-size=1400,900",
-        "--screenshot=shown.png",
-        "--dump-dom",
-    ]
+    line = (
+        "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run "
+        "--disable-background-networking --allow-file-access-from-files --user-data-dir=profile "
+        "--enable-logging=stderr --window-size=1400,900 --screenshot=shown.png --dump-dom"
+    )
     done = subprocess.run(
-        [*line, Path("wrapper.html").resolve().as_uri()],
+        [CHROMIUM, *line.split(), Path("wrapper.html").resolve().as_uri()],
         capture_output=True,
         text=True,
         check=True,

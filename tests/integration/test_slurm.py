@@ -29,18 +29,8 @@ def test_a_preempted_job_commits_and_finishes_later(slurm: Slurm) -> None:
     """
     job = slurm.command(*SBATCH, str(SCRIPTS / "train_slurm.sbatch"), "digits", "--epochs", "12")
     wait_for("two epochs", lambda: "epoch  2/12" in slurm.output(job))
-    urgent = [
-        "sbatch",
-        "-p",
-        "urgent",
-        "--exclusive",
-        "-N",
-        "2",
-        "--output=urgent.out",
-        "--wrap",
-        "echo it matters",
-    ]
-    slurm.command(*urgent)
+    urgent = "sbatch -p urgent --exclusive -N 2 --output=urgent.out --wrap date"
+    slurm.command(*urgent.split())
     wait_for("the other job", lambda: (slurm.folder / "urgent.out").exists())
     assert "committed; the same command resumes from there" in slurm.output(job)
     assert "done: top-1" not in slurm.output(job)
@@ -50,22 +40,9 @@ def test_a_preempted_job_commits_and_finishes_later(slurm: Slurm) -> None:
 
 def test_elastic_in_an_allocation(slurm: Slurm) -> None:
     """A node that goes down leaves and comes back."""
-    command = [
-        "salloc",
-        "--no-kill",
-        "-N",
-        "2",
-        str(SCRIPTS / "train_elastic.sh"),
-        "--with",
-        "slurm",
-        "--",
-        "digits",
-    ]
-    with started(
-        slurm.words(*command, "--epochs", "400", "--output-dir", "run"),
-        slurm.folder,
-        slurm.folder / "out",
-    ):
+    script = f"{SCRIPTS}/train_elastic.sh --with slurm -- digits --epochs 400 --output-dir run"
+    command = slurm.words(*f"salloc --no-kill -N 2 {script}".split())
+    with started(command, slurm.folder, slurm.folder / "out"):
         output = (slurm.folder / "out").read_text
         wait_for("two epochs", lambda: "epoch   2/400" in output() and "2 ranks" in output())
         slurm.command("scontrol", "update", "NodeName=h2", "State=DOWN", "Reason=test")
@@ -94,9 +71,9 @@ def test_what_holds_a_rank_is_named_without_ssh(slurm: Slurm) -> None:
     """Its node is asked by a step beside the ranks, which have all that the job has."""
     no_ssh = write_program(slurm.folder / "bin", "ssh", "exit 255").parent
     own = ["env", f"PATH={no_ssh}:{PATH}"]
-    step = ["srun", "-N", "2", "--exclusive", "python", "mine.py", "session", "lock"]
+    step = "srun -N 2 --exclusive python mine.py session lock"
     why = slurm.words(*own, HVD_TRAIN, "why", "run")
-    check_answer("lock", slurm.folder, slurm.words(*own, *step), why, host="h2")
+    check_answer("lock", slurm.folder, slurm.words(*own, *step.split()), why, host="h2")
 
 
 @pytest.mark.parametrize("line", commands("clusters.md")["Slurm"])

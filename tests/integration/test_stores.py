@@ -33,9 +33,11 @@ OF_TESTS = {"PYTHONPATH": str(PROJECT)}
 KILLS = 20
 COPIES = Path("cache/hvd_train/shards")
 ELASTIC = [HVD_TRAIN, "launch", "--elastic", "--np", "2", "--"]
-TRAIN = "--model tests.support.shards:network --image-size 8 --augment none --workers 1"
-TRAIN += " --batch-size 20 --global-batch-size 60 --shuffle-window 60"
-TRAIN += " --ledger --log-steps 1 --output-dir run"
+TRAIN = (
+    "--model tests.support.shards:network --image-size 8 --augment none --workers 1 "
+    "--batch-size 20 --global-batch-size 60 --shuffle-window 60 "
+    "--ledger --log-steps 1 --output-dir run"
+)
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
 
 
 def training(data: str, epochs: int) -> list[str]:
-    return [HVD_TRAIN, "train", "--data", data, "--epochs", str(epochs), *TRAIN.split()]
+    return [HVD_TRAIN, *f"train --data {data} --epochs {epochs} {TRAIN}".split()]
 
 
 def steps() -> list[int]:
@@ -100,8 +102,7 @@ def kill_all_after(job: Sequence[str], event: Callable[[], object], seconds: flo
 
 
 def weights(folder: str) -> Weights:
-    weights: Weights = torch.load(Path(folder, "model-final.pt"), weights_only=True)
-    return weights
+    return torch.load(Path(folder, "model-final.pt"), weights_only=True)
 
 
 def test_kills_on_changing_ranks_change_nothing(s3: S3, tmp_path: Path) -> None:

@@ -3,16 +3,14 @@
 import json
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.fake_gpu.launch import OnGpu
-from tests.support.launching import finished, launch_line, started, wait_for
+from tests.support.launching import HVD_TRAIN, SCRIPTS, finished, launch_line, output_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-SCRIPT = Path(__file__).parents[3] / "horovodrun_scripts" / "train_elastic.sh"
 ELASTIC = {"HOROVOD_ELASTIC": "1", "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": "2"}
 
 
@@ -59,18 +57,9 @@ def test_a_broken_sum_is_an_error(
 @pytest.mark.parametrize("operation", [39, 40])
 def test_an_error_of_nccl_ends_a_static_job(operation: int, gpu: OnGpu) -> None:
     """The line has NCCL's own words, whether the sum of metrics breaks or the sum of a bucket."""
-    line = launch_line(
-        "gloo",
-        2,
-        str(Path(sys.executable).parent / "hvd-train"),
-        "train",
-        "digits",
-        "--device",
-        "cuda",
-    )
-    code, output = finished(
-        line, gpu.folder, variables=gpu.variables(faults=f"async-error@{operation}:1")
-    )
+    line = launch_line("gloo", 2, HVD_TRAIN, "train", "digits", "--device", "cuda")
+    variables = gpu.variables(faults=f"async-error@{operation}:1")
+    code, output = finished(line, gpu.folder, variables=variables)
     assert code not in (0, 134)
     assert (
         "(NCCL async error: result 6 of the stand-in" in output
@@ -81,21 +70,8 @@ def test_an_error_of_nccl_ends_a_static_job(operation: int, gpu: OnGpu) -> None:
 
 def test_a_death_in_init_does_not_end_an_elastic_job(gpu: OnGpu) -> None:
     """A worker that dies while communicators form is replaced."""
-    line = [
-        str(SCRIPT),
-        "--discover",
-        "echo localhost:2",
-        "-np",
-        "2",
-        "--",
-        "digits",
-        "--device",
-        "cuda",
-    ]
-    line += ["--epochs", "1", "--output-dir", "run"]
+    training = "-np 2 -- digits --device cuda --epochs 1 --output-dir run"
+    line = [f"{SCRIPTS}/train_elastic.sh", "--discover", "echo localhost:2", *training.split()]
     marks = gpu.folder / "marks"
     marks.mkdir()
-    variables = gpu.variables(faults="die-in-init@1:1", once=marks)
-    with started(line, gpu.folder, gpu.folder / "output.txt", variables) as script:
-        wait_for("the end", lambda: script.poll() is not None, limit_s=120)
-        assert script.returncode == 0, (gpu.folder / "output.txt").read_text()
+    output_of(line, gpu.folder, variables=gpu.variables(faults="die-in-init@1:1", once=marks))

@@ -10,7 +10,7 @@ import torch
 from benchmarks.gpu_counts import counted
 from tests.fake_gpu.launch import OnGpu
 from tests.support import jpegs
-from tests.support.launching import HVD_TRAIN, launch_line, output_of
+from tests.support.launching import HVD_TRAIN, PROJECT, launch_line, output_of
 from tests.support.runs import Weights, equal
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -18,46 +18,25 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 FP32 = ("--compression", "none")
 FP16_WIRE = ("--compression", "fp16")
 FOLDER = (
-    *(
-        "--data",
-        "folder",
-        "--data-dir",
-        "data",
-        "--model",
-        "tests.support.on_demand:flat",
-        "--image-size",
-        "32",
-    ),
-    *("--global-batch-size", "12", "--batch-size", "3", "--workers", "2"),
+    "--data folder --data-dir data --model tests.support.on_demand:flat --image-size 32 "
+    "--global-batch-size 12 --batch-size 3 --workers 2"
 )
 
 
 def command(device: str, ranks: int, folder: str, *flags: str) -> list[str]:
     """Return a training of the digits recipe on a device, which writes to `folder`."""
-    line = [
-        HVD_TRAIN,
-        "train",
-        "digits",
-        "--device",
-        device,
-        "--epochs",
-        "1",
-        "--output-dir",
-        folder,
-        *flags,
-    ]
-    line = launch_line("gloo" if ranks > 1 else "none", ranks, *line)
+    line = f"{HVD_TRAIN} train digits --device {device} --epochs 1 --output-dir {folder}".split()
+    line = launch_line("gloo" if ranks > 1 else "none", ranks, *line, *flags)
     # The number of threads changes the order of sums inside an operator; the stand-in takes one.
     return line if device == "cuda" else ["taskset", "-c", str(min(os.sched_getaffinity(0))), *line]
 
 
 def weights(folder: Path) -> Weights:
-    loaded: Weights = torch.load(folder / "model-final.pt", map_location="cpu", weights_only=True)
-    return loaded
+    return torch.load(folder / "model-final.pt", map_location="cpu", weights_only=True)
 
 
 def on_cpu(folder: Path, ranks: int, *flags: str) -> Weights:
-    variables = {"PYTHONPATH": str(Path(__file__).parents[3])}
+    variables = {"PYTHONPATH": str(PROJECT)}
     output_of(command("cpu", ranks, "cpu", *flags), folder, variables=variables)
     return weights(folder / "cpu")
 
@@ -120,9 +99,8 @@ def test_half_precision_is_the_same_however_late_streams_are(gpu: OnGpu, precisi
 def test_pictures_come_through_pinned_memory(gpu: OnGpu) -> None:
     """Late copies to the device do not see the next batch."""
     jpegs.digits(gpu.folder / "data", range(3), most=16)
-    assert equal(
-        on_gpu(gpu, 2, *FP32, *FOLDER, delay_us=3000), on_cpu(gpu.folder, 2, *FP32, *FOLDER)
-    )
+    flags = [*FP32, *FOLDER.split()]
+    assert equal(on_gpu(gpu, 2, *flags, delay_us=3000), on_cpu(gpu.folder, 2, *flags))
 
 
 OFFLOADED = """
@@ -168,7 +146,7 @@ def test_what_is_registered_returns_to_its_device(gpu: OnGpu, ranks: int) -> Non
     them; a CPU tensor stays one.
     """
     (gpu.folder / "offloaded.py").write_text(OFFLOADED)
-    line = [sys.executable, "offloaded.py", "--device", "cuda", "--output-dir", "run"]
+    line = f"{sys.executable} offloaded.py --device cuda --output-dir run".split()
     line = launch_line("gloo" if ranks > 1 else "none", ranks, *line)
     output_of(line, gpu.folder, code=143, variables=gpu.variables())
     assert "done" in output_of(line, gpu.folder, variables=gpu.variables())
@@ -195,7 +173,6 @@ def test_a_step_asks_little_of_a_gpu(
 
 def test_the_checks_for_real_gpus_run(gpu: OnGpu) -> None:
     """The sums of `make gpu-check` are exact; its other stages take minutes."""
-    line = [sys.executable, "-m", "tests.gpu_check", "--quick", "--stages", "sums"]
-    output = output_of(line, gpu.folder, variables=gpu.variables())
-    # once when it is seen, and once in the table
-    assert output.count("exact on every rank") == 2 * 8
+    line = f"{sys.executable} -m tests.gpu_check --quick --stages sums"
+    output = output_of(line.split(), gpu.folder, variables=gpu.variables())
+    assert output.count("exact on every rank") == 8

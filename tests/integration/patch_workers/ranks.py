@@ -15,6 +15,8 @@ from contextlib import suppress
 from functools import reduce
 from math import isclose
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import horovod.torch as hvd
 import psutil
@@ -43,9 +45,7 @@ def world() -> None:
     for slot in slots:
         own = {name: str(value) for name, value in (common | create_slot_env_vars(slot)).items()}
         command = [sys.executable, __file__, worker]
-        processes.append(
-            subprocess.Popen(command, env={**os.environ, **own}, stderr=subprocess.STDOUT)
-        )
+        processes.append(subprocess.Popen(command, env=os.environ | own, stderr=subprocess.STDOUT))
     deadline = time.monotonic() + 180
     try:
         codes = [process.wait(max(0.0, deadline - time.monotonic())) for process in processes]
@@ -63,14 +63,7 @@ def c1_connections() -> None:
     rank = hvd.rank()
     hvd.shutdown()
     deadline = time.monotonic() + 60
-    while True:
-        connections = [
-            c
-            for c in psutil.Process().net_connections("tcp")
-            if c.raddr and c.status == "ESTABLISHED"
-        ]
-        if not connections or time.monotonic() > deadline:
-            break
+    while (connections := established()) and time.monotonic() < deadline:
         time.sleep(0.05)
     # in one piece, as both ranks write into one pipe
     os.write(1, f"OPEN {len(connections)}\n".encode())
@@ -79,6 +72,11 @@ def c1_connections() -> None:
     while len(list(folder.iterdir())) < 2 and time.monotonic() < deadline + 5:
         time.sleep(0.05)
     os._exit(0)
+
+
+def established() -> list[Any]:
+    """Return the connections of this process."""
+    return [c for c in psutil.Process().net_connections("tcp") if c.status == "ESTABLISHED"]
 
 
 def c2_silent_peer() -> None:
@@ -98,20 +96,12 @@ def c2_silent_peer() -> None:
     os._exit(code)
 
 
-class Driver:
-    """The methods of the elastic driver that the rendezvous server calls."""
-
-    def record_ready(self, host: str, slot: int) -> None:
-        pass
-
-    def get_slot_info(self, host: str, slot: int) -> object:
-        return INVALID_SLOT_INFO  # no rank for this worker
-
-
 def become_rank_0(size: int, *, elastic: bool = False) -> RendezvousServer:
     """Start a rendezvous, and give this process the environment of its rank 0."""
     server = RendezvousServer(0)
-    port = server.start(create_rendezvous_handler(Driver())) if elastic else server.start()
+    # a driver that has no rank for this worker
+    driver = Mock(get_slot_info=lambda host, slot: INVALID_SLOT_INFO)
+    port = server.start(create_rendezvous_handler(driver)) if elastic else server.start()
     slots = get_host_assignments([HostInfo("localhost", size)], size)
     server.init(slots)
     env = create_run_env_vars("127.0.0.1", ["lo"], port, elastic=elastic)
@@ -148,11 +138,8 @@ def c4_stall() -> None:
     """Rank 1 submits a tensor only after Horovod has reported that it is missing."""
     hvd.init()
     deadline = time.monotonic() + 60
-    while (
-        hvd.rank() == 1
-        and not Path(os.environ["REPORTED"]).exists()
-        and time.monotonic() < deadline
-    ):
+    reported = Path(os.environ["REPORTED"])
+    while hvd.rank() == 1 and not reported.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     hvd.allreduce(torch.ones(1), name="late tensor")
 
@@ -227,28 +214,23 @@ def c8_sums() -> None:
     wrong = 0
     for kind in (torch.float32, torch.float16, torch.float64, torch.int32, torch.int64):
         for length in lengths:
-            generators = [torch.Generator().manual_seed(rank) for rank in range(hvd.size())]
             of_ranks = [
-                (torch.randn(length, generator=generator) * 3).to(kind) for generator in generators
+                (torch.randn(length, generator=torch.Generator().manual_seed(rank)) * 3).to(kind)
+                for rank in range(hvd.size())
             ]
             for op, add in operations.items():
                 expected = reduce(add, of_ranks)
                 own = of_ranks[hvd.rank()]
-                wrong += not torch.equal(
-                    hvd.allreduce(own, op=op, name=f"{kind}.{length}.{op}"), expected
-                )
+                name = f"{kind}.{length}.{op}"
+                wrong += not torch.equal(hvd.allreduce(own, op=op, name=name), expected)
                 if visible is not None:
-                    lies = visible[800:][: own.numel() * own.element_size()].view(kind).copy_(own)
-                    hvd.allreduce_(lies, op=op, name=f"in place.{kind}.{length}.{op}")
-                    known = (
-                        float(expected.double().square().sum())
-                        if (kind, op) == (torch.float32, hvd.Sum)
-                        else 0.0
-                    )
-                    wrong += not (
-                        torch.equal(lies, expected)
-                        and isclose(_squares_at(lies) or 0.0, known, rel_tol=1e-5)
-                    )
+                    lies = visible[800:][: own.nbytes].view(kind).copy_(own)
+                    hvd.allreduce_(lies, op=op, name=f"in place.{name}")
+                    squares = 0.0
+                    if (kind, op) == (torch.float32, hvd.Sum):
+                        squares = float(expected.double().square().sum())
+                    wrong += not torch.equal(lies, expected)
+                    wrong += not isclose(_squares_at(lies) or 0.0, squares, rel_tol=1e-5)
     parts = [torch.full((1 + 3000 * number,), float(hvd.rank() + number)) for number in range(40)]
     sums = hvd.grouped_allreduce(parts, op=hvd.Sum, name="group")
     ranks = sum(range(hvd.size()))
@@ -272,11 +254,8 @@ def c8_lost_peer() -> None:
     try:
         hvd.allreduce(torch.ones(1_000_000), name="without the last")
     except HorovodInternalError:
-        os._exit(
-            0
-            if time.monotonic() - start < float(os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"]) / 3
-            else 4
-        )
+        limit_s = float(os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"])
+        os._exit(0 if time.monotonic() - start < limit_s / 3 else 4)
     os._exit(3)
 
 
@@ -329,13 +308,7 @@ def c12_addresses() -> None:
     os.environ["HOROVOD_GLOO_IFACE"] = os.environ["INTERFACE"]
     hvd.init()
     hvd.allreduce(torch.ones(1), name="all are connected")
-    connections = psutil.Process().net_connections("tcp")
-    addresses = {
-        address.ip
-        for c in connections
-        if c.status == "ESTABLISHED"
-        for address in (c.laddr, c.raddr)
-    }
+    addresses = {address.ip for c in established() for address in (c.laddr, c.raddr)}
     os.write(1, f"AT {sorted(addresses)}\n".encode())
     hvd.allreduce(torch.ones(1), name="all have looked")
 
@@ -385,9 +358,8 @@ def s3_impostor() -> None:
         address[-32:] = question + answer  # the ticket
         store["global"]["1"] = bytes(address)
         connection, _ = sockets[-1].accept()
-        assert connection.recv(16, socket.MSG_WAITALL) == question, (
-            "rank 0 has not asked which process is there"
-        )
+        # rank 0 asks which process is there
+        assert connection.recv(16, socket.MSG_WAITALL) == question
         connection.sendall(says)
         sent = b""
         with suppress(ConnectionResetError):  # rank 0 did not read the answer to its end

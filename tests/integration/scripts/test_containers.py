@@ -6,7 +6,6 @@ import re
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,17 @@ import pytest
 from tests.support.launching import AWKWARD, PROJECT, PYTHON, run, write_program
 
 pytestmark = pytest.mark.integration
+OTHER = [f"other {verb}" for verb in ("create", "cp", "start", "exec")]
+HERE = [f"here {verb}" for verb in ("create", "cp", "start")]
 
 
 @pytest.fixture
-def containers(tmp_path: Path) -> tuple[dict[str, str], Callable[[], list[list[str]]]]:
-    """Return an environment whose docker and ssh only write down their arguments, and a
-    function that reads them.
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Return an environment whose docker and ssh only write down their arguments; list two hosts.
+
+    `calls` reads them.
     """
+    (tmp_path / "hosts").write_text("localhost slots=1\nother slots=2\n")
     folder = tmp_path / "bin"
     log = tmp_path / "docker.log"
     # As ssh does: join the words, and let a shell split them.
@@ -40,76 +43,52 @@ def containers(tmp_path: Path) -> tuple[dict[str, str], Callable[[], list[list[s
         f'[ "$1" != cp ] || cat > {tmp_path}/cp.tar; exec {PYTHON} -c "{dump}" "$@" >> {log}',
     )
     write_program(folder, "nvidia-smi", "exit 9")
-
-    def calls() -> list[list[str]]:
-        return [json.loads(line) for line in log.read_text().splitlines()]
-
-    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}, calls
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
 
 
-def test_docker(
-    containers: tuple[dict[str, str], Callable[[], list[list[str]]]], tmp_path: Path
-) -> None:
+def calls() -> tuple[list[list[str]], list[str]]:
+    """Return host and arguments of each call of docker, and host and command together."""
+    found = [json.loads(line) for line in Path("docker.log").read_text().splitlines()]
+    return found, [" ".join(call[:2]) for call in found]
+
+
+def test_docker(environment: dict[str, str], tmp_path: Path) -> None:
     """A container runs on each host, with the key in a file and the arguments as typed,
     and is removed at the end.
     """
-    environment, read_calls = containers
-    (tmp_path / "hosts").write_text("localhost slots=1\nother slots=2\n")
     options = ["--volume", "/data:/data:ro", "--runs", "my runs", "--env", "WANTED"]
     environment["WANTED"] = "hunter2"
     result = run("train_docker.sh", "hosts", *options, "--", *AWKWARD, cwd=tmp_path, **environment)
     assert result.returncode == 0, result.stderr
-    calls = read_calls()
-    verbs = [(call[0], call[1]) for call in calls]
-    assert verbs[:4] == [("other", verb) for verb in ("create", "cp", "start", "exec")]
-    assert verbs[4:7] == [("here", verb) for verb in ("create", "cp", "start")]
-    assert sorted(verbs[7:]) == [("here", "rm"), ("other", "rm")]
-    assert calls[0][-2:] == ["hvd_train", "host"]
-    launcher = calls[4]
+    found, verbs = calls()
+    assert verbs[:4] == OTHER
+    assert verbs[4:7] == HERE
+    assert sorted(verbs[7:]) == ["here rm", "other rm"]
+    assert found[0][-2:] == ["hvd_train", "host"]
+    launcher = found[4]
     assert launcher[-len(AWKWARD) :] == AWKWARD
-    assert "hvd-train launch --hosts /etc/hvd_train/ssh/hostfile --env WANTED --" in " ".join(
-        launcher
-    )
-    assert [launcher[at + 1] for at, word in enumerate(launcher) if word == "--env"][1:] == [
-        "WANTED",
-        "WANTED",
-    ]
-    assert "WANTED" not in calls[0]
-    assert not any("hunter2" in word for call in calls for word in call)
+    line = " ".join(launcher)
+    assert "hvd-train launch --hosts /etc/hvd_train/ssh/hostfile --env WANTED --" in line
+    assert line.count("--env WANTED") == 2  # of docker, and of the launcher
+    assert "WANTED" not in found[0]
+    assert "hunter2" not in str(found)
     assert f"{tmp_path}/my runs:/home/trainer/runs" in launcher
     assert (tmp_path / "my runs").stat().st_mode & 0o022 == 0, "others can write there"
-    copied = subprocess.run(
-        ["tar", "tvf", tmp_path / "cp.tar"], capture_output=True, text=True, check=True
-    ).stdout
+    copied = subprocess.check_output(["tar", "tvf", "cp.tar"], text=True)
     assert re.search(r"-rw------- 1000/1000 .* \./id_ed25519\n", copied)
     assert "PRIVATE KEY" not in result.stdout + result.stderr
 
 
-def test_docker_dry_run(
-    containers: tuple[dict[str, str], Callable[[], list[list[str]]]], tmp_path: Path
-) -> None:
+def test_docker_dry_run(environment: dict[str, str], tmp_path: Path) -> None:
     """Every command is printed, and none is run; typed, they do what the launcher does."""
-    environment, read_calls = containers
-    (tmp_path / "hosts").write_text("localhost slots=1\nother slots=2\n")
     result = run("train_docker.sh", "hosts", "--dry-run", "--elastic", cwd=tmp_path, **environment)
     assert (result.returncode, result.stderr) == (0, "")
     assert not (tmp_path / "docker.log").exists()
     assert "launch --hosts /etc/hvd_train/ssh/hostfile --elastic --" in result.stdout
     typed = ["bash", "-ec", result.stdout]
-    subprocess.run(
-        typed,
-        cwd=tmp_path,
-        env={**os.environ, **environment},
-        check=True,
-        capture_output=True,
-        timeout=150,
-    )
-    verbs = [(call[0], call[1]) for call in read_calls()]
-    assert verbs[:4] == [("other", verb) for verb in ("create", "cp", "start", "exec")]
-    assert verbs[4:] == [
-        *(("here", verb) for verb in ("create", "cp", "start", "rm")),
-        ("other", "rm"),
-    ]
+    subprocess.run(typed, env={**os.environ, **environment}, check=True, timeout=150)
+    _, verbs = calls()
+    assert verbs == [*OTHER, *HERE, "here rm", "other rm"]
 
 
 def test_ssh_in_the_image_reads_nothing_that_others_could_write() -> None:
@@ -117,19 +96,12 @@ def test_ssh_in_the_image_reads_nothing_that_others_could_write() -> None:
     file of ssh may be there.
     """
     packaging = PROJECT / "packaging"
-    texts = [
-        (packaging / f"image_{name}").read_text()
-        for name in ("ssh_config", "sshd_config", "entrypoint.sh")
-    ]
-    paths = {
-        path
-        for text in texts
-        for path in re.findall(r"(?<![\w$}])/[\w./-]+", re.sub(r"(?m)^\s*#.*", "", text))
-    }
+    names = ("ssh_config", "sshd_config", "entrypoint.sh")
+    text = "\n".join((packaging / f"image_{name}").read_text() for name in names)
+    paths = re.findall(r"(?<![\w$}])/[\w./-]+", re.sub(r"(?m)^\s*#.*", "", text))
     assert "/var/lib/hvd_train/ssh/config" in paths
-    assert not [
-        path for path in paths if path.startswith(("/tmp", "/var/tmp", "/dev/shm", "/run", "/home"))
-    ]
+    shared = ("/tmp", "/var/tmp", "/dev/shm", "/run", "/home")
+    assert not [path for path in paths if path.startswith(shared)]
     assert (
         "install -d -m 700 -o trainer -g trainer /var/lib/hvd_train\n"
         in (PROJECT / "Dockerfile").read_text()
@@ -162,6 +134,6 @@ def test_the_key_of_a_container_is_its_users_alone(tmp_path: Path) -> None:
     subprocess.run(["bash", entrypoint, "true"], check=True)
     assert stat.S_IMODE((own / "ssh").stat().st_mode) == 0o700
     look = ["ssh", "-G", "-F", own / "ssh/config", "h1"]
-    settings = subprocess.run(look, check=True, capture_output=True, text=True).stdout
+    settings = subprocess.check_output(look, text=True)
     assert f"identityfile {own}/ssh/key\n" in settings
     assert "stricthostkeychecking true\n" in settings

@@ -13,7 +13,7 @@ from tests.support.launching import output_of, started, wait_for
 pytestmark = ON_HOSTS
 
 CHANGED = "h2 has another ssh host key than the known one, so it may be another machine"
-TRAINING = ["digits", "--epochs", "1", "--device", "cpu", "--output-dir", "run"]
+TRAINING = "digits --epochs 1 --device cpu --output-dir run"
 LISTED = "h1 slots=1\nh2 slots=1\n"
 
 
@@ -43,21 +43,20 @@ def replace_by_impostor(hosts: Hosts) -> None:
     hosts.boot("h2")
 
 
-def typed(hosts: Hosts, folder: Path, *line: str) -> list[str]:
-    return hosts.inside("h1", folder, *OWN, f"HOME={folder}", *line)
+def typed(hosts: Hosts, folder: Path, line: str) -> list[str]:
+    """Return the command that runs a script of horovodrun_scripts/ on h1."""
+    return hosts.inside("h1", folder, *OWN, f"HOME={folder}", *f"{SCRIPTS}/{line}".split())
 
 
 def test_a_static_job_trusts_a_host_once(hosts: Hosts, tmp_path: Path) -> None:
     """The first key of a host is kept; the scripts refuse another one."""
     (tmp_path / "hostfile").write_text(LISTED)
-    script = [str(SCRIPTS / "train_hostfile.sh"), "hostfile", "--", *TRAINING]
-    output_of(typed(hosts, tmp_path, *script), tmp_path)
+    output_of(typed(hosts, tmp_path, f"train_hostfile.sh hostfile -- {TRAINING}"), tmp_path)
     assert known_hosts(hosts).read_text().startswith("h2 ssh-")
     replace_by_impostor(hosts)
     for name in ("train_hostfile.sh", "train_mpirun.sh"):
-        output = output_of(
-            typed(hosts, tmp_path, str(SCRIPTS / name), *script[1:]), tmp_path, code=2
-        )
+        command = typed(hosts, tmp_path, f"{name} hostfile -- {TRAINING}")
+        output = output_of(command, tmp_path, code=2)
         assert output.startswith(f"hvd-train: {CHANGED}; if you know why")
         assert len(output.splitlines()) == 1
     assert not hosts.workers("h2")
@@ -65,15 +64,13 @@ def test_a_static_job_trusts_a_host_once(hosts: Hosts, tmp_path: Path) -> None:
 
 def test_an_elastic_job_continues_without_an_impostor(hosts: Hosts, tmp_path: Path) -> None:
     """ssh refuses it, and the other host trains."""
-    first = hosts.inside(
-        "h1", tmp_path, "ssh", "-o", "StrictHostKeyChecking=accept-new", "h2", "true"
-    )
-    subprocess.run(first, check=True)
+    first = "ssh -o StrictHostKeyChecking=accept-new h2 true"
+    subprocess.run(hosts.inside("h1", tmp_path, *first.split()), check=True)
     replace_by_impostor(hosts)
     (tmp_path / "hostfile").write_text(LISTED)
-    script = [str(SCRIPTS / "train_elastic.sh"), "--hosts", "hostfile", "-np", "1", "--", *TRAINING]
+    command = typed(hosts, tmp_path, f"train_elastic.sh --hosts hostfile -np 1 -- {TRAINING}")
     log = tmp_path / "output.txt"
-    with started(typed(hosts, tmp_path, *script), tmp_path, log) as launcher:
+    with started(command, tmp_path, log) as launcher:
         wait_for(
             "the line", lambda: launcher.poll() is not None or "HAS CHANGED" in log.read_text()
         )

@@ -38,12 +38,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 def test_each_rank_uses_the_interface_that_leads_to_the_launcher(
     hosts: Hosts, tmp_path: Path, controller: str
 ) -> None:
-    job = [
-        *horovodrun(2, [Host("h1", 1), Host("worker", 1)], controller),
-        "--disable-cache",
-        sys.executable,
-        "-c",
-        SUM,
-    ]
+    job = horovodrun(2, [Host("h1", 1), Host("worker", 1)], controller)
+    job += ["--disable-cache", sys.executable, "-c", SUM]
     output_of(hosts.inside("h1", tmp_path, *OWN, f"HOME={tmp_path}", *job), tmp_path)
     assert [(tmp_path / f"interface.{rank}").read_text() for rank in (0, 1)] == ["eth0", "ens3"]

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from uuid import uuid4
 
@@ -28,7 +27,8 @@ pytestmark = [
     pytest.mark.skipif(bool(NEEDS_ROOT), reason=NEEDS_ROOT or "-"),
 ]
 
-TRAIN = ["digits", "--epochs", "3", "--ledger", "--device", "cpu", "--output-dir"]
+TRAIN = "digits --epochs 3 --ledger --device cpu --output-dir"
+RUN = f"{TRAIN} run"
 
 # Random, as another run of these tests may be on the same machine.
 SECRET = f"PLANTED-{uuid4().hex}".encode()
@@ -36,16 +36,15 @@ KEY = uuid4().hex.encode()
 SECRETS = {**spellings("secret", SECRET), **spellings("key", KEY)}
 CONTROL = f"everyone-may-read-this-{uuid4().hex[:8]}"
 
-JOBS: dict[str, Sequence[str]] = {
-    "horovodrun --gloo": launch_line("gloo", 2, HVD_TRAIN, "train", *TRAIN, "run"),
-    "horovodrun --mpi": launch_line("mpi", 2, HVD_TRAIN, "train", *TRAIN, "run"),
-    "train_mpirun.sh": [str(SCRIPTS / "train_mpirun.sh"), "hostfile", "--", *TRAIN, "run"],
-    "train_elastic.sh": [str(SCRIPTS / "train_elastic.sh"), "-np", "2", "--", *TRAIN, "run"],
-    "hvd-train train": [HVD_TRAIN, "train", *TRAIN, "run"],
-    "torchrun": [
-        *(str(PROGRAMS / "torchrun"), "--standalone", "--nproc-per-node=2", "--no-python"),
-        *(HVD_TRAIN, "train", *TRAIN, "run"),
-    ],
+JOBS = {
+    "horovodrun --gloo": launch_line("gloo", 2, HVD_TRAIN, "train", *RUN.split()),
+    "horovodrun --mpi": launch_line("mpi", 2, HVD_TRAIN, "train", *RUN.split()),
+    "train_mpirun.sh": f"{SCRIPTS}/train_mpirun.sh hostfile -- {RUN}".split(),
+    "train_elastic.sh": f"{SCRIPTS}/train_elastic.sh -np 2 -- {RUN}".split(),
+    "hvd-train train": f"{HVD_TRAIN} train {RUN}".split(),
+    "torchrun": (
+        f"{PROGRAMS}/torchrun --standalone --nproc-per-node=2 --no-python {HVD_TRAIN} train {RUN}"
+    ).split(),
 }
 
 
@@ -66,7 +65,7 @@ def test_a_job_survives_attacks_by_another_user(job: str, tmp_path: Path) -> Non
     tmp_path.chmod(0o777)
     (tmp_path / "hostfile").write_text("localhost slots=2\n")
     with (
-        started(list(JOBS[job]), tmp_path, tmp_path / "output.txt") as launcher,
+        started(JOBS[job], tmp_path, tmp_path / "output.txt") as launcher,
         besieged(below(launcher.pid), tmp_path / "owned") as ports,
     ):
         launcher.wait(280)
@@ -99,7 +98,7 @@ def test_a_job_on_two_hosts_survives_attacks_from_both(
     (tmp_path / "hostfile").write_text("h1 slots=1\nh2 slots=1\n")
     script, *options = WAYS[way]
     log = tmp_path / "output.txt"
-    line = [str(SCRIPTS / script), *options, "--env", "NAMED_SECRET", "--", *TRAIN, CONTROL]
+    line = [str(SCRIPTS / script), *options, "--env", "NAMED_SECRET", "--", *TRAIN.split(), CONTROL]
     with (
         spying({**SECRETS, "control": CONTROL.encode()}) as seen,
         besieged(on(hosts), tmp_path / "owned", hosts) as ports,

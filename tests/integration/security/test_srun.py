@@ -15,17 +15,10 @@ pytestmark = ON_SLURM
 # Random, as another run of these tests may be on the same machine.
 KEY = uuid4().hex.encode()
 CONTROL = f"everyone-may-read-this-{uuid4().hex[:8]}"
-TRAINING = ["digits", "--epochs", "3", "--device", "cpu", "--ledger", "--output-dir", CONTROL]
+TRAINING = f"digits --epochs 3 --device cpu --ledger --output-dir {CONTROL}"
 WAYS = {
-    "srun": ["srun", "-N", "2", "-n", "2", "hvd-train", "train"],
-    "train_slurm.sbatch": [
-        "sbatch",
-        "--wait",
-        "-N",
-        "2",
-        "--ntasks-per-node=1",
-        str(SCRIPTS / "train_slurm.sbatch"),
-    ],
+    "srun": "srun -N 2 -n 2 hvd-train train",
+    "train_slurm.sbatch": f"sbatch --wait -N 2 --ntasks-per-node=1 {SCRIPTS}/train_slurm.sbatch",
 }
 
 
@@ -49,7 +42,8 @@ def test_a_job_survives_attackers_on_both_nodes(way: str, slurm: Slurm) -> None:
     run = slurm.folder / CONTROL
     owned = slurm.folder / "owned"
     secrets = spellings("key", KEY) | spellings("written key", KEY.hex().encode())
-    command = with_known_key(slurm, slurm.folder / way, *WAYS[way], *TRAINING)
+    job = f"{WAYS[way]} {TRAINING}".split()
+    command = with_known_key(slurm, slurm.folder / way, *job)
     with (
         spying({**secrets, "control": CONTROL.encode()}) as seen,
         besieged(on(slurm.hosts), owned, slurm.hosts) as ports,
