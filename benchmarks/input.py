@@ -58,7 +58,7 @@ def photograph(generator: np.random.Generator) -> Image.Image:
 
 def ours(data: DataSet, source: Source) -> Pass:
     """Return a pass through our loader; training leaves the normalisation to the device."""
-    prepare: Any = Prepare(data, CPU, image_size=None, augment=data.augment, colour=False)
+    prepare = Prepare(data, CPU, image_size=None, augment=data.augment, colour=False)
     if source is data.train:
         prepare = lambda images, *_, **__: images  # noqa: E731
     loader = open_loader(source, prepare, CPU, 0, 1)

@@ -33,8 +33,8 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
 NO_SKIPS = "HVD_TRAIN_NO_SKIPS"  # "1": a skipped test is a failure
-_skipped: list[str] = []
-_crashed: list[Any] = []
+_skipped = []
+_crashed = []
 
 
 @pytest.hookimpl(optionalhook=True)

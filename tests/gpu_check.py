@@ -52,7 +52,7 @@ DIGITS = (
 )
 # By name: ranks, flags, and the largest difference from the weights of fp32 on the CPU, over the
 # distance of training.
-WAYS: dict[str, tuple[int, str, float]] = {
+WAYS = {
     "alone": (0, "", 1e-4),
     "channels last": (0, "--channels-last on", 1e-3),
     "accumulation": (0, "--batch-size 8", 1e-4),
@@ -655,14 +655,14 @@ def bare_job(
 
 SIZES = {"1": (32, 3), "0": (224, 20)}  # pixels, steps; by `quick`
 PEERS = ("torch", "torch+compile", "ddp", "horovod")
-JOBS: dict[str, Callable[..., Any]] = {  # what ranks run
+JOBS = {  # what ranks run
     "sum": sum_job,
     "digest": digest_job,
     "ours": partial(ours_job, compiled=False),
     "ours+compile": partial(ours_job, compiled=True),
     **{peer: partial(bare_job, peer=peer) for peer in PEERS},
 }
-STAGES: dict[str, Callable[[Check], object]] = {
+STAGES = {
     "doctor": doctor,
     "sums": sums,
     "equality": partial(equality, several=False),

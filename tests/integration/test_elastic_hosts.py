@@ -6,7 +6,6 @@ import random
 import re
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -66,7 +65,7 @@ def kill_ssh(job: Job) -> None:
     wait_for("its end", lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE)
 
 
-FAULTS: dict[str, Callable[[Job], None]] = {
+FAULTS = {
     "kill ssh": kill_ssh,
     "power off": lambda job: job.hosts.power_off("h3"),
     "stop": lambda job: job.worker("h2").send_signal(signal.SIGSTOP),

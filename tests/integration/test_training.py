@@ -124,8 +124,8 @@ def disturb(
 
 
 Act = tuple[signal.Signals, int | None]  # a signal to the launcher, or to a rank
-KILLED: list[Act] = [(signal.SIGKILL, rank) for rank in range(2)]
-STOPPED: list[Act] = [(number, None) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)]
+KILLED = [(signal.SIGKILL, rank) for rank in range(2)]
+STOPPED = [(number, None) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)]
 ENDS = [("gloo", [KILLED[0], STOPPED[1]]), ("gloo", [STOPPED[2]])]
 ENDS += [("mpi", [*KILLED, STOPPED[0]]), ("mpi", STOPPED[1:])]
 ENDS += [("mpirun", [KILLED[1]]), ("launch", [STOPPED[1]])]

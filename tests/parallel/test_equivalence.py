@@ -19,7 +19,7 @@ SGD = {"clip_norm": 5.0}
 FROZEN = {"freeze": "backbone", "unfreeze": ("1:1.*", "3:*")}
 MIXES = {"mixup": 0.2, "cutmix": 1.0}
 CLIPPED = {"ema_decay": 0.9, "clip_norm": 0.5, "decay_of": "weights"}
-EVERYTHING: dict[str, Any] = {
+EVERYTHING = {
     **MIXES,
     **CLIPPED,
     "freeze": "backbone",

@@ -236,7 +236,7 @@ def test_a_wire_of_half_precision_keeps_its_digits(world: World) -> None:
 @on_every_rank
 def test_ranks_of_a_fixed_world_meet_once(world: World) -> None:
     """A signal to end stops all of them."""
-    calls: list[str] = []
+    calls = []
     world.meet(lambda: calls.append("sync"))
     with pytest.raises(RankLost, match="gone"):
         world.meet(lambda: calls.append("sync"), RankLost("gone"))
@@ -283,8 +283,7 @@ def _model(world: World, compression: str = "none") -> nn.Sequential:
 def _loss(model: nn.Module, rank: int, number: int) -> Tensor:
     dtype = next(model.parameters()).dtype
     inputs = torch.cos(torch.arange(8, dtype=dtype).view(2, 4) * (rank + 1) + number)
-    loss: Tensor = model(inputs).square().sum()
-    return loss
+    return model(inputs).square().sum()
 
 
 def _backward(world: World, model: nn.Module, passes: range = range(1)) -> None:

@@ -242,7 +242,7 @@ class ElasticThreadWorld(ThreadWorld):
         self._exchanges = 0
         self._has_met = False
         self._step = 1  # the worker's next step; others may still end the previous one
-        self._sums: Counter[str] = Counter()
+        self._sums = Counter()
 
     @override
     def prepare(self, build: Callable[[], T]) -> T:

@@ -286,7 +286,7 @@ def trained(
     task: Task | None = None,
 ) -> tuple[Result, Weights]:
     """Train in `world`, and return the result and the final weights on this rank."""
-    built: list[nn.Module] = []
+    built = []
 
     def model(num_classes: int) -> nn.Module:
         built.append(own_generator(make(num_classes)))

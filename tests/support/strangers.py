@@ -201,7 +201,7 @@ def opened(processes: Sequence[int], known: set[str]) -> Iterator[tuple[Port, st
     Of several processes with the socket, parents come first: a child holds inherited sockets for a
     moment.
     """
-    networks: dict[str, dict[str, tuple[str, int]]] = {}
+    networks = {}  # the listening sockets of each
     for pid in processes:
         with suppress(OSError, psutil.Error):  # it has ended, or is changing its program
             network = os.readlink(f"/proc/{pid}/ns/net")
@@ -242,10 +242,10 @@ def besieged(
 
     With `hosts`, all hosts attack the ports that were not open before the block.
     """
-    ports = set[Port]()
+    ports = set()
     stop = threading.Event()
-    attackers = list[int]()
-    known = set[str]()
+    attackers = []
+    known = set()
     if hosts is not None:
         list(opened(processes(), known))
 
@@ -300,7 +300,7 @@ def spying(words: dict[str, bytes]) -> Iterator[dict[str, dict[str, str]]]:
     line = ["setpriv", f"--reuid={OTHER_ACCOUNT}", f"--regid={OTHER_ACCOUNT}", "--clear-groups"]
     line += [str(Path(sys.executable).resolve()), "-I", "-S", "-c", _PROGRAM]
     environment = {"PATH": os.environ["PATH"]}  # not what it is to look for
-    seen: dict[str, dict[str, str]] = {}
+    seen = {}
     with subprocess.Popen(
         line, stdin=PIPE, stdout=PIPE, text=True, cwd="/", env=environment
     ) as process:

@@ -21,7 +21,7 @@ def weigh(source: str) -> tuple[int, int, int]:
     """Return the nodes, the lines of code and the tuple assignments of a module."""
     tree = ast.parse(source)
     nodes = tuples = 0
-    prose = set[int]()
+    prose = set()
     for node in ast.walk(tree):
         nodes += not isinstance(node, CONTEXTS)
         if isinstance(node, ast.Assign):

@@ -104,7 +104,7 @@ class ThreadWorld(World):
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.place = Place(rank, meeting.size, rank, meeting.size)
         self._meeting = meeting
-        self._turns: Counter[str] = Counter()
+        self._turns = Counter()
         self._compression = "none"
         self._steps = 0
 
@@ -123,8 +123,7 @@ class ThreadWorld(World):
 
     @override
     def broadcast(self, value: T, root: int) -> T:
-        result: T = self._exchange("broadcast", value if self.place.rank == root else None)[root]
-        return result
+        return self._exchange("broadcast", value if self.place.rank == root else None)[root]
 
     @override
     def broadcast_tensors(self, tensors: Sequence[Tensor], root: int) -> None:
@@ -192,8 +191,8 @@ def run_ranks(
     or raise the first error.
     """
     meeting = Meeting(size, faults)
-    results: list[Any] = [None] * size
-    errors: list[BaseException] = []
+    results = [None] * size
+    errors = []
 
     def live(rank: int) -> None:
         try:
