@@ -88,7 +88,7 @@ def own_cost(quick: bool) -> list[dict[str, Any]]:
     return [{**found, "seconds_per_step": seconds}]
 
 
-def over_plain(
+def slowdown(
     name: str, commands: dict[str, list[str]], most: float, *times: float
 ) -> dict[str, Any]:
     """Return how many times as long a step of the first command takes as one of the second,
@@ -107,7 +107,7 @@ def elastic(quick: bool) -> list[dict[str, Any]]:
         line = ours(network)
         commands = {"elastic": [*ELASTIC, *line[2:]], "static": [*LAUNCHERS["gloo"], *line]}
         times = (1, 3, 1.0) if quick else (8, 25, 1.0)
-        found.append(over_plain(network, commands, 1.01, *times))
+        found.append(slowdown(network, commands, 1.01, *times))
     return found
 
 
@@ -126,7 +126,7 @@ def exact(quick: bool) -> list[dict[str, Any]]:
         fast = [*LAUNCHERS["gloo"], *ours(network, pixels=pixels)]
         commands = {"exact": [*fast, "--reduction", "exact"], "fast": fast}
         times = (1, 3, 1.0) if quick else (4, 10, 1.0)
-        found.append(over_plain(f"{network}, {pixels} px", commands, aim, *times))
+        found.append(slowdown(f"{network}, {pixels} px", commands, aim, *times))
     return found
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, STDOUT
+from subprocess import DEVNULL, STDOUT
 from typing import Any
 
 import psutil
@@ -76,14 +76,16 @@ def started(
 
     It sees no GPU, unless `variables` say so.
     """
-    options = {
-        "cwd": folder,
-        "env": _environment(variables),
-        "stdin": DEVNULL,
-        "start_new_session": True,
-    }
     with output.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=STDOUT, **options)
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=_environment(variables),
+            stdin=DEVNULL,
+            stdout=file,
+            stderr=STDOUT,
+            start_new_session=True,
+        )
         try:
             yield process
         finally:
@@ -165,28 +167,19 @@ def ranks_of(launcher: subprocess.Popen[bytes], word: str) -> list[psutil.Proces
 
 
 def run(
-    script: str | Path,
-    *arguments: str | Path,
-    cwd: Path,
-    timeout_s: float = 200,
-    **environment: str,
+    script: str | Path, *arguments: str | Path, cwd: Path, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script of horovodrun_scripts/ in a folder, and leave no process."""
-    command = [str(SCRIPTS / script), *map(str, arguments)]
-    options = {
-        "stdin": DEVNULL,
-        "stdout": PIPE,
-        "stderr": PIPE,
-        "text": True,
-        "start_new_session": True,
-    }
-    with subprocess.Popen(command, cwd=cwd, env=_environment(environment), **options) as process:
-        try:
-            out, err = process.communicate(timeout=timeout_s)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
+    """Run a script of horovodrun_scripts/ in a folder."""
+    return subprocess.run(
+        [str(SCRIPTS / script), *map(str, arguments)],
+        cwd=cwd,
+        env=_environment(environment),
+        stdin=DEVNULL,
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+        timeout=200,
+    )
 
 
 def write_program(folder: Path, name: str, body: str) -> Path:

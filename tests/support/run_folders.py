@@ -27,52 +27,47 @@ def event(name: str, time: float, message: str = "something", **facts: Any) -> d
 
 def step(number: int, time: float | None = None, **changes: Any) -> dict[str, Any]:
     """Return a step of 100 samples; steps are one second apart."""
-    place = {
+    return {
+        "kind": "step",
+        "time": START + (number if time is None else time),
         "epoch": (number - 1) * BATCH // SAMPLES + 1,
         "step": number,
         "samples": number * BATCH,
-    }
-    scores = {
         "loss": 2.0 / number,
         "top1": 1 - 1 / number,
         "top5": 1.0,
         "samples_per_second": 100.0,
-    }
-    others = {"learning_rate": 0.1, "gradient_norm": 1.0, "loss_scale": None, "skipped_steps": 0}
-    return {
-        "kind": "step",
-        "time": START + (number if time is None else time),
-        **place,
-        **scores,
-        **others,
+        "learning_rate": 0.1,
+        "gradient_norm": 1.0,
+        "loss_scale": None,
+        "skipped_steps": 0,
         **changes,
     }
 
 
 def epoch(number: int, time: float | None = None, **changes: Any) -> dict[str, Any]:
     """Return the end of an epoch of ten steps with an evaluation."""
-    place = {
+    return {
+        "kind": "epoch",
         "time": START + (number * 10 + 0.5 if time is None else time),
         "epoch": number,
         "step": number * 10,
-    }
-    scores = {
         "loss": 1.0 / number,
         "top1": 0.5,
         "top5": 1.0,
         "samples_per_second": 100.0,
         "seconds": 10.5,
+        "val_loss": 0.9 / number,
+        "val_top1": 0.6,
+        "val_top5": 1.0,
+        **changes,
     }
-    val = {"val_loss": 0.9 / number, "val_top1": 0.6, "val_top5": 1.0}
-    return {"kind": "epoch", **place, **scores, **val, **changes}
 
 
 def whole_run(epochs: int = 3) -> list[dict[str, Any]]:
     lines = [start()]
-    for number in range(1, epochs + 1):
-        lines += [step(place) for place in range(number * 10 - 9, number * 10 + 1)] + [
-            epoch(number)
-        ]
+    for number in range(1, 10 * epochs + 1):
+        lines += [step(number)] if number % 10 else [step(number), epoch(number // 10)]
     return [*lines, event("end", epochs * 10 + 1, "done: top-1 60.00%")]
 
 

@@ -100,13 +100,11 @@ def few_digits(config: DataConfig) -> DataSet:
 @functools.cache
 def _few() -> DataSet:
     digits = sources.open_data(DataConfig(data="digits"), seed=0)
-    train = digits.train
-    val = digits.val
-    return replace(
-        digits,
-        train=Arrays(train.images[:NUM_SAMPLES], train.labels[:NUM_SAMPLES], NUM_SAMPLES),
-        val=Arrays(val.images[:NUM_VAL], val.labels[:NUM_VAL], NUM_VAL),
+    train, val = (
+        Arrays(part.images[:count], part.labels[:count], count)
+        for part, count in ((digits.train, NUM_SAMPLES), (digits.val, NUM_VAL))
     )
+    return replace(digits, train=train, val=val)
 
 
 class Jittered:
@@ -267,15 +265,20 @@ def small_config(**changes: object) -> Config:
     """Return a config of five epochs of ten steps; the last batch is smaller, and
     slots do not divide evenly.
     """
-    training = {
+    settings = {
         "epochs": 5,
         "global_batch_size": 20,
         "batch_size": 4,
         "learning_rate": 0.05,
         "warmup_epochs": 1.0,
+        "data": "digits",
+        "output_dir": RUN,
+        "commit_seconds": None,
+        "log_steps": 1,
+        "device": "cpu",
+        "workers": 0,
     }
-    files = {"data": "digits", "output_dir": RUN, "commit_seconds": None, "log_steps": 1}
-    return Config().replace(**{**training, **files, "device": "cpu", "workers": 0, **changes})
+    return Config().replace(**settings | changes)
 
 
 def trained(

@@ -42,14 +42,10 @@ def main(paths: list[str]) -> None:
     """Print a line for each path."""
     print(f"{'':32} {'nodes':>8} {'lines of code':>15} {'nodes a line':>14} tuples per 1,000 lines")
     for path in paths:
-        listed = subprocess.run(
-            ["git", "ls-files", path], capture_output=True, text=True, check=True
-        )
-        files = [Path(name) for name in listed.stdout.splitlines() if name.endswith(".py")]
+        names = subprocess.check_output(["git", "ls-files", path], text=True).splitlines()
+        files = [Path(name) for name in names if name.endswith(".py")]
         found = [weigh(file.read_text(encoding="utf-8")) for file in files]
-        nodes, lines, tuples = (
-            (sum(column) for column in zip(*found, strict=True)) if found else (0, 0, 0)
-        )
+        nodes, lines, tuples = map(sum, zip((0, 0, 0), *found, strict=True))
         if lines:
             print(
                 f"{path:32} {nodes:8,} {lines:15,} {nodes / lines:14.2f} "
