@@ -37,17 +37,15 @@ _FEW_ROUNDINGS = 1.1e-12
 
 @on_every_rank
 def test_a_sum_adds_what_each_rank_gives(world: World) -> None:
-    """It keeps type and shape, step after step."""
+    """It keeps type and shape; one name may be summed repeatedly."""
     rank = world.place.rank
     size = world.place.size
-    total = world.sum(torch.tensor([rank + 0.5, -2.0 * rank, 1.0]), "uneven")
     pairs = size * (size - 1) / 2
-    assert total.tolist() == [pairs + 0.5 * size, -2 * pairs, size]
-    for step in range(5):
-        given = torch.full((2, 1, 3), 1.0 + 2.0**-40 * step, dtype=torch.float64)
-        total = world.sum(given.clone(), "again")
-        assert total.dtype == torch.float64
-        assert torch.equal(total, given * size)
+    for kind, last in ((torch.float32, 1.0), (torch.float64, 1.0), (torch.float64, 1 + 2.0**-40)):
+        given = torch.tensor([[rank + 0.5], [-2.0 * rank], [last]], dtype=kind)
+        total = world.sum(given, f"{kind}")
+        assert total.dtype == kind
+        assert total.tolist() == [[pairs + 0.5 * size], [-2 * pairs], [size * last]]
 
 
 @on_every_rank
@@ -70,7 +68,6 @@ def test_broadcast_gives_every_rank_the_nested_value_of_any_root(world: World) -
             "deeper": {"none": None, "pair": (root, 0.1)},
         }
         got = world.broadcast(value if world.place.rank == root else None, root)
-        assert got is not None
         assert (got["name"], got["deeper"]) == (value["name"], value["deeper"])
         assert all(torch.equal(a, b) for a, b in zip(got["tensors"], value["tensors"], strict=True))
 
@@ -96,15 +93,6 @@ def test_gather_gives_all_values_in_the_order_of_ranks(world: World) -> None:
     errors = world.gather(UsageError("last") if rank == size - 1 else None)
     assert errors[:-1] == [None] * (size - 1)
     assert (type(errors[-1]), errors[-1].args) == (UsageError, ("last",))
-
-
-@on_every_rank
-def test_values_larger_than_one_operation_carries_arrive_whole(world: World) -> None:
-    rank = world.place.rank
-    size = world.place.size
-    # 10 MB; an operation carries 4 MB
-    texts = [chr(97 + n % 26) * 500_000 + str(n) for n in range(20)]
-    assert world.broadcast(texts if rank == size - 1 else None, size - 1) == texts
 
 
 @on_every_rank
