@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.support.hosts import ON_HOSTS, OWN, ROOT, Hosts, hosts_fixture
-from tests.support.launching import PROGRAMS, wait_for
+from tests.support.launching import wait_for
 
 pytestmark = ON_HOSTS
 
@@ -44,7 +45,7 @@ def on(hosts: Hosts, name: str, *command: str) -> None:
 def off_and_other_versions(hosts: Hosts, folder: Path) -> None:
     """Kill h3; give h2 another version of torch, and a changed file of this package."""
     hosts.kill("h3")
-    (version,) = (PROGRAMS.parent / "lib").glob("python3*/site-packages/torch/version.py")
+    version = Path(torch.version.__file__)
     changed = folder / "version.py"
     code = folder / "loop.py"
     changed.write_text(f"{version.read_text()}\n__version__ = '9.9'\n")
@@ -55,7 +56,7 @@ def off_and_other_versions(hosts: Hosts, folder: Path) -> None:
 
 def computes_wrongly(hosts: Hosts, folder: Path) -> None:
     """Let convolutions on h2 be wrong by a part in a thousand."""
-    (functions,) = (PROGRAMS.parent / "lib").glob("python3*/site-packages/torch/nn/functional.py")
+    functions = Path(torch.nn.functional.__file__)
     changed = folder / "functional.py"
     wrong = "_right = conv2d\n\ndef conv2d(*given, **options):\n"
     wrong += "    return 1.001 * _right(*given, **options)\n"
