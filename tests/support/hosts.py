@@ -97,16 +97,11 @@ def missing() -> str:
     if os.geteuid() != 0:
         return "namespaces with networks of their own take root"
     needed = ("ip", "unshare", "nsenter", "setpriv", "sshd", "ssh", "ssh-keygen")
-    if absent := [name for name in needed if _program(name) is None]:
-        return (
-            f"no {', '.join(absent)}: apt install iproute2 util-linux openssh-server openssh-client"
-        )
+    if not all(map(_program, needed)):
+        return "apt install iproute2 util-linux openssh-server openssh-client"
     probe = ["unshare", *_NAMESPACES, "true"]
-    return (
-        ""
-        if subprocess.run(probe, capture_output=True, check=False).returncode == 0
-        else "no namespaces here"
-    )
+    fails = subprocess.run(probe, capture_output=True, check=False).returncode
+    return "no namespaces here" if fails else ""
 
 
 @dataclass
@@ -199,24 +194,16 @@ class Hosts:
 
     def part(self, one: str, other: str, *, undo: bool = False) -> None:
         """Keep two hosts from reaching each other, as a firewall does; others reach both."""
+        change = "del" if undo else "add"
         for host, unreachable in ((one, other), (other, one)):
-            self._ip(
-                host,
-                "route",
-                "del" if undo else "add",
-                "blackhole",
-                f"{self.address(unreachable)}/32",
-            )
+            self._ip(host, "route", change, "blackhole", f"{self.address(unreachable)}/32")
 
     def resolve(self, name: str, known: str, address: str) -> None:
         """Let the name `known` resolve to this address on one host only."""
         own = self.folder / f"hosts-{name}"
         lines = (self.folder / "hosts").read_text().splitlines()
-        own.write_text(
-            "\n".join(
-                [*(line for line in lines if line.split()[1] != known), f"{address} {known}\n"]
-            )
-        )
+        lines = [line for line in lines if line.split()[1] != known]
+        own.write_text("\n".join([*lines, f"{address} {known}\n"]))
         _run("nsenter", "-t", str(self.init(name)), "-m", "mount", "--bind", str(own), "/etc/hosts")
 
     def add_network(self, name: str, interface: str, address: str) -> None:
@@ -239,11 +226,8 @@ class Hosts:
 def hosts(folder: Path, count: int, names: int) -> Iterator[Hosts]:
     """Run `count` hosts; `names` host names are known in all."""
     folder.mkdir()
-    lines = [
-        "127.0.0.1 localhost",
-        *(f"{SUBNET}.{number} h{number}" for number in range(1, names + 1)),
-    ]
-    (folder / "hosts").write_text("\n".join(lines) + "\n")
+    lines = [f"{SUBNET}.{number} h{number}\n" for number in range(1, names + 1)]
+    (folder / "hosts").write_text("".join(["127.0.0.1 localhost\n", *lines]))
     for key in ("host_key", "user_key"):
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key))
     (folder / "sshd_config").write_text(
@@ -323,11 +307,9 @@ def arguments(epochs: int = 8, model: str = OBEDIENT, more: str = "--output-dir 
     in 3 slots, with a ledger.
     """
     line = (
-        f"--data digits --model {model} --epochs {epochs} --global-batch-size 60 "
-        "--batch-size 20 --ledger "
-    )
-    line += (
-        f"--learning-rate 0.02 --augment none --log-steps 1 --device cpu --commit-steps 10 {more}"
+        f"--data digits --model {model} --epochs {epochs} --global-batch-size 60 --batch-size 20 "
+        "--ledger --learning-rate 0.02 --augment none --log-steps 1 --device cpu "
+        f"--commit-steps 10 {more}"
     )
     return line.split()
 
@@ -421,12 +403,12 @@ class Job(Training):
     def list(self, *lines: str) -> None:
         list_hosts(self.folder, lines)
 
-    def completes(self, expected: Weights, epochs: int = 8) -> None:
+    def completes(self, expected: Weights) -> None:
         """Wait for the end of the training, at full speed, and check its result."""
         pace(self.folder, 0)
         wait_for("the end", lambda: self.launcher.poll() is not None, limit_s=500)
         assert self.launcher.returncode == 0, self.output
-        check(self, expected, epochs)
+        check(self, expected)
 
 
 @contextmanager
@@ -483,15 +465,9 @@ class Slurm:
 
     def words(self, *words: str) -> list[str]:
         """Return the command that runs another one on h1 as a user would."""
-        own = [
-            f"PATH={PATH}",
-            f"SLURM_CONF={self.folder}/slurm.conf",
-            f"PYTHONPATH={ROOT}",
-            "OMP_NUM_THREADS=1",
-        ]
         # nodes share it: ranks of a plain srun have their secret there
-        home = f"HOME={self.folder}"
-        return self.hosts.inside("h1", self.folder, "env", *own, home, *words)
+        own = [f"HOME={self.folder}", f"SLURM_CONF={self.folder}/slurm.conf"]
+        return self.hosts.inside("h1", self.folder, *OWN, *own, *words)
 
     def command(self, *words: str) -> str:
         done = subprocess.run(

@@ -61,7 +61,6 @@ def as_other_account(work: Callable[[], None], network: int | None = None) -> in
     """
     if (child := os.fork()) > 0:
         return child
-    code = 1
     try:
         if network is not None:
             with open(f"/proc/{network}/ns/net") as file:
@@ -70,11 +69,11 @@ def as_other_account(work: Callable[[], None], network: int | None = None) -> in
         os.setgid(OTHER_ACCOUNT)
         os.setuid(OTHER_ACCOUNT)
         work()
-        code = 0
+        os._exit(0)
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(code)
+        os._exit(1)
 
 
 def _requests(owned: Path) -> list[bytes]:
@@ -85,9 +84,11 @@ def _requests(owned: Path) -> list[bytes]:
         "worker_addresses/localhost:0": coded,
         "runfunc/func": coded,
         "hvd_train/verdict.0": b"stop",
+        "global/0": code,
+        "exit_report/0": b'{"exit_code": 2, "error": "a lie"}',
+        "left/0": b'[0, "a lie"]',
+        "run_dir/0": b"/",
     }
-    puts |= {"global/0": code, "exit_report/0": b'{"exit_code": 2, "error": "a lie"}'}
-    puts |= {"left/0": b'[0, "a lie"]', "run_dir/0": b"/"}
     gets = ("heartbeat/0", "leaving/0", "leaving/1", "rank_and_size/localhost:0", "global/0")
     signed = (
         f"Horovod-Nonce: {'a' * 32}-1\r\nHorovod-Digest: "
