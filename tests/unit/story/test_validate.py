@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hvd_train import Config
@@ -29,26 +30,19 @@ class Table(nn.Module):
         return images.flatten(1)
 
 
-def scores_of(
-    model: nn.Module, data: Arrays, classes: tuple[str, ...], world: World, micro: int
-) -> Scores:
-    loader = ArrayLoader(data, PLAIN, CPU, seed=0)
-    task = classification(Config(), classes)
-    config = Config().replace(eval_batch_size=micro)
-    return evaluate(config, CPU, task, Measuring(task.evaluate), model, loader, world)
-
-
 def scores(model: nn.Module, images: Tensor, labels: list[int], micro: int = 2) -> Scores:
     data = Arrays(images.view(len(labels), 1, 1, -1), torch.tensor(labels), len(labels))
-    return scores_of(model, data, tuple("abcdefgh"[: images.shape[1]]), LocalWorld(), micro)
+    loader = ArrayLoader(data, PLAIN, CPU, seed=0)
+    config = Config().replace(eval_batch_size=micro)
+    task = classification(config, tuple("abcdefgh"[: images.shape[1]]))
+    return evaluate(config, CPU, task, Measuring(task.evaluate), model, loader, LocalWorld())
 
 
 @pytest.mark.parametrize("micro", [1, 2, 100])
 def test_scores_equal_values_worked_out_by_hand(micro: int) -> None:
     """Two of three a are right, b is wrong, c is right; d has no sample."""
-    logits = torch.zeros(5, 4)
-    for row, column in enumerate([0, 0, 1, 2, 2]):
-        logits[row, column] = math.log(7.0)  # 7 of 10 for one class, 1 of 10 for each of the others
+    # 7 of 10 for one class, 1 of 10 for each of the others
+    logits = math.log(7.0) * F.one_hot(torch.tensor([0, 0, 1, 2, 2]), 4)
     result = scores(Table(), logits, [0, 0, 0, 1, 2], micro)
     assert result.count == 5
     assert result["top1"] == 3 / 5
