@@ -27,7 +27,7 @@ from hvd_train.state import to_host
 from hvd_train.tasks.builtin import classification
 from hvd_train.tasks.task import Mean, Measure, Measuring, Scores, Task, Total
 from hvd_train.world.world import World
-from tests.support.worlds import own_generator
+from tests.support.worlds import StoppingRank, StoppingWorld, own_generator, run_ranks
 
 Weights = dict[str, Tensor]
 RUN = Path("run")  # of `small_config`
@@ -297,6 +297,16 @@ def trained(
 
     result = train(config, model=model, data=data, task=task, world=world)
     return result, to_host(built[-1].state_dict())
+
+
+def trained_on_changing_ranks(
+    config: Config, data: Callable[[DataConfig], object] = few_digits
+) -> list[tuple[Result, Weights]]:
+    """Train 14 steps on one rank, five on three and the rest on two, which give the results."""
+    trained(StoppingWorld(14), config, data=data)
+    body = lambda world: trained(world, config, data=data)  # noqa: E731
+    run_ranks(3, body, kind=StoppingRank)
+    return run_ranks(2, body)
 
 
 def steps_on_disk() -> list[int]:
