@@ -1,6 +1,7 @@
 """One optimizer step, against plain torch."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -75,7 +76,7 @@ def test_a_step_equals_plain_torch(micro: int, clip: float | None, scale: float 
 )
 def test_what_the_settings_ask_too_much_is_one_line(error: Exception, says: str) -> None:
     model = own_generator(runs.convnet(10))
-    model.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(error))
+    model.register_forward_pre_hook(Mock(side_effect=error))
     with pytest.raises(UsageError, match=says):
         take(model)
 
@@ -100,12 +101,15 @@ def test_clipping_rounds_the_same_whether_the_reduction_knows_the_squares() -> N
 
 
 @pytest.mark.parametrize(
-    ("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)]
+    ("precision", "dtype", "scale"),
+    [("bf16", torch.bfloat16, None), ("fp16", torch.float16, 128.0)],
 )
-def test_mixed_precision_keeps_weights_in_fp32(precision: str, dtype: torch.dtype) -> None:
+def test_mixed_precision_keeps_weights_in_fp32(
+    precision: str, dtype: torch.dtype, scale: float | None
+) -> None:
     model = own_generator(runs.batch_norm(10))
     seen = set()
     model[0].register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
-    take(model, scale=128.0 if precision == "fp16" else None, precision=precision)
+    take(model, scale=scale, precision=precision)
     assert seen == {dtype}
     assert all(p.dtype == torch.float32 and p.isfinite().all() for p in model.parameters())

@@ -18,7 +18,7 @@ from hvd_train.tasks.task import Measures, Measuring, Scores, Total
 from hvd_train.validate import evaluate
 from hvd_train.world.world import LocalWorld, World
 from tests.support import runs
-from tests.support.runs import CPU, PLAIN, small_config
+from tests.support.runs import CLASSIFY, CPU, PLAIN, small_config
 from tests.support.worlds import own_generator, run_ranks
 
 
@@ -60,16 +60,15 @@ def test_an_evaluation_is_the_same_for_every_world_size(count: int) -> None:
     val = Arrays(few.val.images.float() / 255, few.val.labels, count)
     loader = ArrayLoader(val, PLAIN, CPU, seed=0)
     config = Config().replace(eval_batch_size=5)
-    of_classes = classification(Config(), few.classes)
 
     def measure(model: nn.Module, batch: Any) -> Measures:
         logits = model(batch[0])
         fractions = torch.cat([logits.double() ** power for power in (3, -3)]).sum(0)
-        return {**of_classes.evaluate(model, batch), "fractions": Total(fractions)}
+        return {**CLASSIFY.evaluate(model, batch), "fractions": Total(fractions)}
 
     def on_rank(world: World) -> Scores:
         model = own_generator(runs.batch_norm(10))
-        return evaluate(config, CPU, of_classes, Measuring(measure), model, loader, world)
+        return evaluate(config, CPU, CLASSIFY, Measuring(measure), model, loader, world)
 
     alone = on_rank(LocalWorld())
     assert alone.count == count
