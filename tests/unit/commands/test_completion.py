@@ -6,14 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hvd_train import cli
 from hvd_train.commands import tree
 from hvd_train.config import Config
-
-
-def printed(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
-    assert cli.run(["completion", shell]) == 0
-    return capsys.readouterr().out
+from tests.unit.commands.conftest import Command
 
 
 @pytest.mark.parametrize(
@@ -31,25 +26,22 @@ def printed(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("report runs/", ""),  # files, by the shell
     ],
 )
-def test_bash_offers_words(typed: str, offered: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("script").write_text(printed("bash", capsys))
+def test_bash_offers_words(typed: str, offered: str, command: Command) -> None:
     ask = (
         'source ./script; COMP_WORDS=(hvd-train "$@"); COMP_CWORD=$#; _hvd_train; '
         'echo "${COMPREPLY[*]}"'
     )
+    Path("script").write_text(command("completion bash").out)
     line = ["bash", "--norc", "-c", ask, "bash", *typed.split(" ")]
-    assert (
-        subprocess.run(line, capture_output=True, text=True, check=True, timeout=60).stdout
-        == f"{offered}\n"
-    )
+    assert subprocess.check_output(line, text=True) == f"{offered}\n"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_a_shell_reads_its_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shell_reads_its_script(shell: str, command: Command) -> None:
     """It has all commands and all settings of a run."""
-    Path("script").write_text(text := printed(shell, capsys))
+    Path("script").write_text(text := command(f"completion {shell}").out)
     words = set(text.replace("'", " ").split())
     assert {f"--{name.replace('_', '-')}" for name in Config().settings()} < words
     assert set(tree.tree().commands) < words
     if shutil.which(shell):
-        subprocess.run([shell, "-n", "script"], check=True, timeout=60)
+        subprocess.run([shell, "-n", "script"], check=True)
