@@ -3,14 +3,16 @@
 import os
 import shlex
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
+from unittest.mock import Mock
 
 import pytest
 
-from hvd_train import cli
 from hvd_train.launch import ssh, start
 from tests.support.launching import LOCALHOST, PYTHON, write_program
+from tests.unit.commands.conftest import Command
 
 MPIRUNS = {
     "4": "mpirun (Open MPI) 4.1.8",
@@ -18,37 +20,33 @@ MPIRUNS = {
     "mpich": "HYDRA build details:\n    Version: 4.3.2",
     "intel": "Intel(R) MPI Library for Linux* OS, Version 2021.17",
 }
-
-
-class Printed:
-    """Run `hvd-train launch --dry-run ...` in a folder of programs that are on the PATH;
-    return the printed line.
-    """
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-        self._capsys = capsys
-        self.folder = folder
-
-    def __call__(self, line: str) -> str:
-        assert cli.run(["launch", "--dry-run", *shlex.split(line)]) == 0
-        out, err = self._capsys.readouterr()
-        assert err == ""
-        return out.strip()
+Printed = Callable[[str], str]
 
 
 @pytest.fixture
-def printed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Printed:
+def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Return a folder of programs that are on the PATH."""
     folder = tmp_path / "an environment" / "bin"
-    for name in ("horovodrun", "hvd-train", "python", "orted"):
+    for name in ("horovodrun", "hvd-train", "orted"):
         write_program(folder, name, "exit 9")
     write_program(folder, "python", f'exec {PYTHON} "$@"')
     monkeypatch.setattr("sys.executable", str(folder / "python"))
     monkeypatch.setenv("PATH", str(folder), prepend=":")
     for name in ("CUDA_VISIBLE_DEVICES", "HVD_TRAIN_ENV"):
         monkeypatch.setenv(name, "")
-    return Printed(capsys, folder)
+    return folder
+
+
+@pytest.fixture
+def printed(command: Command, programs: Path) -> Printed:
+    """Return a function that prints what `hvd-train launch` would run."""
+
+    def run(line: str) -> str:
+        out, err = command(f"launch --dry-run {line}")
+        assert err == ""
+        return out.strip()
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -88,14 +86,12 @@ def test_the_command_of_a_way_to_start(
 
 
 def test_programs_that_are_not_on_the_path_have_their_whole_path(
-    printed: Printed, monkeypatch: pytest.MonkeyPatch
+    printed: Printed, programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", os.environ["PATH"].partition(":")[2])
     monkeypatch.setattr("shutil.which", lambda name: None)
     words = shlex.split(printed("-- digits"))
-    assert [words[0], words[-3]] == [
-        str(printed.folder / name) for name in ("horovodrun", "hvd-train")
-    ]
+    assert [words[0], words[-3]] == [f"{programs}/horovodrun", f"{programs}/hvd-train"]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +124,7 @@ def test_gpus_that_the_driver_lists_are_counted(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_slots_of_the_hosts_are_the_ranks(
-    printed: Printed, monkeypatch: pytest.MonkeyPatch
+    printed: Printed, programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With --mpi, the Open MPI of this environment gets its folder and daemon on other
     hosts, unless these are set.
@@ -138,8 +134,8 @@ def test_slots_of_the_hosts_are_the_ranks(
     )
     begin = "horovodrun -np 16 -H a:4,b.example:3,10.0.0.1:8,c:1 --gloo "
     assert printed("--hosts 'my hosts' -- digits").startswith(begin)
-    agent = f"OMPI_MCA_orte_launch_agent='{printed.folder}/orted'"
-    begin = shlex.join(["env", f"OPAL_PREFIX={printed.folder.parent}", agent, "horovodrun"])
+    agent = f"OMPI_MCA_orte_launch_agent='{programs}/orted'"
+    begin = shlex.join(["env", f"OPAL_PREFIX={programs.parent}", agent, "horovodrun"])
     assert printed(f"--hosts {LOCALHOST} --mpi").startswith(begin)
     monkeypatch.setenv("OMPI_MCA_orte_launch_agent", "my-orted")
     monkeypatch.setenv("OPAL_PREFIX", "/my/mpi")
@@ -148,26 +144,28 @@ def test_slots_of_the_hosts_are_the_ranks(
 
 @pytest.mark.parametrize("kind", MPIRUNS)
 def test_each_mpirun_gets_its_own_flags(
-    kind: str, printed: Printed, monkeypatch: pytest.MonkeyPatch
+    kind: str, printed: Printed, programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each mpirun gets hosts, slots, needed variables, no binding to cores, and
     an ssh that never prompts.
     """
-    write_program(printed.folder, "mpirun", f"printf '%s\\n' {shlex.quote(MPIRUNS[kind])}")
-    (printed.folder / "orted").unlink()
-    for name, value in {"NCCL_DEBUG": "INFO", "MPIRUN_FLAGS": "--tag x"}.items():
+    write_program(programs, "mpirun", f"printf '%s\\n' {shlex.quote(MPIRUNS[kind])}")
+    (programs / "orted").unlink()
+    for name, value in {
+        "NCCL_DEBUG": "INFO",
+        "MPIRUN_FLAGS": "--tag x",
+        "WANTED": "hunter2",
+        "AWS_SECRET_ACCESS_KEY": "hunter2",
+    }.items():
         monkeypatch.setenv(name, value)
-    for name in ("WANTED", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "hunter2")
     line = printed("--with mpirun --hosts a:4,b:2 --env WANTED -- digits --epochs 5")
     assert line.startswith("env HVD_TRAIN_ENV=WANTED mpirun -np 6 --tag x ")
     assert line.endswith(" hvd-train train digits --epochs 5")
     if kind in ("4", "5"):
-        assert all(f"-x {name}" in line for name in ("PATH", "NCCL_DEBUG", "WANTED"))
-        assert "--bind-to none --map-by slot" in line
-        assert "--host a:4,b:2" in line
-        assert ("--mca plm_rsh_args '-o BatchMode=yes" in line) == (kind == "4")
-        assert ("--prtemca plm_ssh_args '-o BatchMode=yes" in line) == (kind == "5")
+        ssh_flag = {"4": "--mca plm_rsh_args", "5": "--prtemca plm_ssh_args"}[kind]
+        wanted = ["-x PATH", "-x NCCL_DEBUG", "-x WANTED", f"{ssh_flag} '-o BatchMode=yes"]
+        wanted += ["--bind-to none --map-by slot", "--host a:4,b:2"]
+        assert [flag for flag in wanted if flag not in line] == []
     else:
         _, listed = line.split("-bind-to none -hosts a:4,b:2 -genvlist ")
         assert {"PATH", "NCCL_DEBUG", "WANTED"} <= set(listed.split()[0].split(","))
@@ -175,24 +173,34 @@ def test_each_mpirun_gets_its_own_flags(
     assert "hunter2" not in line
 
 
-def test_elastic_jobs(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The start waits for the slots that are listed, at most --max-np and at least --min-np."""
-    Path("hosts").write_text("h1 slots=4\nh2 slots=4\n")
-    listed = f"--host-discovery-script 'cat {Path('hosts').resolve()}'"
-    for options, ranks in (
+@pytest.mark.parametrize(
+    ("options", "ranks"),
+    [
         ("", "-np 8 --min-np 1 "),
         ("--max-np 6", "-np 6 "),
         ("--min-np 9", "-np 9 "),
         ("--np 3", "-np 3 "),
-    ):
-        line = printed(f"--elastic --hosts hosts {options} -- digits")
-        assert ranks in line
-        assert listed in line
+    ],
+)
+def test_an_elastic_job_starts_with_the_listed_slots(
+    options: str, ranks: str, printed: Printed
+) -> None:
+    """At most --max-np and at least --min-np."""
+    Path("hosts").write_text("h1 slots=4\nh2 slots=4\n")
+    line = printed(f"--elastic --hosts hosts {options} -- digits")
+    assert ranks in line
+    assert f"--host-discovery-script 'cat {Path('hosts').resolve()}'" in line
+
+
+def test_an_elastic_job_finds_its_hosts(
+    printed: Printed, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On this machine, or in the nodes of an allocation that are up."""
     line = printed("--elastic --np 3 -- digits")
     assert "--host-discovery-script 'echo localhost:3'" in line
     assert "-np 3 " in line
     states = r"printf 'n1:8 alloc\nn2:8 alloc*\nn3:8 down\nn4:8 mix\nn1:8 alloc\nn5:8 failg\n'"
-    write_program(printed.folder, "sinfo", states)
+    write_program(programs, "sinfo", states)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-5]")
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")
     words = shlex.split(printed("--elastic --with slurm -- digits"))
@@ -202,21 +210,20 @@ def test_elastic_jobs(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("configured", "accepts"),
-    [("ask", True), ("true", False), ("accept-new", False), (None, False)],
+    ("says", "accepts"),
+    [
+        ("echo user me; echo stricthostkeychecking ask; echo port 22", True),
+        ("echo stricthostkeychecking accept-new", False),
+        ("exit 255", False),
+    ],
 )
 def test_new_host_keys_are_accepted_unless_the_user_has_configured_otherwise(
-    configured: str | None, accepts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    says: str, accepts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Horovod, whose command starts the ranks, agrees."""
     from horovod.runner.util import remote
 
-    host = f"configured-{configured}"
-    says = (
-        "exit 255"
-        if configured is None
-        else f"echo user me; echo stricthostkeychecking {configured}; echo port 22"
-    )
+    host = f"host-{len(says)}"  # what ssh says of a host is asked once
     write_program(tmp_path, "ssh", f'[ "$*" = "-G -- {host}" ] || exit 9; {says}')
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     option = ["-o", "StrictHostKeyChecking=accept-new"] if accepts else []
@@ -226,22 +233,18 @@ def test_new_host_keys_are_accepted_unless_the_user_has_configured_otherwise(
 
 
 def test_train_takes_the_launchers_options(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`--np` and `--hosts`, before or after others, are short for `launch`; ranks refuse them."""
-    started = list[list[str]]()
-
-    def execvp(_: str, words: list[str]) -> None:
-        started.append(words)
-        raise SystemExit
-
+    execvp = Mock(side_effect=SystemExit)
     monkeypatch.setattr("os.execvp", execvp)
     for line in ("digits --np 3 --epochs 2", "digits --epochs 2 -np=3 --hosts localhost:3"):
         with pytest.raises(SystemExit):
-            cli.run(["train", *line.split()])
-    assert [words[1:3] for words in started] == [["-np", "3"]] * 2
-    assert [words[-3:] for words in started] == [["digits", "--epochs", "2"]] * 2
+            command(f"train {line}")
+        _, words = execvp.call_args.args
+        assert words[1:3] == ["-np", "3"]
+        assert words[-3:] == ["digits", "--epochs", "2"]
     monkeypatch.setenv("HOROVOD_RANK", "0")
     monkeypatch.setenv("HOROVOD_SIZE", "1")
-    assert cli.run(["train", "digits", "--np", "2"]) == 2
-    assert "horovodrun has started the ranks: leave out --np 2" in capsys.readouterr().err
+    printed = command("train digits --np 2", 2).err
+    assert "horovodrun has started the ranks: leave out --np 2" in printed
