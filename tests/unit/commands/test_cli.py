@@ -14,13 +14,12 @@ from unittest.mock import Mock
 import pytest
 from PIL import Image
 
-from hvd_train import cli, train
+from hvd_train import train
 from hvd_train.commands import sweep, tree
 from hvd_train.config import Config, DataConfig
 from hvd_train.data.sources import open_data
 from hvd_train.doctor.machine import Finding
 from hvd_train.errors import RankLost, UsageError
-from hvd_train.report.page import Chart
 from hvd_train.validate import Scores
 from tests.support.launching import HVD_TRAIN
 from tests.support.run_folders import event, start, step, whole_run, write
@@ -29,49 +28,33 @@ from tests.unit.commands.conftest import Command
 
 HOSTILE = "h1\x1b]0;title\x07\x9b2J\u202e[/b] is"
 OBEYED = {"\x1b", "\x07", "\x9b", "\u202e"}
-COMMANDS = {parser.prog.partition(" ")[2]: parser for parser in tree.parsers(tree.tree())}
+COMMANDS = [parser.prog.partition(" ")[2] for parser in tree.parsers(tree.tree())]
 
 
-@pytest.fixture
-def _no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Chart, "shown", lambda chart: (b"", "{}"))
-
-
-def ended_with(arguments: list[str]) -> object:
-    """Return the exit code of a command that prints and ends."""
-    with pytest.raises(SystemExit) as ended:
-        cli.run(arguments)
-    return ended.value.code
-
-
-def test_usage_and_version_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_and_version_are_printed(command: Command) -> None:
     """Without a command there is the usage, and an exit code for a mistake."""
-    for code, words in ((2, []), (2, ["bench"]), (0, ["help"]), (0, ["bench", "-h"])):
-        assert ended_with(words) == code
-        assert capsys.readouterr().out.startswith("usage: hvd-train ")
-    assert ended_with(["--version"]) == 0
-    assert re.fullmatch(r"hvd-train \d+\.\d+\.\d+\n", capsys.readouterr().out)
+    for line, code in {"": 2, "bench": 2, "help": 0, "bench -h": 0}.items():
+        assert command(line, code).out.startswith("usage: hvd-train ")
+    assert re.fullmatch(r"hvd-train \d+\.\d+\.\d+\n", command("--version").out)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_a_command_is_its_own(
-    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says what this command does and has all flags that it reads; lines fit a terminal."""
     monkeypatch.setenv("COLUMNS", "80")
-    assert ended_with([*command.split(), "--help"]) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith(f"usage: hvd-train {command}".rstrip())
+    printed = command(f"{name} --help").out
+    assert printed.startswith(f"usage: hvd-train {name}".rstrip())
     assert max(map(len, printed.splitlines())) <= 80
     own = {"config": "--trust", "sweep": "--hosts FILE", "train": "--np N"}
-    assert own.get(command, "--help") in printed
-    assert ("Train a recipe, changed by flags" in printed) == (command in ("", "train"))
+    assert own.get(name, "--help") in printed
+    assert ("Train a recipe, changed by flags" in printed) == (name in ("", "train"))
     assert ("--image-size INT|none" in printed) == ("[RECIPE]" in printed)
 
 
-def test_a_help_has_the_settings_of_the_recipe(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ended_with(["train", "imagenet-resnet50", "--help"]) == 0
-    assert "(default: 90)" in capsys.readouterr().out
+def test_a_help_has_the_settings_of_the_recipe(command: Command) -> None:
+    assert "(default: 90)" in command("train imagenet-resnet50 --help").out
 
 
 def test_an_error_is_a_line_and_a_code(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,13 +204,12 @@ def test_a_report_takes_a_sweep_and_leaves_out_what_is_no_run(command: Command) 
 
 
 @pytest.mark.usefixtures("_no_charts")
-def test_the_newest_run_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_newest_run_is_the_default(command: Command) -> None:
     for number, name in enumerate(("b", "a", "c")):
         write(Path("runs") / name, whole_run())
         os.utime(Path("runs") / name / "metrics.jsonl", (number % 2, number % 2))
-    for command in ("watch", "report", "audit"):
-        cli.run([command])
-        assert "hvd-train: the newest run: runs/a\n" in capsys.readouterr().err
+    for line, code in {"watch": 0, "report": 0, "audit": 2}.items():
+        assert "hvd-train: the newest run: runs/a\n" in command(line, code).err
 
 
 def test_ranks_without_a_number_are_refused_by_a_program_of_the_user(

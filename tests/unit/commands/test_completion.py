@@ -21,7 +21,6 @@ from tests.unit.commands.conftest import Command
         ("evaluate --split t", "train test"),
         ("completion ", "--help bash zsh"),
         ("bench ", "--help throughput scaling"),
-        ("bench scaling --mode ", "weak strong"),
         ("sweep digits --ho", "--hosts"),
         ("report runs/", ""),  # files, by the shell
     ],
