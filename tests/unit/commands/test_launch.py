@@ -12,7 +12,7 @@ import pytest
 
 from hvd_train.launch import ssh, start
 from tests.support.launching import LOCALHOST, PYTHON, write_program
-from tests.unit.commands.conftest import Command
+from tests.unit.commands.conftest import Command, typed_and_printed
 
 MPIRUNS = {
     "4": "mpirun (Open MPI) 4.1.8",
@@ -49,39 +49,44 @@ def printed(command: Command, programs: Path) -> Printed:
     return run
 
 
-@pytest.mark.parametrize(
-    ("line", "started"),
-    [
-        ("-n 3 -- train digits --epochs 5", "horovodrun -np 3 --gloo {typed}"),
-        ("-n 3 -- digits --epochs 5", "horovodrun -np 3 --gloo {typed}"),
-        ("-n 3 -- hvd-train train digits --epochs 5", "horovodrun -np 3 --gloo {typed}"),
-        ("--np 2", "horovodrun -np 2 --gloo hvd-train train"),
-        ("--np 2 -- mine.py --lr 1", "horovodrun -np 2 --gloo python mine.py --lr 1"),
-        ("--np 2 python 'my loop.py'", "horovodrun -np 2 --gloo python 'my loop.py'"),
-        ("--hosts a:4,b:4 --np 6", "horovodrun -np 6 -H a:4,b:4 --gloo hvd-train train"),
-        ("--with slurm --np 4 -- digits --epochs 5", "srun --ntasks 4 {typed}"),
-        (
-            "--with slurm --requeue -- digits --epochs 5",
-            "srun {typed} --output-dir runs/slurm-7",
-        ),
-        ("--with slurm --requeue -- mine.py --output-dir=o", "srun python mine.py --output-dir=o"),
-        (
-            "--with slurm --image a.sif -- digits --epochs 5",
-            "srun apptainer exec --nv a.sif {typed}",
-        ),
-        (
-            "--with apptainer --np 2 -- digits --epochs 5",
-            "apptainer exec hvd_train.sif horovodrun -np 2 --gloo {typed}",
-        ),
-    ],
-)
+# What `hvd-train launch --dry-run` prints for each command line.
+STARTED = """
+$ -n 3 -- train digits --epochs 5
+horovodrun -np 3 --gloo hvd-train train digits --epochs 5
+$ -n 3 -- digits --epochs 5
+horovodrun -np 3 --gloo hvd-train train digits --epochs 5
+$ -n 3 -- hvd-train train digits --epochs 5
+horovodrun -np 3 --gloo hvd-train train digits --epochs 5
+$ --np 2
+horovodrun -np 2 --gloo hvd-train train
+$ --np 2 -- mine.py --lr 1
+horovodrun -np 2 --gloo python mine.py --lr 1
+$ --np 2 python 'my loop.py'
+horovodrun -np 2 --gloo python 'my loop.py'
+$ --hosts a:4,b:4 --np 6
+horovodrun -np 6 -H a:4,b:4 --gloo hvd-train train
+$ --with slurm --np 4 -- digits --epochs 5
+srun --ntasks 4 hvd-train train digits --epochs 5
+$ --with slurm --requeue -- digits --epochs 5
+srun hvd-train train digits --epochs 5 --output-dir runs/slurm-7
+$ --with slurm --requeue -- mine.py --output-dir=o
+srun python mine.py --output-dir=o
+$ --with slurm --image a.sif -- digits --epochs 5
+srun apptainer exec --nv a.sif hvd-train train digits --epochs 5
+$ --with apptainer --np 2 -- digits --epochs 5
+apptainer exec hvd_train.sif horovodrun -np 2 --gloo hvd-train train digits --epochs 5
+"""
+CASES = typed_and_printed(STARTED)
+
+
+@pytest.mark.parametrize("line", CASES)
 def test_the_command_of_a_way_to_start(
-    line: str, started: str, printed: Printed, monkeypatch: pytest.MonkeyPatch
+    line: str, printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch job that goes back into the queue writes into one folder."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setattr(ssh, "check", lambda *_: None)
-    assert printed(line) == started.format(typed="hvd-train train digits --epochs 5")
+    assert printed(line) == CASES[line]
     assert list(Path().iterdir()) == [Path("an environment")]
 
 
@@ -100,7 +105,6 @@ def test_programs_that_are_not_on_the_path_have_their_whole_path(
         ("0,1,2", 1, 3),
         ("0,-1,1", 64, 1),
         ("GPU-1a,GPU-2b", 64, 2),
-        ("-1", 64, 2),
         ("", 64, 2),
         ("", 1, 1),
     ],
@@ -236,11 +240,10 @@ def test_train_takes_the_launchers_options(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`--np` and `--hosts`, before or after others, are short for `launch`; ranks refuse them."""
-    execvp = Mock(side_effect=SystemExit)
+    execvp = Mock(side_effect=SystemExit(0))
     monkeypatch.setattr("os.execvp", execvp)
     for line in ("digits --np 3 --epochs 2", "digits --epochs 2 -np=3 --hosts localhost:3"):
-        with pytest.raises(SystemExit):
-            command(f"train {line}")
+        command(f"train {line}")
         _, words = execvp.call_args.args
         assert words[1:3] == ["-np", "3"]
         assert words[-3:] == ["digits", "--epochs", "2"]
