@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from hvd_train.network.models import digits_convnet
-from hvd_train.report.page import Chart
 from tests.support.run_folders import whole_run, write
 from tests.unit.commands.conftest import Command
 
@@ -25,9 +24,8 @@ def planted(**settings: Any) -> None:
     torch.save(digits_convnet(10).state_dict(), "runs/evil/model-best.pt")
 
 
-def test_code_of_a_run_is_imported_only_with_trust(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("_no_charts")
+def test_code_of_a_run_is_imported_only_with_trust(command: Command) -> None:
     """One line names the code and what to type."""
     planted(model="runs.evil.payload:net")
     for line in (
@@ -37,19 +35,24 @@ def test_code_of_a_run_is_imported_only_with_trust(
     ):
         says = f"{line.split()[-1]} {UNASKED}; if you trust who wrote it, add --trust\n"
         assert command(line, 2).err == f"hvd-train: {says}"
-    monkeypatch.setattr(Chart, "shown", lambda chart: (b"", "{}"))
     command("report runs/evil")
     assert not Path("owned").exists()
     assert "(360 samples)" in command("evaluate runs/evil --trust").out
     assert Path("owned").exists()
 
 
-@pytest.mark.parametrize("setting", ["data", "task", "optimizer", "schedule"])
-def test_each_setting_that_names_code_needs_trust(setting: str, command: Command) -> None:
-    planted(**{setting: "runs.evil.payload:net", "nesterov": False})
+@pytest.mark.parametrize("setting", ["data", "task", "optimizer", "schedule", "copy_to"])
+def test_each_setting_that_names_code_or_a_url_needs_trust(
+    setting: str, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No code is imported, and no URL is opened."""
+    monkeypatch.setattr("hvd_train.run_files.remote.file_system", opened := Mock())
+    value = "sftp://evil/x" if setting == "copy_to" else "runs.evil.payload:net"
+    planted(**{"output_dir": Path("x"), "nesterov": False, setting: value})
     printed = command("config --config runs/evil/config.yaml", 2).err
-    assert f"names runs.evil.payload:net as its {setting}" in printed
+    assert f"names {value} as its {setting}" in printed
     assert not Path("owned").exists()
+    opened.assert_not_called()
 
 
 @pytest.mark.parametrize(
@@ -73,11 +76,3 @@ def test_a_run_asks_for_nothing_from_elsewhere(
     planted(**settings)
     assert says in command("evaluate runs/evil", 2).err
     assert not Path("elsewhere").exists()
-
-
-def test_a_url_of_a_config_is_not_opened(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hvd_train.run_files.remote.file_system", opened := Mock())
-    planted(output_dir=Path("x"), copy_to="sftp://evil/x")
-    printed = command("config --config runs/evil/config.yaml", 2).err
-    assert "names sftp://evil/x as its copy_to" in printed
-    opened.assert_not_called()
