@@ -179,12 +179,6 @@ def test_missing_values_are_gaps(values: tuple[float | None, ...], pieces: int) 
     assert path.count("M") == pieces
 
 
-def test_a_line_without_values_is_named() -> None:
-    image, _ = drawn((1, 2), (None, float("nan")))
-    assert "run 1: no values" in image
-    assert "run 0: no values" not in image
-
-
 def test_a_diverged_run_leaves_the_others_visible() -> None:
     """The axis is logarithmic then; the values for the pointer are those of the lines."""
     lines = [(2.5, None), (1e9, 2.0), (2.0, 1.0)]
