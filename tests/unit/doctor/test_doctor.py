@@ -1,26 +1,35 @@
 """Programs of the doctor, and their answers."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from hvd_train.doctor import machine, trial
 
-
-def error(*command: str) -> str:
-    found: str = machine.run(command, os.environ)["error"]
-    return found
+LOG = "[2]<stderr>:[E operations.cc] Horovod could not be initialized: Connect timeout [10.0.0.2]:9"
 
 
-def test_each_end_of_a_program_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last answer counts: it says what was being imported if that crashed."""
-    assert (
-        error(sys.executable, "-c", "import sys; print('\\nout', flush=True); exit('err')") == "out"
-    )
-    assert error("sh", "-c", "kill -ILL $$") == "killed by SIGILL"
-    assert error("false") == "exit code 1, without output"
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("echo; echo out; echo err", "out"),
+        ("kill -ILL $$", "killed by SIGILL"),
+        ("", "exit code 1, without output"),
+        (f"echo '{LOG}'; echo ValueError: x", "rank 2: Connect timeout [10.0.0.2]:9"),
+    ],
+)
+def test_each_end_of_a_program_has_a_line(script: str, says: str) -> None:
+    assert machine.run(["sh", "-c", f"{script}\nexit 1"], os.environ)["error"] == says
+
+
+def test_a_program_that_does_not_end_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "LIMIT_S", -19.9)
+    assert machine.run(["sleep", "60"], os.environ)["error"] == "no end in 0 s"
+
+
+def test_the_last_answer_of_a_program_counts() -> None:
+    """It says what was being imported if that crashed."""
     Path("broken").mkdir()
     Path("broken/torch.py").write_text("raise ImportError('no libcudart')")
     found = machine.run([*machine.TRIAL, "probe"], {**os.environ, "PYTHONPATH": "broken"})
@@ -28,13 +37,3 @@ def test_each_end_of_a_program_has_a_line(monkeypatch: pytest.MonkeyPatch) -> No
     answers = f"echo noise; echo '[1,0]<stdout>:{trial.ANSWER}{{\"size\": 2}}'; echo noise"
     found = machine.run(["sh", "-c", answers], os.environ)
     assert (found["size"], "error" in found) == (2, False)
-    log = (
-        "[2]<stderr>:[E operations.cc] Horovod could not be initialized: Connect "
-        "timeout [10.0.0.2]:9"
-    )
-    assert (
-        error("sh", "-c", f"echo '{log}'; echo ValueError: x; exit 1")
-        == "rank 2: Connect timeout [10.0.0.2]:9"
-    )
-    monkeypatch.setattr(trial, "LIMIT_S", -19.9)
-    assert error("sleep", "60") == "no end in 0 s"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hvd_train.doctor import cluster
-from hvd_train.doctor.machine import MACHINE_CHECKS, Finding, check_trial
+from hvd_train.doctor.machine import MACHINE_CHECKS, Facts, Finding, check_trial
 from hvd_train.launch.hosts import Host
 from tests.support.launching import write_program
 
@@ -21,34 +21,33 @@ PROBE = {
     "gpu_warning": "",
 }
 BUILT_IN = {"gloo": True, "mpi": True, "nccl": True}
-BUILD: dict[str, Any] = {
+BUILD = {
     "torch": PROBE["version"],
     "compiler": "g++ 12.2.0",
     "mpi": "Open MPI 4.1.8 (package index)",
-    "key": "abc",
-}
-BUILD |= {"patches": [{"name": f"C{number}"} for number in range(1, 13)]}
-INSTALLED = {"version": "0.28.1", "folder": "/env", "build": BUILD}
-HOST: dict[str, Any] = {
-    "gpus": {"listed": []},
-    "shared_memory": [8 * GB, 8 * GB],
-    "horovod": INSTALLED,
+    "patches": [{"name": f"C{number}"} for number in range(1, 13)],
 }
 SMI = {"listed": ["NVIDIA A100, 580.10", "NVIDIA A100, 580.10"]}
 
 
-def machine(**others: Any) -> dict[str, Any]:
+def machine(**others: Any) -> Facts:
     """Return the facts about a healthy machine, except for these."""
-    usual = {"probe": {**PROBE, **BUILT_IN}, "visible_gpus": None}
-    return {**HOST, **usual, **others}
+    return {
+        "gpus": {"listed": []},
+        "visible_gpus": None,
+        "shared_memory": [8 * GB, 8 * GB],
+        "probe": {**PROBE, **BUILT_IN},
+        **built(),
+        **others,
+    }
 
 
-def probed(**facts: Any) -> dict[str, Any]:
+def probed(**facts: Any) -> Facts:
     return machine(gpus=SMI, probe={**PROBE, **BUILT_IN, **facts})
 
 
-def built(**facts: Any) -> dict[str, Any]:
-    return machine(horovod={**INSTALLED, "build": {**BUILD, **facts}})
+def built(**facts: Any) -> Facts:
+    return {"horovod": {"version": "0.28.1", "folder": "/env", "build": {**BUILD, **facts}}}
 
 
 def agrees(finding: Finding, verdict: str, says: str) -> None:
@@ -79,12 +78,17 @@ def agrees(finding: Finding, verdict: str, says: str) -> None:
         ),
         (machine(horovod=None, probe=PROBE), "horovod", "warning", "make env"),
         (
-            built(patches=[{"name": "C1"}]),
+            machine(**built(patches=[{"name": "C1"}])),
             "horovod",
             "warning",
             "without the patches C12, C2, C3, C4, C5, C6",
         ),
-        (built(torch="2.13.0"), "horovod", "warning", "against torch 2.13.0, here is 2.15.0+cu132"),
+        (
+            machine(**built(torch="2.13.0")),
+            "horovod",
+            "warning",
+            "against torch 2.13.0, here is 2.15.0+cu132",
+        ),
         (
             machine(probe={**PROBE, "importing": "horovod", "error": "undefined symbol"}),
             "horovod",
@@ -100,9 +104,7 @@ def agrees(finding: Finding, verdict: str, says: str) -> None:
         ),
     ],
 )
-def test_findings_about_a_machine(
-    examined: dict[str, Any], name: str, verdict: str, says: str
-) -> None:
+def test_findings_about_a_machine(examined: Facts, name: str, verdict: str, says: str) -> None:
     found = {finding.name: finding for finding in (check(examined) for check in MACHINE_CHECKS)}
     agrees(found[name], verdict, says)
 
@@ -130,44 +132,40 @@ def test_hosts_are_compared() -> None:
     """Most hosts decide which version is right; what else is not ok has
     a line for all its hosts.
     """
-    parts = [Finding(name, "ok", "1") for name in ("python", "hvd_train", "horovod")]
+    same = [Finding(name, "ok", "1") for name in ("python", "hvd_train", "horovod")]
     full = Finding("shared memory", "warning", "0 GB", "free some")
-    usual = [*parts, Finding("torch", "ok", "2.1"), full]
-    reports = {"h1": [*parts, Finding("torch", "ok", "2.0")], "h2": usual, "h3": usual}
+    usual = [*same, Finding("torch", "ok", "2.1"), full]
+    reports = {"h1": [*same, Finding("torch", "ok", "2.0")], "h2": usual, "h3": usual}
     found = {finding.name: finding for finding in cluster.compare(reports)}
     assert len(found) == 5
     agrees(found["python"], "ok", "1 on all hosts")
-    agrees(
-        found["torch"],
-        "broken",
-        "2.1 on h2, h3, but 2.0 on h1\n`make env` in the same checkout on h1",
-    )
+    says = "2.1 on h2, h3, but 2.0 on h1\n`make env` in the same checkout on h1"
+    agrees(found["torch"], "broken", says)
     agrees(found["h2, h3: shared memory"], "warning", "0 GB\nfree some")
 
 
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        ("cat report; exit 1", None),
+        ("cat report; exit 1", ""),
         ("echo No such file or directory >&2; exit 127", "same environment in the same place"),
         ("echo Host key verification failed. >&2; exit 255", "`ssh localhost true` must work"),
     ],
 )
 def test_a_host_without_a_report_is_broken(
-    script: str, says: str | None, monkeypatch: pytest.MonkeyPatch
+    script: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The report of a host may say that something is broken there, and
     other lines may precede it.
     """
     one = Finding("x", "broken", "y", "z")
-    Path("report").write_text(
-        f"Welcome\n{json.dumps({'ok': False, 'findings': [asdict(one)]}, indent=1)}\n"
-    )
+    report = json.dumps({"ok": False, "findings": [asdict(one)]}, indent=1)
+    Path("report").write_text(f"Welcome\n{report}\n")
     path = write_program(Path.cwd(), "hvd-train", script)
     monkeypatch.setattr(cluster, "program", lambda _: str(path))
     reached, findings = cluster.ask("localhost")
     assert findings == ([] if says else [one])
-    agrees(reached, "broken" if says else "ok", says or "")
+    agrees(reached, "broken" if says else "ok", says)
 
 
 def test_a_rank_that_cannot_connect_is_named_with_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +176,7 @@ def test_a_rank_that_cannot_connect_is_named_with_its_host(monkeypatch: pytest.M
 
 
 TWO = "horovodrun --gloo", ("/env/horovodrun", "-np", "2", "--gloo"), 2
-RIGHT: dict[str, Any] = {"size": 2, "sums": [3.0], "seconds": 5.0, "wrong": []}
+RIGHT = {"size": 2, "sums": [3.0], "seconds": 5.0, "wrong": []}
 
 
 @pytest.mark.parametrize(
