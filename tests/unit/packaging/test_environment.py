@@ -6,8 +6,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +23,7 @@ TOOLS += " true uname"
 ALL_STEPS = ["creating", "pinned", "horovod: built", "hvd_train"]
 CUDA = "cuda-toolkit==13.2.2 ; python_version {} '3.11'\n"
 LISTS = ("run", "build", "dev", "nvcc", "mpi")
+Environ = dict[str, str]
 BACKEND = """
 import shutil
 def build_editable(folder, config_settings=None, metadata_directory=None):
@@ -39,12 +40,12 @@ def make_clone(folder: Path) -> Path:
     wheels.mkdir(parents=True)
     for name in ("harmless", "project", "wheel"):
         with zipfile.ZipFile(wheels / f"{name}-1-py3-none-any.whl", "w") as wheel:
-            wheel.writestr(
-                f"{name}-1.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n"
-            )
-            about = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-            wheel.writestr(f"{name}-1.dist-info/WHEEL", about)
-            wheel.writestr(f"{name}-1.dist-info/RECORD", "")
+            for file, text in {
+                "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n",
+                "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+                "RECORD": "",
+            }.items():
+                wheel.writestr(f"{name}-1.dist-info/{file}", text)
     digest = hashlib.sha256((wheels / "harmless-1-py3-none-any.whl").read_bytes()).hexdigest()
     locks = [f"requirements/{folder}{name}.txt" for folder in ("", "locks/") for name in LISTS]
     for file, text in {
@@ -67,7 +68,7 @@ def make_clone(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environ(tmp_path_factory: pytest.TempPathFactory) -> Environ:
     """Return the variables of a machine with only these tools, this
     Python and space on its disk.
     """
@@ -82,21 +83,24 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture
-def program(environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+def program(environ: Environ, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     """Return a function that puts a script before the tools of the machine."""
     monkeypatch.setitem(environ, "PATH", f"{tmp_path / 'bin'}{os.pathsep}{environ['PATH']}")
     return lambda name, body: write_program(tmp_path / "bin", name, body)
 
 
-def make(clone: Path, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    environ = {**environ, "PIP_FIND_LINKS": str(clone.parent / "wheels")}
-    command = ["make", "--no-print-directory", "env"]
+def make(clone: Path, environ: Environ) -> Any:
     return subprocess.run(
-        command, cwd=clone, env=environ, capture_output=True, text=True, check=False
+        ["make", "--no-print-directory", "env"],
+        cwd=clone,
+        env={**environ, "PIP_FIND_LINKS": str(clone.parent / "wheels")},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
-def steps(clone: Path, environ: dict[str, str]) -> list[str]:
+def steps(clone: Path, environ: Environ) -> list[str]:
     """Set up the clone, and return the steps that ran."""
     done = make(clone, environ)
     assert done.returncode == 0, done.stderr
@@ -104,14 +108,14 @@ def steps(clone: Path, environ: dict[str, str]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def clone(environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def clone(environ: Environ, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a clone that is set up. All tests share it, because this takes seconds."""
     clone = make_clone(tmp_path_factory.mktemp("clones"))
     assert steps(clone, environ) == ALL_STEPS
     return clone
 
 
-def test_a_step_is_repeated_when_its_inputs_change(clone: Path, environ: dict[str, str]) -> None:
+def test_a_step_is_repeated_when_its_inputs_change(clone: Path, environ: Environ) -> None:
     assert make(clone, environ).stdout == ""
     for file, repeated in {
         "requirements/run.txt": ALL_STEPS[1:],
@@ -125,7 +129,7 @@ def test_a_step_is_repeated_when_its_inputs_change(clone: Path, environ: dict[st
     assert steps(clone, environ) == ["horovod: built"]
 
 
-def test_an_interrupted_set_up_continues(clone: Path, environ: dict[str, str]) -> None:
+def test_an_interrupted_set_up_continues(clone: Path, environ: Environ) -> None:
     """A package that pip was installing has no RECORD yet; the set-up installs it again."""
     builder = clone / "packaging" / "build_horovod.py"
     works = builder.read_text()
@@ -140,7 +144,7 @@ def test_an_interrupted_set_up_continues(clone: Path, environ: dict[str, str]) -
     assert steps(clone, environ) == ["horovod: built", "hvd_train"]
 
 
-def test_only_locked_files_are_installed(clone: Path, environ: dict[str, str]) -> None:
+def test_only_locked_files_are_installed(clone: Path, environ: Environ) -> None:
     """The user can turn locks off."""
     lock = clone / "requirements" / "locks" / "run.txt"
     right = lock.read_text()
@@ -148,7 +152,8 @@ def test_only_locked_files_are_installed(clone: Path, environ: dict[str, str]) -
     shutil.rmtree(installed)
     lock.write_text(f"harmless==1 --hash=sha256:{'0' * 64}\n")
     failed = make(clone, environ).stderr
-    assert "installing the packages failed" in failed and "HVD_TRAIN_HASHES=no make" in failed
+    assert "installing the packages failed" in failed
+    assert "HVD_TRAIN_HASHES=no make" in failed
     assert not installed.exists()
     assert "pinned" in steps(clone, {**environ, "HVD_TRAIN_HASHES": "no"})
     assert installed.exists()
@@ -170,15 +175,13 @@ def other_python(program: Program, version: str, answers: str = "") -> None:
     )
 
 
-def test_an_old_python_gets_a_message(
-    fresh: Path, environ: dict[str, str], program: Program
-) -> None:
+def test_an_old_python_gets_a_message(fresh: Path, environ: Environ, program: Program) -> None:
     other_python(program, "3.09")
     assert f"the oldest supported: make env PYTHON={PYTHON}" in make(fresh, environ).stderr
 
 
 def test_an_environment_of_another_folder_is_made_again(
-    clone: Path, fresh: Path, environ: dict[str, str], program: Program
+    clone: Path, fresh: Path, environ: Environ, program: Program
 ) -> None:
     """Its commands hold the folder as an absolute path."""
     (fresh / ".venv").symlink_to(clone / ".venv")
@@ -187,7 +190,7 @@ def test_an_environment_of_another_folder_is_made_again(
 
 
 def test_all_missing_parts_are_reported_at_once(
-    fresh: Path, environ: dict[str, str], program: Program
+    fresh: Path, environ: Environ, program: Program
 ) -> None:
     other_python(program, "3.12", "*ensurepip*) exit 1;; *realpath*|*get_path*) echo /nowhere;;")
     program("df", "echo; echo disk 9 9 5000 9 /")
