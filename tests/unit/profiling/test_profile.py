@@ -1,6 +1,5 @@
 """`--profile` on one rank: the trace, its summary, and faults that only the profile notices."""
 
-import errno
 import gzip
 import json
 from pathlib import Path
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from hvd_train.errors import RankLost
 from hvd_train.world.world import LocalWorld, PendingSum, World
+from tests.support.faults import full_disk
 from tests.support.runs import Weights, equal, small_config, trained
 
 
@@ -22,16 +22,12 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def weights(world: World | None = None, **changes: object) -> Weights:
-    return trained(world or LocalWorld(), small_config(epochs=2, **changes))[1]
+    return trained(world or LocalWorld(), small_config(**{"epochs": 2, **changes}))[1]
 
 
 def spans_of(path: str) -> list[dict[str, Any]]:
     events = json.loads(gzip.decompress(Path("run/profile", path).read_bytes()))["traceEvents"]
     return [event for event in events if event["ph"] == "X"]
-
-
-def steps_in(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [span for span in spans if span["name"].startswith("ProfilerStep#")]
 
 
 def test_chosen_steps_are_traced_over_the_end_of_an_epoch(
@@ -40,13 +36,11 @@ def test_chosen_steps_are_traced_over_the_end_of_an_epoch(
     """The trace holds these steps alone, and the weights are the same without it."""
     assert equal(weights(profile="9:12"), weights(output_dir=Path("other")))
     spans = spans_of("steps-9-to-12-rank-0.json.gz")
-    steps = steps_in(spans)
+    steps = [span for span in spans if span["name"].startswith("ProfilerStep#")]
     assert [step["name"] for step in steps] == [f"ProfilerStep#{number}" for number in range(9, 13)]
-    inside = [
-        span for span in spans if span["name"] == "aten::addmm" and steps[0]["ts"] <= span["ts"]
-    ]
     # one call for each micro-batch, and an evaluation after step 10
-    assert len(inside) > 5 + 3 + 5 + 5
+    calls = [span["ts"] for span in spans if span["name"] == "aten::addmm"]
+    assert sum(time >= steps[0]["ts"] for time in calls) > 5 + 3 + 5 + 5
     output = capsys.readouterr().out
     assert "profile of steps 9 to 12: run/profile/steps-9-to-12-rank-0.json.gz" in output
     assert output.count("aten::") >= 5  # of the ten largest costs, in whatever order
@@ -56,10 +50,9 @@ def test_a_trace_is_not_written_through_a_link() -> None:
     weights()
     Path("precious").touch()
     Path("run/profile").mkdir()
-    trace = Path("run/profile/steps-21-to-21-rank-0.json.gz")
-    trace.symlink_to(Path("precious").resolve())
-    trained(LocalWorld(), small_config(epochs=3, profile="21"))
-    assert spans_of(trace.name)
+    Path("run/profile/steps-21-to-21-rank-0.json.gz").symlink_to(Path("precious").resolve())
+    weights(epochs=3, profile="21")
+    assert spans_of("steps-21-to-21-rank-0.json.gz")
     assert Path("precious").read_bytes() == b""
 
 
@@ -92,13 +85,8 @@ def test_a_lost_rank_ends_the_profile(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_full_disk_costs_the_profile_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(profile: torch.profiler.profile, path: str) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", full)
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", full_disk)
     weights(profile="2:3")
-    line = (
-        "no profile of steps 2 to 3: cannot write "
-        "run/profile/steps-2-to-3-rank-0.json.gz: No space left"
-    )
+    trace = "run/profile/steps-2-to-3-rank-0.json.gz"
+    line = f"no profile of steps 2 to 3: cannot write {trace}: No space left"
     assert line in capsys.readouterr().err
