@@ -9,6 +9,8 @@ from hvd_train.commands import tree
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+TOPS = ("hvd_train", "tests", "benchmarks", "packaging", "examples")
+FILES = [f"/{path.relative_to(ROOT)}" for top in TOPS for path in (ROOT / top).rglob("*.py")]
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 
@@ -29,14 +31,8 @@ def test_links_and_files_of_a_page_exist(page: Path) -> None:
             target = (page.parent / name).resolve() if name else page
             assert target.exists(), link
             assert not anchor or anchor in anchors(target), link
-    tops = ("hvd_train", "tests", "benchmarks", "packaging", "examples")
-    files = [
-        f"/{path.relative_to(ROOT).as_posix()}"
-        for top in tops
-        for path in (ROOT / top).rglob("*.py")
-    ]
     for name in re.findall(r"`([\w/]+\.py)`", whole):
-        assert any(file.endswith(f"/{name}") for file in files), name
+        assert any(file.endswith(f"/{name}") for file in FILES), name
 
 
 def test_the_index_links_to_each_page() -> None:
@@ -45,24 +41,25 @@ def test_the_index_links_to_each_page() -> None:
     assert sorted(missing) == ["index.md"]
 
 
-def test_each_flag_in_the_tables_exists() -> None:
-    """The flags of docs/settings.md, and those that docs/coming_from.md names, are
-    flags of train or launch.
-    """
-    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
-    settings = page[page.index("| flag | meaning |") :].partition("\n\n")[0]
-    moved = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")
-    here = " ".join(row.split(" | ", 1)[1] for row in moved.splitlines() if row.startswith("| "))
-    known = {
-        name: {flag for action in parser.actions for flag in action.option_strings}
-        for name, parser in tree.tree().commands.items()
-    }
-    for table, allowed, fewest in (
-        (settings, known["train"], 30),
-        (here, known["train"] | known["launch"], 20),
-    ):
-        flags = set(
-            re.findall(r"(?<![\w-])--?[a-z][a-z-]*", " ".join(re.findall(r"`([^`]*)`", table)))
-        )
-        assert len(flags) > fewest
-        assert sorted(flags - allowed) == []
+TRAIN, LAUNCH = (
+    {flag for action in tree.tree().commands[name].actions for flag in action.option_strings}
+    for name in ("train", "launch")
+)
+
+
+@pytest.mark.parametrize(
+    ("page", "cells", "known", "fewest"),
+    [
+        ("settings.md", r"^\| flag \| meaning \|$([\s\S]*?)^$", TRAIN, 30),
+        ("coming_from.md", r"^\| .*? \| (.*)$", TRAIN | LAUNCH, 20),
+    ],
+)
+def test_each_flag_in_the_tables_exists(
+    page: str, cells: str, known: set[str], fewest: int
+) -> None:
+    """They are flags of train, or of launch."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    code = re.findall(r"`([^`]*)`", " ".join(re.findall(cells, text, re.MULTILINE)))
+    flags = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", " ".join(code)))
+    assert len(flags) > fewest
+    assert sorted(flags - known) == []
