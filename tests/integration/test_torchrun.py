@@ -1,4 +1,4 @@
-"""Trainings under torchrun on two hosts."""
+"""Trainings under torchrun, alone and on two hosts."""
 
 import re
 from collections.abc import Iterator
@@ -11,14 +11,21 @@ import pytest
 from tests.support.hosts import (
     ON_HOSTS,
     OWN,
+    OWN_LOOP,
     Hosts,
     Job,
+    Training,
     arguments,
     check,
     hosts_fixture,
     undisturbed,
 )
-from tests.support.launching import started
+from tests.support.launching import (
+    PROGRAMS,
+    PROJECT,
+    ranks_of,
+    started,
+)
 from tests.support.on_demand import pace
 from tests.support.runs import Weights
 from tests.support.strangers import besieged, on, unharmed
@@ -26,12 +33,34 @@ from tests.support.strangers import besieged, on, unharmed
 pytestmark = ON_HOSTS
 
 EPOCHS = 4
+TORCHRUN = str(PROGRAMS / "torchrun")
 SECRET = uuid4().hex
 RENDEZVOUS = {
     "static": ["--node-rank={number}", "--master-addr=h1"],
     "c10d": ["--rdzv-backend=c10d", "--rdzv-endpoint=h1:29400"],
 }
 hosts = hosts_fixture(2, scope="module")
+
+
+def test_a_script_restarted_by_torchrun_resumes(tmp_path: Path) -> None:
+    """A rank is killed; scheduler, counter and evaluations are as in an undisturbed script."""
+    script = [OWN_LOOP, "--output-dir", "run", "--ledger", "--device", "cpu"]
+    (tmp_path / "alone").mkdir()
+    expected = undisturbed(tmp_path / "alone", training=script)
+    pace(tmp_path, 0.2)
+    line = [TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1", *script]
+    variables = {"PYTHONPATH": str(PROJECT)}
+    with started(line, tmp_path, tmp_path / "output.txt", variables) as launcher:
+        running = Training(tmp_path, launcher)
+        running.after(15)
+        rank_1 = next(
+            rank for rank in ranks_of(launcher, OWN_LOOP) if rank.environ().get("RANK") == "1"
+        )
+        rank_1.kill()
+        pace(tmp_path, 0)
+        assert launcher.wait(280) == 0, running.output
+    assert "resuming at epoch 1" in running.output
+    check(running, expected)
 
 
 @pytest.fixture(scope="module")

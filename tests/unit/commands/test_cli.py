@@ -154,20 +154,23 @@ def test_values_of_a_sweep_are_combined() -> None:
         }
 
 
-@pytest.mark.parametrize(("higher", "order"), [(True, "0.1 0.2 9"), (False, "0.2 0.1 9")])
+@pytest.mark.parametrize(
+    ("higher", "order", "ranks"), [(True, "0.1 0.2 9", ""), (False, "0.2 0.1 9", "--np 2")]
+)
 def test_sweep_lists_the_best_first(
-    higher: bool, order: str, command: Command, monkeypatch: pytest.MonkeyPatch
+    higher: bool, order: str, ranks: str, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failed training is the last; an error is better if it is smaller."""
 
-    def train(_begin: list[str], config: Config, folder: Path) -> str | None:
+    def train(launcher: list[str], config: Config, folder: Path) -> str | None:
+        assert launcher[1:3] == ranks.replace("--", "-").split()
         write(folder, [start(best="score", higher=higher)])
         rate = config.optimizer.learning_rate
         (folder / "summary.json").write_text(json.dumps({"best_score": 1 / rate}))
         return "diverged" if rate > 1 else None
 
     monkeypatch.setattr("hvd_train.bench.scaling.train", train)
-    command("sweep digits --lr 9,0.2,0.1 --output-dir out", 1)
+    command(f"sweep digits --lr 9,0.2,0.1 --output-dir out {ranks}", 1)
     rows = json.loads(Path("out/sweep.json").read_text())
     assert [row["name"] for row in rows] == [f"learning_rate={rate}" for rate in order.split()]
     assert (rows[0]["figure"], rows[2]["failed"]) == ("score", "diverged")

@@ -104,6 +104,7 @@ def test_programs_that_are_not_on_the_path_have_their_whole_path(
     [
         ("0,1,2", 1, 3),
         ("0,-1,1", 64, 1),
+        ("-1", 64, 2),
         ("GPU-1a,GPU-2b", 64, 2),
         ("", 64, 2),
         ("", 1, 1),
@@ -170,6 +171,7 @@ def test_each_mpirun_gets_its_own_flags(
         wanted = ["-x PATH", "-x NCCL_DEBUG", "-x WANTED", f"{ssh_flag} '-o BatchMode=yes"]
         wanted += ["--bind-to none --map-by slot", "--host a:4,b:2"]
         assert [flag for flag in wanted if flag not in line] == []
+        assert {"4": "--prtemca", "5": "plm_rsh_args"}[kind] not in line
     else:
         _, listed = line.split("-bind-to none -hosts a:4,b:2 -genvlist ")
         assert {"PATH", "NCCL_DEBUG", "WANTED"} <= set(listed.split()[0].split(","))

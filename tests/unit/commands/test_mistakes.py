@@ -372,6 +372,8 @@ torchvision has weights for its own models only
 $ train --device cuda
 type --device cpu
 # Code of the user: its name, what it takes and returns, and its items.
+$ train --model mine.py
+code of your own is written mine:function
 $ train --model mine.py:model
 --model mine.py:model: name a module, not a file: mine:model
 $ train --model mine.model

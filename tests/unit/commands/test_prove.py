@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from hvd_train.errors import UsageError
+from hvd_train import cli, proof
 from hvd_train.proof import IN_ANOTHER_ORDER, Run, cause, depends_on_order, differences
 from hvd_train.world.world import LocalWorld, World
 from tests.support import runs
@@ -44,12 +44,35 @@ def test_a_missing_step_is_a_difference() -> None:
     assert found[0] == "it took 10 steps, not 20"
 
 
-def test_a_global_batch_that_follows_the_ranks_is_one_line() -> None:
-    """No run on several ranks could be equal."""
-    run("run").check_global_batch(3)
-    follows = run("follows", batch_size=8, global_batch_size=None)
-    with pytest.raises(UsageError, match="add --global-batch-size 24"):
-        follows.check_global_batch(3)
+@pytest.mark.parametrize(
+    ("differs", "advises"), [("3-ranks", True), ("stopped-and-resumed", False)]
+)
+def test_exact_sums_are_advised_if_rounding_may_explain_a_difference(
+    differs: str,
+    advises: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def compared(alone: Run, other: Run, *_: object) -> tuple[list[str], str]:
+        return (["step 3"] if other.folder.name == differs else [], "")
+
+    monkeypatch.setattr(Run, "complete", lambda run, *_: run.folder.mkdir())
+    monkeypatch.setattr(Run, "newcomers", 1)
+    monkeypatch.setattr(proof, "depends_on_order", lambda *_: "")
+    monkeypatch.setattr(proof, "differences", compared)
+    assert cli.run(["prove", "--tolerance", "1e-5", "python", "mine.py"]) == 1
+    assert ("add --reduction exact" in capsys.readouterr().out) is advises
+
+
+def test_a_proof_needs_a_global_batch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def complete(alone: Run, *_: object) -> None:
+        run(str(alone.folder), batch_size=8, global_batch_size=None)
+
+    monkeypatch.setattr(Run, "complete", complete)
+    assert cli.run(["prove", "--np", "2", "python", "mine.py"]) == 2
+    assert "add --global-batch-size 16" in capsys.readouterr().err
 
 
 class Attention(nn.Module):

@@ -158,7 +158,7 @@ def test_own_labels_in_memory_are_checked_as_a_whole(labels: list[Any]) -> None:
 def test_cifar_has_its_images_and_labels(
     name: str, cls: type[CIFAR10], labels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CIFAR-100 has its fine labels."""
+    """CIFAR-100 has its fine labels; a damaged file is refused."""
     root = Path("cifar")
     cifar.unpack(cifar.publish(name, Path("web"), monkeypatch), root)
     data = sources.open_data(DataConfig(data=name, data_dir=root), 0)
@@ -169,6 +169,11 @@ def test_cifar_has_its_images_and_labels(
     expected = torch.from_numpy(np.reshape(batch["data"], (-1, 3, 32, 32)))
     assert torch.equal(data.train.images[: len(expected)], expected)
     assert data.train.labels[: len(expected)].tolist() == batch[labels]
+    content = bytearray(first.read_bytes())
+    content[2000] ^= 1
+    first.write_bytes(content)
+    with pytest.raises(UsageError, match=f"--data {name}: not found whole in"):
+        sources.open_data(DataConfig(data=name, data_dir=root), 0)
 
 
 def test_one_of_many_ranks_downloads_cifar(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,9 +41,9 @@ def test_loader_processes_share_the_file() -> None:
     ("content", "dtype"), [(b"", "uint16"), (b"abc", "uint16"), (b"abcd", "uint16"), (b"ab", "x")]
 )
 def test_files_without_a_window_are_one_line(content: bytes, dtype: str) -> None:
-    Path("tokens").write_bytes(content)
-    with pytest.raises(UsageError, match="tokens") as found:
-        Tokens("tokens", 2, dtype)
+    Path("numbers.bin").write_bytes(content)
+    with pytest.raises(UsageError, match=r"numbers\.bin") as found:
+        Tokens("numbers.bin", 2, dtype)
     assert "\n" not in str(found.value)
 
 

@@ -242,9 +242,10 @@ def test_a_full_disk_costs_no_checkpoint_that_is_there() -> None:
         assert not disk.commit_last(state_at(2), verified=True).result()
         assert not disk.commit_last(state_at(3), final_weights=True).result()
         assert [path for path in RUN.rglob("*") if path.is_file()] == [path_of(RUN, 1)]
+    assert disk.commit_last(state_at(4), verified=True).result()
     disk.close()
-    commit(4, keep=1)
     assert steps_on_disk() == [4]
+    assert lines[0].endswith("; earlier checkpoints stay")
     assert [line.partition("; ")[0] for line in lines] == [
         f"cannot write run/{name}: No space left on device"
         for name in (

@@ -96,19 +96,19 @@ def test_an_order_of_ones_own_is_the_same_on_any_number_of_ranks(
 
     The audit knows it.
     """
-    taken = {}
+    taken = []
 
     def program(session: Session, model: nn.Module, *_: Any) -> None:
         for step in session.steps():
             for micro in step:
                 micro.backward(losses(model, micro.batch))
-                taken[step.number, micro.number] = micro.samples.tolist()
+                taken.append((step.number, micro.number, micro.samples.tolist()))
 
     settings = {"order": order, "drop_last": drop_last, "global_batch_size": 12, "ledger": True}
     run_ranks(ranks, lambda world: played(world, program, **settings))
     length = 36 if drop_last else 40
     expected = [int(n) for epoch in (0, 1) for n in order(0, epoch, 40)[:length]]
-    assert [number for _, samples in sorted(taken.items()) for number in samples] == expected
+    assert [number for *_, samples in sorted(taken) for number in samples] == expected
     report = audit(RUN)
     assert (report.faults, report.epochs, report.steps) == ((), 2, 6 if drop_last else 8)
     assert ("36 of 40 samples" in str(report)) == drop_last

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Subset, TensorDataset
@@ -416,6 +417,11 @@ UNFINISHED = "step 1: its loop over micro-batches did not run to its end"
         ),
         (
             two_networks,
+            lambda step, models: next(iter(step.update("painter"))),
+            r"step 1: iterate over step.update\('maker'\) or",
+        ),
+        (
+            two_networks,
             lambda step, models: [next(iter(step.update(name))) for name in ("maker", "critic")],
             "in one loop",
         ),
@@ -583,6 +589,10 @@ OWN = SGD(ITS_PARAMETERS)
         ),
         ({"model": nn.Sequential(nn.DataParallel(LINEAR))}, "without DataParallel"),
         (
+            {"model": DistributedDataParallel.__new__(DistributedDataParallel)},
+            "without DistributedDataParallel",
+        ),
+        (
             {"model": nn.Linear},
             "the model is the class Linear; it must be a torch.nn.Module, or several by name: {",
         ),
@@ -614,6 +624,7 @@ OWN = SGD(ITS_PARAMETERS)
         ({"data": DATA.tensors}, r"\); give torch.utils.data.TensorDataset\("),
         ({"compile": True}, r"no effect .*: call model\.compile\(\) before the session"),
         ({"learning_rate": 0.3}, "learning_rate=0.3 has no effect in a loop of your own"),
+        ({"nesterov": False}, "nesterov=False has no effect"),
         (
             {"lr_scaling": "sqrt"},
             "set the learning rate yourself, from session.global_batch",

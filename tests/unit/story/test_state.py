@@ -53,6 +53,7 @@ CHANGES = {
     "a buffer": lambda state: state.model.get_buffer("0.mean")[0, 0, 0].add_(1),
     "a moment": lambda state: state.optimizer.state[weight(state)]["exp_avg"][0, 0].add_(1),
     "the moving average": lambda state: state.result.get_parameter("2.weight").data[0, 0].add_(1),
+    "the number of averaged steps": lambda state: state.average.n_averaged.add_(1),
     "the loss scale": lambda state: state.scaler.update(32.0),
     "the epoch": lambda state: setattr(state, "progress", replace(state.progress, epoch=1)),
     "the sums of the epoch": lambda state: setattr(state, "totals", runs.totals(top1=0.0)),

@@ -193,6 +193,8 @@ class Master(torch.optim.Optimizer):
                     step=torch.tensor(0),
                     past=deque(maxlen=2),
                     nested={"a": [torch.ones(2)]},
+                    sums=np.zeros(2),
+                    name="w",
                 )
             state["master"].add_(parameter.grad.float(), alpha=-0.01)
             parameter.copy_(state["master"])
@@ -200,6 +202,7 @@ class Master(torch.optim.Optimizer):
             state["row"] += 0.1
             state["past"].append(state["row"].sum().item())
             state["nested"]["a"][0] *= 1.1
+            state["sums"] += state["past"][-1]
 
 
 def test_the_state_of_an_optimizer_keeps_its_types() -> None:

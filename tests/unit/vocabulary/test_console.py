@@ -55,7 +55,8 @@ def test_a_line_is_written_as_one_piece(stream: str, unbuffered: str) -> None:
     code += f"print('a', 'line', file=sys.{stream})"
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered, "PYTHONPATH": str(ROOT)}
     with ours, theirs:
-        run(sys.executable, "-c", code, env=environment, **{stream: theirs})
+        done = run(sys.executable, "-c", code, env=environment, **{stream: theirs})
+        assert done.returncode == 0
         assert ours.recv(100) == b"a line\n"
 
 
