@@ -98,7 +98,7 @@ def test_a_script_with_its_own_loop(hosts: Hosts, tmp_path: Path) -> None:
     """Two workers die, one of them rank 0; scheduler, counter and evaluations are as
     in an undisturbed script.
     """
-    script = f"{OWN_LOOP} --output-dir run --ledger --device cpu".split()
+    script = [OWN_LOOP, *["--output-dir", "run", "--ledger", "--device", "cpu"]]
     (tmp_path / "alone").mkdir()
     expected = undisturbed(tmp_path / "alone", training=script)
     on_demand.pace(tmp_path, 0.2)

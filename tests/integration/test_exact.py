@@ -33,10 +33,10 @@ RESNET = (
 GPT = "tokens --epochs 1 --dtype uint16 --vocabulary 1000 --width 32 --layers 1 --block 8"
 GAN = "--data-dir data/train --width 4 --epochs 2"
 PROGRAMS = {
-    "sgd": f"{HVD_TRAIN} train digits --epochs 2",
-    "batch norm, mixup, AdamW, clip, average": f"{HVD_TRAIN} {RESNET}",
-    "dropout": f"{sys.executable} {PROJECT}/examples/gpt.py {GPT}",
-    "two optimizers": f"{sys.executable} {PROJECT}/examples/dcgan.py {GAN}",
+    "sgd": [HVD_TRAIN, *["train", "digits", "--epochs", "2"]],
+    "batch norm, mixup, AdamW, clip, average": [HVD_TRAIN, *RESNET.split()],
+    "dropout": [sys.executable, f"{PROJECT}/examples/gpt.py", *GPT.split()],
+    "two optimizers": [sys.executable, f"{PROJECT}/examples/dcgan.py", *GAN.split()],
 }
 
 
@@ -52,8 +52,8 @@ def test_any_number_of_ranks_gives_the_same_file(program: str, tmp_path: Path) -
     (np.arange(4000) * 7 % 1000).astype("uint16").tofile(tmp_path / "tokens")
     digests = set()
     for launcher, ranks in (("none", 1), ("gloo", 2), ("mpi", 3), ("gloo", 4)):
-        line = f"{PROGRAMS[program]} {EXACT} --output-dir {ranks}"
-        output_of(launch_line(launcher, ranks, *line.split()), tmp_path)
+        line = [*PROGRAMS[program], *f"{EXACT} --output-dir {ranks}".split()]
+        output_of(launch_line(launcher, ranks, *line), tmp_path)
         digests.add(digest_of(tmp_path / str(ranks)))
     assert len(digests) == 1
 
@@ -68,7 +68,7 @@ def test_kills_and_a_resume_elsewhere_give_the_same_file(tmp_path: Path) -> None
     local = [HVD_TRAIN, "train", *training.split()]
     output_of([*local, "alone"], tmp_path)
     (tmp_path / "hosts").write_text("localhost slots=3\n")
-    command = f"{SCRIPTS}/train_elastic.sh --hosts hosts -- {training} run".split()
+    command = [f"{SCRIPTS}/train_elastic.sh", *f"--hosts hosts -- {training} run".split()]
     with started(command, tmp_path, tmp_path / "output.txt") as script:
         running = Training(tmp_path, script)
         for kills in range(4):
@@ -86,6 +86,6 @@ def test_kills_and_a_resume_elsewhere_give_the_same_file(tmp_path: Path) -> None
     assert audit(tmp_path / "run").faults == ()
     assert digest_of(tmp_path / "run") == digest_of(tmp_path / "alone")
     for first in random.Random(0).sample(range(360, 1790), 4):
-        line = f"{HVD_TRAIN} replay run --steps {first}:{first + 4} --top 0"
-        output = output_of(line.split(), tmp_path)
+        line = [HVD_TRAIN, *f"replay run --steps {first}:{first + 4} --top 0".split()]
+        output = output_of(line, tmp_path)
         assert output.count("same bits") == 5, output

@@ -12,8 +12,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 def test_two_ranks_are_traced(tmp_path: Path) -> None:
-    train = f"{HVD_TRAIN} train digits --epochs 1 --profile 4:6 --output-dir run"
-    output = output_of(launch_line("gloo", 2, *train.split()), tmp_path)
+    train = ["train", "digits", "--epochs", "1", "--profile", "4:6", "--output-dir", "run"]
+    output = output_of(launch_line("gloo", 2, HVD_TRAIN, *train), tmp_path)
     assert "profile of steps 4 to 6: run/profile/steps-4-to-6-rank-0.json.gz" in output
     files = tmp_path / "run/profile"
     for rank in range(2):

@@ -30,8 +30,8 @@ def test_a_recipe_of_another_task_reaches_its_figure(
     recipe: str, figure: str, least: float, most: float, tmp_path: Path
 ) -> None:
     """Its run can be evaluated without --trust."""
-    train = f"{HVD_TRAIN} train {recipe} --device cpu --output-dir run"
-    output_of(launch_line("gloo", 2, *train.split()), tmp_path)
+    train = f"train {recipe} --device cpu --output-dir run".split()
+    output_of(launch_line("gloo", 2, HVD_TRAIN, *train), tmp_path)
     scores = json.loads(output_of([HVD_TRAIN, "evaluate", "run", "--json"], tmp_path))
     assert least <= scores[figure] <= most
 

@@ -40,8 +40,9 @@ def test_a_preempted_job_commits_and_finishes_later(slurm: Slurm) -> None:
 
 def test_elastic_in_an_allocation(slurm: Slurm) -> None:
     """A node that goes down leaves and comes back."""
-    script = f"{SCRIPTS}/train_elastic.sh --with slurm -- digits --epochs 400 --output-dir run"
-    command = slurm.words(*f"salloc --no-kill -N 2 {script}".split())
+    options = ["--with", "slurm", "--", "digits", "--epochs", "400", "--output-dir", "run"]
+    script = [str(SCRIPTS / "train_elastic.sh"), *options]
+    command = slurm.words("salloc", "--no-kill", "-N", "2", *script)
     with started(command, slurm.folder, slurm.folder / "out"):
         output = (slurm.folder / "out").read_text
         wait_for("two epochs", lambda: "epoch   2/400" in output() and "2 ranks" in output())

@@ -296,9 +296,22 @@ def test_an_example_trains_alone_and_on_two_ranks(name: str, tmp_path: Path) -> 
 
 
 @slow
+def test_a_sweep_on_two_ranks(tmp_path: Path) -> None:
+    """The best run comes first; a failed run has a reason and does not end the others."""
+    line = "sweep digits --epochs 1 --device cpu --lr 1e30,0.001,0.2 --np 2 --output-dir out"
+    output_of([HVD_TRAIN, *line.split()], tmp_path, code=1)
+    rows = json.loads((tmp_path / "out/sweep.json").read_text())
+    assert [row["name"] for row in rows] == ["lr=0.2", "lr=0.001", "lr=1e30"]
+    assert rows[0]["best"] > rows[1]["best"]
+    assert "the loss is not finite" in rows[2]["failed"]
+    assert json.loads((tmp_path / "out/002-lr=0.2/summary.json").read_text())["world_size"] == 2
+
+
+@slow
 def test_the_doctor_adds_over_two_ranks_by_every_launcher() -> None:
     """No environment is activated."""
-    path = os.environ["PATH"].replace(str(Path(HVD_TRAIN).parent), "")
+    folders = os.environ["PATH"].split(os.pathsep)
+    path = os.pathsep.join(each for each in folders if each != str(Path(HVD_TRAIN).parent))
     done = subprocess.run(
         [HVD_TRAIN, "doctor", "--json"],
         capture_output=True,
@@ -327,7 +340,7 @@ def test_prove_finds_what_is_not_registered(registers: bool, tmp_path: Path) -> 
     (tmp_path / "mine.py").write_text(
         code if registers else code.replace("scheduler=scheduler, ", "")
     )
-    line = f"{HVD_TRAIN} prove python mine.py --device cpu --epochs 2".split()
+    line = [HVD_TRAIN, *["prove", "python", "mine.py", "--device", "cpu", "--epochs", "2"]]
     found = output_of(line, tmp_path, code=0 if registers else 1, variables=OF_TESTS).splitlines()
     verdicts = [verdict[21:] for verdict in found[1:4]]
     assert verdicts[1] == "the same within 1e-05"

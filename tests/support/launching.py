@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from subprocess import DEVNULL, STDOUT
+from subprocess import DEVNULL, PIPE, STDOUT
 from typing import Any
 
 import psutil
@@ -169,17 +169,18 @@ def ranks_of(launcher: subprocess.Popen[bytes], word: str) -> list[psutil.Proces
 def run(
     script: str | Path, *arguments: str | Path, cwd: Path, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script of horovodrun_scripts/ in a folder."""
-    return subprocess.run(
-        [str(SCRIPTS / script), *map(str, arguments)],
-        cwd=cwd,
-        env=_environment(environment),
-        stdin=DEVNULL,
-        capture_output=True,
-        text=True,
-        start_new_session=True,
-        timeout=200,
-    )
+    """Run a script of horovodrun_scripts/ in a folder, and leave no process."""
+    command = [str(SCRIPTS / script), *map(str, arguments)]
+    options = {"cwd": cwd, "env": _environment(environment), "stdin": DEVNULL, "text": True}
+    with subprocess.Popen(
+        command, **options, stdout=PIPE, stderr=PIPE, start_new_session=True
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=200)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def write_program(folder: Path, name: str, body: str) -> Path:

@@ -25,8 +25,8 @@ FOLDER = (
 
 def command(device: str, ranks: int, folder: str, *flags: str) -> list[str]:
     """Return a training of the digits recipe on a device, which writes to `folder`."""
-    line = f"{HVD_TRAIN} train digits --device {device} --epochs 1 --output-dir {folder}".split()
-    line = launch_line("gloo" if ranks > 1 else "none", ranks, *line, *flags)
+    line = f"train digits --device {device} --epochs 1 --output-dir {folder}".split()
+    line = launch_line("gloo" if ranks > 1 else "none", ranks, HVD_TRAIN, *line, *flags)
     # The number of threads changes the order of sums inside an operator; the stand-in takes one.
     return line if device == "cuda" else ["taskset", "-c", str(min(os.sched_getaffinity(0))), *line]
 
@@ -146,7 +146,7 @@ def test_what_is_registered_returns_to_its_device(gpu: OnGpu, ranks: int) -> Non
     them; a CPU tensor stays one.
     """
     (gpu.folder / "offloaded.py").write_text(OFFLOADED)
-    line = f"{sys.executable} offloaded.py --device cuda --output-dir run".split()
+    line = [sys.executable, *["offloaded.py", "--device", "cuda", "--output-dir", "run"]]
     line = launch_line("gloo" if ranks > 1 else "none", ranks, *line)
     output_of(line, gpu.folder, code=143, variables=gpu.variables())
     assert "done" in output_of(line, gpu.folder, variables=gpu.variables())
@@ -173,6 +173,6 @@ def test_a_step_asks_little_of_a_gpu(
 
 def test_the_checks_for_real_gpus_run(gpu: OnGpu) -> None:
     """The sums of `make gpu-check` are exact; its other stages take minutes."""
-    line = f"{sys.executable} -m tests.gpu_check --quick --stages sums"
-    output = output_of(line.split(), gpu.folder, variables=gpu.variables())
+    line = [sys.executable, *["-m", "tests.gpu_check", "--quick", "--stages", "sums"]]
+    output = output_of(line, gpu.folder, variables=gpu.variables())
     assert output.count("exact on every rank") == 8

@@ -45,7 +45,8 @@ def replace_by_impostor(hosts: Hosts) -> None:
 
 def typed(hosts: Hosts, folder: Path, line: str) -> list[str]:
     """Return the command that runs a script of horovodrun_scripts/ on h1."""
-    return hosts.inside("h1", folder, *OWN, f"HOME={folder}", *f"{SCRIPTS}/{line}".split())
+    script, *arguments = line.split()
+    return hosts.inside("h1", folder, *OWN, f"HOME={folder}", f"{SCRIPTS}/{script}", *arguments)
 
 
 def test_a_static_job_trusts_a_host_once(hosts: Hosts, tmp_path: Path) -> None:

@@ -39,12 +39,14 @@ CONTROL = f"everyone-may-read-this-{uuid4().hex[:8]}"
 JOBS = {
     "horovodrun --gloo": launch_line("gloo", 2, HVD_TRAIN, "train", *RUN.split()),
     "horovodrun --mpi": launch_line("mpi", 2, HVD_TRAIN, "train", *RUN.split()),
-    "train_mpirun.sh": f"{SCRIPTS}/train_mpirun.sh hostfile -- {RUN}".split(),
-    "train_elastic.sh": f"{SCRIPTS}/train_elastic.sh -np 2 -- {RUN}".split(),
-    "hvd-train train": f"{HVD_TRAIN} train {RUN}".split(),
-    "torchrun": (
-        f"{PROGRAMS}/torchrun --standalone --nproc-per-node=2 --no-python {HVD_TRAIN} train {RUN}"
-    ).split(),
+    "train_mpirun.sh": [f"{SCRIPTS}/train_mpirun.sh", *f"hostfile -- {RUN}".split()],
+    "train_elastic.sh": [f"{SCRIPTS}/train_elastic.sh", *f"-np 2 -- {RUN}".split()],
+    "hvd-train train": [HVD_TRAIN, "train", *RUN.split()],
+    "torchrun": [
+        f"{PROGRAMS}/torchrun",
+        *["--standalone", "--nproc-per-node=2", "--no-python"],
+        *(HVD_TRAIN, "train", *RUN.split()),
+    ],
 }
 
 

@@ -1,5 +1,6 @@
 """Jobs of a real Slurm on two nodes; another account attacks ports and reads /proc."""
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -18,7 +19,9 @@ CONTROL = f"everyone-may-read-this-{uuid4().hex[:8]}"
 TRAINING = f"digits --epochs 3 --device cpu --ledger --output-dir {CONTROL}"
 WAYS = {
     "srun": "srun -N 2 -n 2 hvd-train train",
-    "train_slurm.sbatch": f"sbatch --wait -N 2 --ntasks-per-node=1 {SCRIPTS}/train_slurm.sbatch",
+    "train_slurm.sbatch": (
+        f"sbatch --wait -N 2 --ntasks-per-node=1 {shlex.quote(str(SCRIPTS))}/train_slurm.sbatch"
+    ),
 }
 
 
@@ -42,7 +45,7 @@ def test_a_job_survives_attackers_on_both_nodes(way: str, slurm: Slurm) -> None:
     run = slurm.folder / CONTROL
     owned = slurm.folder / "owned"
     secrets = spellings("key", KEY) | spellings("written key", KEY.hex().encode())
-    job = f"{WAYS[way]} {TRAINING}".split()
+    job = shlex.split(f"{WAYS[way]} {TRAINING}")
     command = with_known_key(slurm, slurm.folder / way, *job)
     with (
         spying({**secrets, "control": CONTROL.encode()}) as seen,
