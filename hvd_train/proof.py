@@ -136,9 +136,10 @@ class Run:
         for batch in (config.batch for config in self.configs):
             if batch.global_batch_size is None:
                 size = (batch.batch_size or 1) * batch.accumulation_steps * ranks
+                leave = "" if batch.on_resize == "global" else "leave out --on-resize, and "
                 raise UsageError(
-                    "the global batch follows the number of ranks, so results differ: add "
-                    f"--global-batch-size {size}"
+                    "the global batch follows the number of ranks, so results differ: "
+                    f"{leave}add --global-batch-size {size}"
                 )
 
     @property

@@ -73,11 +73,16 @@ def run(
     rows = list[Measurement]()
     measured = Measurement()
     for workers, config in sizes.items():
+        failed = None
         path = folder / f"np-{workers}"
         name = counted(workers, "worker")
-        launcher = start.horovodrun(workers, hosts, controller)
-        show(f"{name}: {shlex.join(launcher)} hvd-train train")
-        failed = train(launcher, config, path)
+        done = (path / run_folder.SUMMARY).exists()
+        if done and config_file.load(path / run_folder.CONFIG).run.max_time == config.run.max_time:
+            show(f"{name}: trained already, in {path}")
+        else:
+            launcher = start.horovodrun(workers, hosts, controller)
+            show(f"{name}: {shlex.join(launcher)} hvd-train train")
+            failed = train(launcher, config, path)
         rows.append(
             {"workers": workers, "failed": failed} if failed else row_of(workers, config, path)
         )

@@ -72,7 +72,8 @@ def prove(options: Namespace) -> int:
         equal += f", but for rounding: {note}" if note else ""
         show(f"{name:<20} {'; '.join(found) or equal}")
         same = same and not found
-        may_be_rounding |= bool(found) and not failed and tolerance > 0
+        is_rounded = tolerance > 0 and not (failed or alone.is_exact)
+        may_be_rounding |= is_rounded and any("differs" in what for what in found)
     if may_be_rounding:
         show("to rule out rounding add --reduction exact: then all runs must be equal to the bit")
     show(f"all runs are in {folder}")

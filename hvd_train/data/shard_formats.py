@@ -57,9 +57,9 @@ class _Shards:
     def __len__(self) -> int:
         return int(self.firsts[-1])
 
-    def shards_of(self, samples: Indices) -> Indices:
-        """Return the numbers of the shards of these samples, int64 [n]."""
-        return np.searchsorted(self.firsts, samples, side="right") - 1
+    def shard_of(self, index: int) -> int:
+        """Return the number of the shard that has a sample."""
+        return int(np.searchsorted(self.firsts, index, side="right")) - 1
 
 
 def open_files(store: Store) -> "ShardFiles":
@@ -100,10 +100,26 @@ class TarFiles(_Shards):
         listed = [store.url, _VERSION, *((file.path, file.size, file.version) for file in used)]
         path = store.cache / "indexes" / f"{digest_of_bytes(repr(listed).encode())}.index"
         store.made(path, lambda partial: _write_table(store, files, kept, partial))
-        ends = np.cumsum([len(files) + 1, len(files)])
-        # loader processes map the file, too: see `by_value`
-        firsts, self._checks, self._offsets = np.split(np.memmap(path, "<i8", "r"), ends)
+        self._path = path
+        firsts = self._map(len(files))
         super().__init__(store, files, np.array(firsts))
+
+    def _map(self, num_shards: int) -> Indices:
+        """Map the table into memory, and return the number of each shard's first sample."""
+        words = np.memmap(self._path, "<i8", "r")
+        ends = np.cumsum([num_shards + 1, num_shards])
+        firsts: Indices
+        firsts, self._checks, self._offsets = np.split(words, ends)
+        return firsts
+
+    def __getstate__(self) -> dict[str, Any]:
+        # loader processes map the table themselves: a pickle would copy it
+        mapped = ("_checks", "_offsets")
+        return {name: value for name, value in vars(self).items() if name not in mapped}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._map(len(self.files))
 
     def identity(self) -> bytes:
         """Return bytes that change with the content of the shards."""
@@ -112,7 +128,7 @@ class TarFiles(_Shards):
 
     def place(self, index: int) -> Place:
         """Return the place of a sample."""
-        shard = int(self.shards_of(np.array(index)))
+        shard = self.shard_of(index)
         # a shard has one more offset than samples
         start, stop = self._offsets[index + shard : index + shard + 2]
         return self.files[shard], int(start), int(stop)
@@ -330,7 +346,7 @@ class MdsFiles(_Shards):
 
     def place(self, index: int) -> Place:
         """Return the place of a sample, which its shard tells."""
-        shard = int(self.shards_of(np.array(index)))
+        shard = self.shard_of(index)
         number = index - int(self.firsts[shard])
         file = self.files[shard]
         place = 4 * (1 + number)

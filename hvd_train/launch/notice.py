@@ -98,9 +98,9 @@ class Patience:
 
 def _longest_s(found: Mapping[str, Any]) -> float:
     hosts = [of_host["ranks"] for of_host in found.values() if not isinstance(of_host, str)]
-    return max(
-        (own.get("waited", 0.0) for ranks in hosts for own, *_ in ranks.values()), default=0.0
-    )
+    # none are left of a rank that has just ended, and a zombie does not wait
+    own = [processes[0] for ranks in hosts for processes in ranks.values() if processes]
+    return max((each.get("waited", 0.0) for each in own), default=0.0)
 
 
 def _watch(members: Sequence[tuple[str, int]], file: int, notice_s: float) -> None:

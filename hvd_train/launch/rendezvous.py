@@ -132,7 +132,7 @@ def _of_torchrun(environ: Mapping[str, str]) -> _Job:
         # containers may all have the same name
         host=f"{launcher.HOST_OF_TORCHRUN}{host}",
         address=client.LOOPBACK if is_one_host else address,
-        port=port + _FROM_MASTER_PORT,
+        port=port + (_FROM_MASTER_PORT if port + _FROM_MASTER_PORT < 2**16 else -_FROM_MASTER_PORT),
         # not the number of restarts, which each of torchrun's agents counts for itself
         scope=[environ.get("TORCHELASTIC_RUN_ID"), str(port)],
         shares_home=is_one_host,

@@ -22,6 +22,7 @@ from hvd_train.run_files.run_folder import RunFolder
 
 # A tracker is two functions: one gets the values of a step by their names, the other closes it.
 Tracker = tuple[Callable[[Mapping[str, float], int], object], Callable[[], object]]
+_MOST_WAITING = 10_000  # records
 _LAST_SECONDS = 20.0  # for a server to take the last records; launchers give a process 30 s to end
 
 
@@ -65,7 +66,9 @@ class InThread:
 
     def add(self, values: Mapping[str, float], step: int) -> None:
         """Give it named values of a step."""
-        if not self._failed:
+        if self._waiting.qsize() >= _MOST_WAITING:
+            self._fail(f"no answer, and {_MOST_WAITING:,} records wait")
+        elif not self._failed:
             self._waiting.put((values, step))
 
     def close(self) -> None:

@@ -54,10 +54,11 @@ def test_exact_sums_are_advised_if_rounding_may_explain_a_difference(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def compared(alone: Run, other: Run, *_: object) -> tuple[list[str], str]:
-        return (["step 3"] if other.folder.name == differs else [], "")
+        return (["step 3 differs"] if other.folder.name == differs else [], "")
 
     monkeypatch.setattr(Run, "complete", lambda run, *_: run.folder.mkdir())
     monkeypatch.setattr(Run, "newcomers", 1)
+    monkeypatch.setattr(Run, "is_exact", False)
     monkeypatch.setattr(proof, "depends_on_order", lambda *_: "")
     monkeypatch.setattr(proof, "differences", compared)
     assert cli.run(["prove", "--tolerance", "1e-5", "python", "mine.py"]) == 1

@@ -265,6 +265,23 @@ def test_a_change_between_epochs_reaches_loader_processes() -> None:
         assert levels(loader, 3) == [[8, 3]]
 
 
+def test_a_set_may_open_a_file_in_the_process_of_the_training() -> None:
+    """Which cannot be sent: loader processes keep the set that they have."""
+
+    class Opens(Curriculum):
+        file = None
+
+        def __getitem__(self, index: int) -> Any:
+            self.file = self.file or open(__file__)  # noqa: SIM115  # as h5py's are
+            return super().__getitem__(index)
+
+    data = Opens()
+    with closing(MapLoader(data, None, CPU, seed=3, num_workers=1)) as loader:
+        assert levels(loader, 0) == [[0, 0]]
+        with closing((data[0], data.file)[1]):
+            assert levels(loader, 1) == [[0, 0]]
+
+
 def test_a_change_within_an_epoch_is_refused() -> None:
     """Loader processes have read ahead."""
     data = Curriculum()

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from hvd_train import cli
 from hvd_train.config import DataConfig
-from hvd_train.data import by_value, store
+from hvd_train.data import store
 from hvd_train.data.read_ahead import ReadAhead, _warn
 from hvd_train.data.shards import Shards
 from hvd_train.data.sources import check_name, open_data
@@ -435,18 +435,15 @@ def test_a_torn_copy_is_fetched_again() -> None:
     assert len(Shaky.fetched) == 2
 
 
-def test_loader_processes_map_the_table_themselves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loader_processes_map_the_table_themselves(tmp_path: Path) -> None:
     """What is sent to them does not grow with the number of samples."""
-    monkeypatch.setattr(by_value, "_LARGE", 0)
     sizes = []
     for count in (1, 1000):
         folder = tmp_path / f"{count:04}"
         folder.mkdir()
         write_samples(folder / "0.tar", [{"txt": b"%d" % number} for number in range(count)])
         shards = Shards(folder, cache=tmp_path / "table")
-        sent = pickle.dumps(by_value.ByValue(shards, 0))
+        sent = pickle.dumps(shards)
         assert pickle.loads(sent)[count - 1] == shards[count - 1]
         sizes.append(len(sent))
     assert sizes[1] - sizes[0] < 100

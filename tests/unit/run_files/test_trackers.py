@@ -79,16 +79,24 @@ def test_a_tracker_that_fails_does_not_end_the_training(
     assert capsys.readouterr().out.count(line) == 1
 
 
+@pytest.mark.parametrize(
+    ("most", "line"), [(10_000, "records are not sent"), (2, "and 2 records wait")]
+)
 def test_training_does_not_wait_for_a_server_that_is_down(
-    wandb: Wandb, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    most: int,
+    line: str,
+    wandb: Wandb,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wandb.answers.clear()
     monkeypatch.setattr(trackers, "_LAST_SECONDS", 0.1)
+    monkeypatch.setattr(trackers, "_MOST_WAITING", most)
     result, _ = trained(LocalWorld(), small_config(log_to="wandb", log_steps=10, epochs=1))
     assert result.finished
     output = capsys.readouterr().out
     assert output.count("--log-to wandb: no answer") == 1
-    assert "records are not sent" in output
+    assert f"{line}; nothing more goes there" in output
     wandb.answers.set()
 
 
