@@ -215,6 +215,16 @@ class Curriculum:
         return torch.tensor([self.level + self.offset["by"], self.rows.sum()])
 
 
+class Opens(Curriculum):
+    """Opens a file, as h5py does, with the first item."""
+
+    file = None
+
+    def __getitem__(self, index: int) -> Tensor:
+        self.file = self.file or open(__file__, "rb")  # noqa: SIM115
+        return super().__getitem__(index)
+
+
 class EpochLevels(Curriculum):
     def __init__(self) -> None:
         super().__init__()
@@ -267,14 +277,6 @@ def test_a_change_between_epochs_reaches_loader_processes() -> None:
 
 def test_a_set_may_open_a_file_in_the_process_of_the_training() -> None:
     """Which cannot be sent: loader processes keep the set that they have."""
-
-    class Opens(Curriculum):
-        file = None
-
-        def __getitem__(self, index: int) -> Any:
-            self.file = self.file or open(__file__)  # noqa: SIM115  # as h5py's are
-            return super().__getitem__(index)
-
     data = Opens()
     with closing(MapLoader(data, None, CPU, seed=3, num_workers=1)) as loader:
         assert levels(loader, 0) == [[0, 0]]
