@@ -25,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bare import IMAGE_SIZES
+from benchmarks.bare import CHANNELS_LAST, IMAGE_SIZES
 from benchmarks.turns import ENVIRONMENT, LAUNCHERS, ROOT, compare, main, summary
 from tests.support.launching import output_of, records
 
@@ -47,7 +47,7 @@ def ours(
     line = f"""hvd-train train --data digits --model benchmarks.bare:{network}
         --image-size {pixels or IMAGE_SIZES[network]} --batch-size {BATCH} --augment none
         --device cpu --eval-epochs 1000000 --output-dir run --learning-rate 0.02
-        --weight-decay 0 {more}"""
+        --weight-decay 0 --channels-last {"on" if network in CHANNELS_LAST else "off"} {more}"""
     return line.split()
 
 

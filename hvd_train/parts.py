@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
+from hvd_train import plugin
 from hvd_train.config import Config, DataConfig
 from hvd_train.data import identity, per_sample, sources
 from hvd_train.data.dataset import Augment, DataSet, Source
@@ -180,15 +181,24 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
         raise UsageError("--target and --patience need a validation set; the data have none")
     goal = goal_of(task, schedule.best_by, "--best-by")
     colour = own.model is None and models.needs_colour(config.model.model)
-    loaders = _loaders(config, place, data, task, device, colour=colour)
-    of_data = {**identity.of(data), "items": _digests_of_others(data, loaders)}
     network = _network(config, own, device, len(data.classes), 3 if colour else data.channels)
+    is_known = own.model is None and not plugin.is_reference(config.model.model)
+    suits = is_known and models.suits_channels_last(config.model.model, network)
+    channels_last = uses_channels_last(config, device, suits=suits)
+    if channels_last:
+        network = network.to(memory_format=torch.channels_last)
+    loaders = _loaders(
+        config, place, data, task, device, colour=colour, channels_last=channels_last
+    )
+    of_data = {**identity.of(data), "items": _digests_of_others(data, loaders)}
     examples = [loader.example(2) for loader in loaders.values()]
     try:
         training, evaluation = _measurings(task, network, examples)
         heads = _heads(task, network, examples[0]) if config.model.freeze == "backbone" else ()
     except (RuntimeError, ValueError, AssertionError) as error:  # torch's and torchvision's
         why = first_line(error) + place_in_user_code(error)
+        if channels_last and "view size is not compatible" in why:
+            why += "; or type --channels-last off"
         raise UsageError(
             f"model {config.model.model} cannot take the first two samples: {why}"
         ) from None
@@ -226,14 +236,20 @@ def _has_weights_of_torchvision(config: Config) -> bool:
 
 
 def _loaders(
-    config: Config, place: Place, data: DataSet, task: Task, device: torch.device, *, colour: bool
+    config: Config,
+    place: Place,
+    data: DataSet,
+    task: Task,
+    device: torch.device,
+    *,
+    colour: bool,
+    channels_last: bool,
 ) -> dict[str, Loader]:
     """Return the loader of each set: training, and if there are any, validation and test."""
     num_workers = loader_processes(config.data, place)
     collate = task.collate or default_collate
     # its images have their own size
     size = None if config.data.has_files else config.data.image_size
-    channels_last = uses_channels_last(config, device)
     # in half precision the last bits of an image do not matter
     in_one_pass = device.type == "cuda" and arithmetic(config, device) != "fp32"
 
@@ -286,8 +302,6 @@ def _network(
     if _has_weights_of_torchvision(config) and hasattr(network, "transform_input"):
         # GoogLeNet and Inception v3 normalise again
         network.transform_input = True  # type: ignore[assignment]
-    if uses_channels_last(config, device):
-        network = network.to(memory_format=torch.channels_last)
     return network
 
 

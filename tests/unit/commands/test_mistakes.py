@@ -64,6 +64,9 @@ class Tuples(Fixed):
     def forward(self, images): return images, images
 class Narrow(Fixed):
     def forward(self, images): return images.view(2, 9)
+class Views(Fixed):
+    def __init__(self): super().__init__(); self.conv = torch.nn.Conv2d(1, 2, 8, padding=4)
+    def forward(self, images): return self.conv(images).view(len(images), -1)
 def net(*, width): return Fixed()
 """,
     "syntax_of.py": "def model(:\n",
@@ -406,6 +409,8 @@ $ train --model mistaken:Fixed
 it must return logits of shape [batch, num_classes = 10]
 $ train --model mistaken:Narrow
 mistaken.py, line 27, in forward)
+$ train --model mistaken:Views --channels-last on
+or type --channels-last off
 $ train --model mistaken:Narrow --task regression
 cannot take the first two samples: shape
 $ train --schedule mistaken:rate
