@@ -581,8 +581,8 @@ def config_of(config: Config | None) -> Config:
     """
     if not isinstance(config, Config | None):
         raise UsageError(
-            f"config is a {type(config).__name__}: take the second result, as in "
-            "`options, config = hvd_train.parse_args()`"
+            f"config is a {type(config).__name__}: give a Config, such as the second result of "
+            "hvd_train.parse_args()"
         )
     return config or Config()
 

@@ -1,13 +1,13 @@
 """Check the trainer on real GPUs: `make gpu-check`, or python -m
 tests.gpu_check [--stages sums,fp16] [--out FILE].
 
-Each check prints one line with its verdict, the last line counts the failures. A stage takes less
-than three minutes. The JSON file of --out is complete after each check; what it holds of other
-checks stays. `--missing` names the stages of which the project's record has no row for today's
-code. A wrong sum ends the run, since it makes all other results meaningless. One GPU is enough:
-with NCCL 2.30 or newer up to four ranks share it. With `--hosts FILE`, type it in a folder that all
-hosts of the host file have in the same place. Exit code 1: a check failed. `--quick` takes small
-sizes and judges no speed: it tests this program.
+Each check prints one line with its verdict, the last lines count and name the failures. A stage
+takes less than three minutes. The JSON file of --out is complete after each check; what it holds of
+other checks stays. `--missing` names the stages of which the project's record has no row for
+today's code. A wrong sum ends the run, since it makes all other results meaningless. One GPU is
+enough: with NCCL 2.30 or newer up to four ranks share it. With `--hosts FILE`, type it in a folder
+that all hosts of the host file have in the same place. Exit code 1: a check failed. `--quick` takes
+small sizes and judges no speed: it tests this program.
 """
 
 import argparse
@@ -168,7 +168,7 @@ def missing(record: Path) -> list[str]:
     for stage in STAGES:
         rows = [one for one in rows_of(record) if one["stage"] == stage]
         if code not in [one.get("code") for one in rows]:
-            commits = dict.fromkeys(one["commit"] for one in rows)
+            commits = dict.fromkeys(one["commit"] or "unknown commit" for one in rows)
             lines.append(f"{stage}: {', '.join(commits) or 'never run'}")
     return lines
 

@@ -45,9 +45,10 @@ def prove(options: Namespace) -> int:
             raise UsageError(failed)
         run.check_global_batch(options.np)
     half = alone.num_steps // 2
+    is_exact = alone.is_exact
     others = options.tolerance
     if others is None:
-        others = 0.0 if alone.is_exact else 1e-5
+        others = 0.0 if is_exact else 1e-5
     depends = depends_on_order(alone, control, others)
     show(f"{'alone':<20} {alone.num_steps} steps")
     if depends:
@@ -72,8 +73,7 @@ def prove(options: Namespace) -> int:
         equal += f", but for rounding: {note}" if note else ""
         show(f"{name:<20} {'; '.join(found) or equal}")
         same = same and not found
-        is_rounded = tolerance > 0 and not (failed or alone.is_exact)
-        may_be_rounding |= is_rounded and any("differs" in what for what in found)
+        may_be_rounding |= bool(found) and not failed and tolerance > 0 and not is_exact
     if may_be_rounding:
         show("to rule out rounding add --reduction exact: then all runs must be equal to the bit")
     show(f"all runs are in {folder}")

@@ -96,7 +96,8 @@ class Patience:
         self._knows = waited_s > 0 and self._due - now <= self._early_s
 
 
-def _longest_s(found: Mapping[str, Any]) -> float:
+def longest_s(found: Mapping[str, Any]) -> float:
+    """Return the seconds that a rank has waited for others, at most; `found` as for `explain`."""
     hosts = [of_host["ranks"] for of_host in found.values() if not isinstance(of_host, str)]
     # none are left of a rank that has just ended, and a zombie does not wait
     own = [processes[0] for ranks in hosts for processes in ranks.values() if processes]
@@ -117,7 +118,7 @@ def _watch(members: Sequence[tuple[str, int]], file: int, notice_s: float) -> No
             asked_ranks = list(members)
             job = os.environ.get("SLURM_JOB_ID", "")
             found = stacks.ask_all(asked_ranks, Path.cwd(), job)
-            patience.answer(max(own_s, _longest_s(found)), asked, time.monotonic())
+            patience.answer(max(own_s, longest_s(found)), asked, time.monotonic())
         elif todo == "tell":
             lines = explain(asked_ranks, found)
             cause = kind_of(lines[0])

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hvd_train.launch.notice import Patience
+from hvd_train.launch.notice import Patience, longest_s
 
 NOTICE_S = 60
 # Rank 0 has begun to wait for others, and its C code holds Python's lock.
@@ -108,3 +108,10 @@ def test_the_process_says_where_rank_0_is_and_ends_with_it() -> None:
         assert "rank 0 on localhost is in <string>:8 (<module>)" in rank_0.stderr.readline()
         rank_0.kill()
         assert rank_0.stderr.read()  # to its end, which is that of the process
+
+
+def test_ranks_that_end_while_they_are_looked_at_do_not_wait() -> None:
+    zombie = {"name": "python", "state": "zombie"}
+    ranks = {"1": [], "2": [zombie], "3": [{"waited": 5.0}, {"waited": 9.0}]}
+    assert longest_s({"h1": {"ranks": ranks}, "h2": "timeout"}) == 5.0
+    assert longest_s({"h1": {"ranks": {"1": []}}}) == 0.0

@@ -629,7 +629,7 @@ OWN = SGD(ITS_PARAMETERS)
             {"lr_scaling": "sqrt"},
             "set the learning rate yourself, from session.global_batch",
         ),
-        ({"config": (None, Config())}, "config is a tuple: take the second"),
+        ({"config": (None, Config())}, "config is a tuple: give a Config"),
         ({"epoch": 3}, "unknown setting 'epoch'"),
         ({"name": 3}, "name=3 is no text"),
     ],
