@@ -304,7 +304,7 @@ class PrecisionConfig:
     on GPUs, none on CPUs."""
     channels_last: Literal["auto", "on", "off"] = "auto"
     """Keep the channels innermost in memory; auto: for mixed precision on GPUs, and on CPUs for
-    a model by name, such as a MobileNet, that is faster with it."""
+    a model by name, such as a MobileNet, that is faster with it; not in a Session."""
     compile: bool = False
     """Compile the model with torch.compile: faster steps after a start of a minute or more."""
     deterministic: bool = False

@@ -186,7 +186,7 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
     suits = is_known and models.suits_channels_last(config.model.model, network)
     channels_last = uses_channels_last(config, device, suits=suits)
     if channels_last:
-        network = network.to(memory_format=torch.channels_last)
+        models.put_channels_last(network)
     loaders = _loaders(
         config, place, data, task, device, colour=colour, channels_last=channels_last
     )
@@ -325,8 +325,8 @@ def of_a_loop(
     source = sources.of_program(data)
     device = choose_device(config, world.place)
     model.to(device)
-    if uses_channels_last(config, device):
-        model.to(memory_format=torch.channels_last)
+    if config.precision.channels_last == "on":  # else it stays as the program has made it
+        models.put_channels_last(model)
     if config.model.sync_batch_norm:
         normalization.synchronise(model, world)
     loader = open_loader(

@@ -85,6 +85,16 @@ def suits_channels_last(name: str, model: nn.Module) -> bool:
     return 2 * len(faster) >= max(1, len(convolutions))
 
 
+def put_channels_last(model: nn.Module) -> None:
+    """Give weights of four dimensions torch's memory format `channels_last`.
+
+    `Module.to` raises an error for a model that has some of five, such as those of a Conv3d.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.ndim == 4:
+            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+
+
 _LAYERS = nn.Linear, nn.modules.conv._ConvNd
 
 

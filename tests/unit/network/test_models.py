@@ -43,3 +43,10 @@ def test_models_that_are_faster_with_it_have_channels_last_on_cpus(
         assert weights.ndim < 4 or weights.is_contiguous(memory_format=form)
     if model == "mobilenet_v3_small":
         assert built.train_loader.example(2)[0].is_contiguous(memory_format=form)
+
+
+def test_a_model_with_convolutions_of_images_and_volumes_may_have_channels_last() -> None:
+    model = nn.ModuleList([nn.Conv2d(2, 2, 3), nn.Conv3d(2, 2, 3)])
+    models.put_channels_last(model)
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert model[1].weight.is_contiguous()
