@@ -26,6 +26,7 @@ FOLDER = (
 def command(device: str, ranks: int, folder: str, *flags: str) -> list[str]:
     """Return a training of the digits recipe on a device, which writes to `folder`."""
     line = f"train digits --device {device} --epochs 1 --output-dir {folder}".split()
+    line += ["--channels-last", "off"]  # as in fp32 on a GPU
     line = launch_line("gloo" if ranks > 1 else "none", ranks, HVD_TRAIN, *line, *flags)
     # The number of threads changes the order of sums inside an operator; the stand-in takes one.
     return line if device == "cuda" else ["taskset", "-c", str(min(os.sched_getaffinity(0))), *line]
