@@ -301,10 +301,12 @@ def test_a_sweep_on_two_ranks(tmp_path: Path) -> None:
     line = "sweep digits --epochs 1 --device cpu --lr 1e30,0.001,0.2 --np 2 --output-dir out"
     output_of([HVD_TRAIN, *line.split()], tmp_path, code=1)
     rows = json.loads((tmp_path / "out/sweep.json").read_text())
-    assert [row["name"] for row in rows] == ["lr=0.2", "lr=0.001", "lr=1e30"]
+    names = [row["name"] for row in rows]
+    assert names == ["learning_rate=0.2", "learning_rate=0.001", "learning_rate=1e30"]
     assert rows[0]["best"] > rows[1]["best"]
     assert "the loss is not finite" in rows[2]["failed"]
-    assert json.loads((tmp_path / "out/002-lr=0.2/summary.json").read_text())["world_size"] == 2
+    summary = json.loads((tmp_path / "out/002-learning_rate=0.2/summary.json").read_text())
+    assert summary["world_size"] == 2
 
 
 @slow
