@@ -91,8 +91,8 @@ def put_channels_last(model: nn.Module) -> None:
     `Module.to` raises an error for a model that has some of five, such as those of a Conv3d.
     """
     for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.ndim == 4:
-            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+        if tensor.ndim == 4:  # `contiguous` would keep other strides in a kernel of one pixel
+            tensor.data = tensor.data.to(memory_format=torch.channels_last)
 
 
 _LAYERS = nn.Linear, nn.modules.conv._ConvNd

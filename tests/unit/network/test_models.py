@@ -1,5 +1,7 @@
 """Models by name, and models of the user."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -46,7 +48,9 @@ def test_models_that_are_faster_with_it_have_channels_last_on_cpus(
 
 
 def test_a_model_with_convolutions_of_images_and_volumes_may_have_channels_last() -> None:
-    model = nn.ModuleList([nn.Conv2d(2, 2, 3), nn.Conv3d(2, 2, 3)])
+    """Strides of weights are those of torch, which gradients have, too."""
+    model = nn.ModuleList([nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 1), nn.Conv3d(2, 2, 3)])
+    images = copy.deepcopy(model[:2]).to(memory_format=torch.channels_last)
     models.put_channels_last(model)
-    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
-    assert model[1].weight.is_contiguous()
+    assert [each.weight.stride() for each in model[:2]] == [each.weight.stride() for each in images]
+    assert model[2].weight.is_contiguous()
