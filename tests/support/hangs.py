@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from tests.support.launching import output_of, started, wait_for
@@ -139,10 +138,13 @@ def check_answer(
         else:
             (folder / "hang").touch()
             wait_for("the hang", (folder / "hangs").exists)
-        with suppress(AssertionError):
+        failed = ""
+        try:
             wait_for("the answer", lambda: says(expected), limit_s=60)
             wait_for("the notice", lambda: notices() or how in ("parted", "start"), limit_s=60)
+        except AssertionError as error:
+            failed = f"{error}"
     printed = (folder / "job.txt").read_text()
-    assert re.search(expected, said[0]), [*said, printed]
+    assert re.search(expected, said[0]), [failed, *said, printed]
     assert len(notices()) == (0 if how in ("parted", "start") else 1), printed
     assert "One or more tensors" not in printed
