@@ -131,15 +131,21 @@ class Run:
         """Whether all its trainings add gradients exactly."""
         return all(config.precision.is_exact for config in self.configs)
 
-    def check_global_batch(self, ranks: int) -> None:
-        """Raise UsageError if steps on this many ranks have more samples than those of one rank."""
-        for batch in (config.batch for config in self.configs):
+    def check_settings(self, ranks: int) -> None:
+        """Raise UsageError if results depend on the number of ranks by a setting."""
+        for config in self.configs:
+            batch = config.batch
             if batch.global_batch_size is None:
                 size = (batch.batch_size or 1) * batch.accumulation_steps * ranks
                 leave = "" if batch.on_resize == "global" else "leave out --on-resize, and "
                 raise UsageError(
                     "the global batch follows the number of ranks, so results differ: "
                     f"{leave}add --global-batch-size {size}"
+                )
+            if config.model.sync_batch_norm:
+                raise UsageError(
+                    "batch norm over all ranks depends on their number, so results differ: leave "
+                    "out --sync-batch-norm"
                 )
 
     @property

@@ -43,7 +43,7 @@ def prove(options: Namespace) -> int:
     for run in (alone, control):
         if failed := run.complete():
             raise UsageError(failed)
-        run.check_global_batch(options.np)
+        run.check_settings(options.np)
     half = alone.num_steps // 2
     is_exact = alone.is_exact
     others = options.tolerance

@@ -65,15 +65,25 @@ def test_exact_sums_are_advised_if_rounding_may_explain_a_difference(
     assert ("add --reduction exact" in capsys.readouterr().out) is advises
 
 
-def test_a_proof_needs_a_global_batch(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({"batch_size": 8, "global_batch_size": None}, "add --global-batch-size 16"),
+        ({"sync_batch_norm": True}, "leave out --sync-batch-norm"),
+    ],
+)
+def test_settings_that_depend_on_the_number_of_ranks_are_named(
+    settings: dict[str, Any],
+    advice: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def complete(alone: Run, *_: object) -> None:
-        run(str(alone.folder), batch_size=8, global_batch_size=None)
+        run(str(alone.folder), **settings)
 
     monkeypatch.setattr(Run, "complete", complete)
     assert cli.run(["prove", "--np", "2", "python", "mine.py"]) == 2
-    assert "add --global-batch-size 16" in capsys.readouterr().err
+    assert advice in capsys.readouterr().err
 
 
 class Attention(nn.Module):
