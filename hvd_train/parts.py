@@ -12,7 +12,6 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
-from hvd_train import plugin
 from hvd_train.config import Config, DataConfig
 from hvd_train.data import identity, per_sample, sources
 from hvd_train.data.dataset import Augment, DataSet, Source
@@ -182,8 +181,7 @@ def build(config: Config, place: Place, own: Own = NOTHING, split: str | None = 
     goal = goal_of(task, schedule.best_by, "--best-by")
     colour = own.model is None and models.needs_colour(config.model.model)
     network = _network(config, own, device, len(data.classes), 3 if colour else data.channels)
-    is_known = own.model is None and not plugin.is_reference(config.model.model)
-    suits = is_known and models.suits_channels_last(config.model.model, network)
+    suits = own.model is None and models.suits_channels_last(config.model.model, network)
     channels_last = uses_channels_last(config, device, suits=suits)
     if channels_last:
         models.put_channels_last(network)

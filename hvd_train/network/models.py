@@ -77,12 +77,16 @@ def torchvision_names() -> list[str]:
 def suits_channels_last(name: str, model: nn.Module) -> bool:
     """Return whether CPUs compute the model of this name faster with its channels innermost in
     memory: at least half of its convolutions have groups or a kernel of one pixel.
+
+    A model of the user keeps its format, since its code may need it.
     """
     if name == DIGITS_CONVNET:
         return True
+    if plugin.is_reference(name):
+        return False
     convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
     faster = [layer for layer in convolutions if layer.groups > 1 or layer.kernel_size == (1, 1)]
-    return 2 * len(faster) >= max(1, len(convolutions))
+    return 2 * len(faster) >= len(convolutions) > 0
 
 
 def put_channels_last(model: nn.Module) -> None:

@@ -43,6 +43,7 @@ def test_models_that_are_faster_with_it_have_channels_last_on_cpus(
     built = parts.build(small_config(model=model), LocalWorld().place, parts.Own(own, few_digits))
     for weights in built.model.parameters():
         assert weights.ndim < 4 or weights.is_contiguous(memory_format=form)
+    assert not models.suits_channels_last("mine:net", nn.Conv2d(1, 1, 1))
     if model == "mobilenet_v3_small":
         assert built.train_loader.example(2)[0].is_contiguous(memory_format=form)
 
